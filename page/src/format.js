@@ -1,0 +1,42 @@
+// Numbers and times as text.
+export const clock = (ms, zone) =>
+  new Date(ms).toLocaleTimeString('en-GB', { hour12: false, timeZone: zone })
+
+const day = (ms, zone) => new Date(ms).toLocaleDateString('en-CA', { timeZone: zone })
+
+/** A time in the reader's zone and in UTC; with the date if it is not today. */
+export function when(ms) {
+  if (ms == null || Number.isNaN(ms)) return '–'
+  const date = day(ms) === day(Date.now()) ? '' : `${day(ms)} `
+  return `${date}${clock(ms)} (${clock(ms, 'UTC')} UTC)`
+}
+
+export const num = (value, digits = 1) =>
+  value == null || Number.isNaN(value) ? '–' : value.toLocaleString('en', { maximumFractionDigits: digits })
+
+export const plural = (n, noun) => `${num(n, 0)} ${noun}${n === 1 ? '' : 's'}`
+
+export const millis = ms => (ms == null ? '–' : ms >= 10_000 ? `${num(ms / 1000)} s` : `${num(ms)} ms`)
+
+/** A range [low, high], or one number where both are equal. */
+export const range = (pair, before = '') =>
+  !pair ? '–' : pair[0] === pair[1] ? before + num(pair[0]) : `${before}${num(pair[0])} to ${before}${num(pair[1])}`
+
+export const percent = share => `${num(share * 100, share < 0.1 ? 1 : 0)} %`
+
+export function duration(ms) {
+  const s = Math.max(0, Math.round(ms / 1000))
+  if (s < 120) return `${s} s`
+  if (s < 7200) return `${Math.round(s / 60)} min`
+  return s < 172_800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86_400)} days`
+}
+
+/** Evidence as text; its lists are bounded by the hub. */
+export const plain = value =>
+  Array.isArray(value)
+    ? value.map(plain).join(', ')
+    : value && typeof value === 'object'
+      ? Object.entries(value)
+          .map(([name, each]) => `${name.replaceAll('_', ' ')} ${plain(each)}`)
+          .join(', ')
+      : String(value)

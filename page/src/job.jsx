@@ -1,0 +1,256 @@
+// One job: verdict and evidence, heat map, a round, a timeline, incidents, the time budget.
+import { useEffect } from 'preact/hooks'
+import { get, page, shown } from './api.js'
+import { Flame } from './flame.jsx'
+import { duration, millis, num, percent, plain, plural, range, when } from './format.js'
+import { HeatMap } from './heatmap.jsx'
+import { loadMap } from './live.js'
+import { Budget, Ledger, State } from './parts.jsx'
+import { Round, loadRound } from './round.jsx'
+import { evidence, inPage, job, jobKey, linkTo, map, overview, query, round, snapshot } from './state.js'
+import { Timeline } from './timeline.jsx'
+
+const REFRESH_MS = 10_000
+const windowOf = () => {
+  const [from, to] = ['from', 'to'].map(name => query.value.get(name))
+  return to ? { from: from ?? +to - 600_000, to } : {}
+}
+
+async function loadOverview(key) {
+  const answer = await get(page('job', { job: key }))
+  if (key === jobKey.value) overview.value = { ...answer, key }
+}
+
+async function loadEvidence(key, rank) {
+  const answer = await get(page('evidence', { job: key, rank, ...windowOf() }))
+  if (key === jobKey.value) evidence.value = answer
+}
+
+const chosenRank = () => query.value.get('rank') ?? job.value?.rank ?? 0
+
+function useJobData() {
+  const key = jobKey.value
+  const [from, to, seq, comm, at] = ['from', 'to', 'seq', 'comm', 'at'].map(name => query.value.get(name))
+  const verdictId = job.value?.verdict_id
+  useEffect(() => {
+    if (snapshot) return
+    map.value = overview.value = evidence.value = round.value = null
+    shown(() => loadOverview(key))
+  }, [key])
+  useEffect(() => {
+    if (snapshot) return
+    shown(() => loadMap(key, from, to))
+  }, [key, from, to])
+  useEffect(() => {
+    if (snapshot) return
+    if (overview.value?.key === key) shown(() => loadOverview(key))
+  }, [verdictId])
+  const rank = chosenRank()
+  useEffect(() => {
+    if (snapshot || !job.value) return
+    const load = () => document.hidden || shown(() => loadEvidence(key, rank))
+    load()
+    if (to) return
+    const timer = setInterval(load, REFRESH_MS)
+    return () => clearInterval(timer)
+  }, [key, rank, verdictId, !job.value, to])
+  useEffect(() => {
+    if (snapshot) return
+    if (seq && comm) shown(() => loadRound(key, comm, seq, at))
+    else round.value = null
+  }, [key, seq, comm])
+}
+
+export function Job() {
+  useJobData()
+  const row = job.value ?? overview.value?.job
+  return (
+    <main>
+      <div class="tools">
+        {!snapshot && <a href={linkTo({})} onClick={inPage({})}>All jobs</a>}
+        <h1>{row?.cluster ?? jobKey.value}</h1>
+        {row && (
+          <span class="dim">
+            {plural(row.n_ranks ?? 0, 'rank')} on {plural(row.n_nodes ?? 0, 'machine')}
+            {row.rounds_per_s ? `, ${num(row.rounds_per_s)} rounds/s` : ''}, job {row.comm.slice(0, 16)}
+          </span>
+        )}
+      </div>
+      {overview.value?.caveat && <p class="inconclusive">{overview.value.caveat}</p>}
+      {row ? <div class="two"><Verdict row={row} /><Evidence row={row} /></div> : <NoJob />}
+      <HeatMap />
+      <Round />
+      <Timeline />
+      <Incidents />
+    </main>
+  )
+}
+
+function NoJob() {
+  if (!overview.value) return <section class="card" aria-label="Verdict"><p class="dim" role="status">Loading the job</p></section>
+  return (
+    <section class="card" aria-label="Verdict">
+      <p>This job has sent nothing in the last minutes, and no verdict about it is open.</p>
+      <p class="dim">Its earlier incidents are below. SQL over its stored rows: the button SQL.</p>
+    </section>
+  )
+}
+
+const Fact = ({ name, children }) => (
+  <div>
+    <dt>{name}</dt>
+    <dd>{children}</dd>
+  </div>
+)
+
+function howOften(verdict) {
+  const facts = verdict?.evidence ?? {}
+  if (verdict?.period_steps > 1) return `every ${verdict.period_steps} steps`
+  if (facts.n_late_steps && facts.n_steps) return `${num(facts.n_late_steps, 0)} of ${num(facts.n_steps, 0)} steps`
+  return verdict?.n_late_rounds ? plural(verdict.n_late_rounds, 'round') : '–'
+}
+
+function Verdict({ row }) {
+  const verdict = overview.value?.verdict?.verdict_id === row.verdict_id ? overview.value.verdict : null
+  if (!row.verdict_id) return <WithoutVerdict row={row} />
+  const location = verdict?.causes?.map(cause => cause.evidence?.at ?? cause.evidence?.code).find(Boolean)
+  return (
+    <section class="card" aria-label="Verdict">
+      <h2 class="big">
+        <State of={row.state} /> {row.rank != null && <>rank {row.rank}{row.n_ranks_named > 1 && ` and ${row.n_ranks_named - 1} more`}</>}
+      </h2>
+      <p class="summary">{row.summary}</p>
+      <dl class="facts">
+        <Fact name="late (median)">{row.late_ms == null ? '–' : millis(row.late_ms)}</Fact>
+        <Fact name="how often">{howOften(verdict)}</Fact>
+        <Fact name="GPUs lost now">{range(row.gpus_lost)}</Fact>
+        {row.usd_per_hour && <Fact name="dollars an hour">{range(row.usd_per_hour, '$')}</Fact>}
+        <Fact name="ranks that wait">{verdict ? num(verdict.n_victims, 0) : '–'}</Fact>
+        <Fact name="confidence">{verdict ? percent(verdict.confidence) : '–'}</Fact>
+      </dl>
+      <p class="dim">Since {when(row.since_ms)}. Last confirmed {when(row.confirmed_ms)}.</p>
+      {row.others.map(other => <p key={other} class="dim">Also open: {other}</p>)}
+      {verdict?.abstained_because && <p class="inconclusive"><b>Why it is unknown:</b> {verdict.abstained_because}</p>}
+      {verdict?.n_rows_not_examined > 0 && <p class="inconclusive">{plural(verdict.n_rows_not_examined, 'row')} arrived too fast and were not examined.</p>}
+      <Causes causes={verdict?.causes} />
+      {location && <p>Code location: <code>{plain(location)}</code></p>}
+      {verdict?.advice?.length > 0 && <div><h3>Action</h3><ul>{verdict.advice.map(line => <li key={line}>{line}</li>)}</ul></div>}
+    </section>
+  )
+}
+
+function WithoutVerdict({ row }) {
+  const text = {
+    healthy: `No rank slows down this job. ${plural(row.n_ranks, 'rank')}, ${num(row.rounds_per_s)} rounds/s.`,
+    quiet: `No round arrives, and no verdict is open: ${row.reason}. If the job should run, check its agents.`,
+  }
+  return (
+    <section class="card" aria-label="Verdict">
+      <h2 class="big"><State of={row.state} /></h2>
+      <p class="summary">{text[row.state] ?? `Unknown, because ${row.reason}.`}</p>
+      <p class="dim">Last round {when(row.last_ms)}.</p>
+    </section>
+  )
+}
+
+function Causes({ causes }) {
+  if (!causes?.length) return null
+  return (
+    <div>
+      <h3>Cause</h3>
+      {causes.map(cause => typeof cause === 'string' ? <p key={cause}>{cause}</p> : (
+        <p key={cause.cause}>
+          <b>{cause.cause}</b>: {percent(cause.share)} of the excess time
+          {Object.keys(cause.evidence ?? {}).length > 0 && <span class="dim"> ({plain(cause.evidence)})</span>}
+        </p>
+      ))}
+    </div>
+  )
+}
+
+function Evidence({ row }) {
+  const facts = evidence.value
+  if (!facts) return <section class="card" aria-label="Evidence"><p class="dim" role="status">Loading the evidence</p></section>
+  const step = facts.late_step
+  const hasNothing = !facts.ledger.length && !step && !facts.off_cpu.length
+  return (
+    <section class="card" aria-label="Evidence">
+      {step && <Ledger rows={step.rows} rank={facts.rank} title="Time ledger of the newest late step" note={`${num(step.late_ms)} ms late at ${when(step.time_ms)}, from round ${step.from_seq} to ${step.to_seq}`} />}
+      {facts.ledger.length > 0 && <Ledger rows={facts.ledger} rank={facts.rank} title="Time ledger of a round (mean)" note={`${num(facts.n_rounds, 0)} rounds since ${when(facts.ledger_from_ms)}`} />}
+      {hasNothing && <p class="dim">No time ledger was recorded for rank {facts.rank}{row.state === 'hang' ? ' in the stored rows' : ''}.</p>}
+      <Longest rows={facts.off_cpu} title="Longest intervals off the CPU" />
+      <Longest rows={facts.slow_calls} title="Longest calls" />
+      <Flame stacks={facts.stacks} rank={facts.rank} />
+      <Gpu rows={facts.gpu} />
+      <div><h3>Time budget of the job</h3><Budget rows={facts.budget} /></div>
+    </section>
+  )
+}
+
+function Longest({ rows, title }) {
+  if (!rows?.length) return null
+  return (
+    <div class="scroll">
+      <h3>{title}</h3>
+      <table class="dense">
+        <caption class="hidden">{title}</caption>
+        <tbody>
+          {rows.slice(0, 3).map((row, at) => (
+            <tr key={at}>
+              <td>{when(row.time_ms)}</td>
+              <td>{row.name}{row.taken_by && ` (CPU taken by ${row.taken_by})`}</td>
+              <td class="num">{millis(row.ms)}</td>
+              <td class="opt">{row.stack.length ? <code>{row.stack.slice(0, 2).join(' < ')}</code> : <span class="dim">no stack</span>}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  )
+}
+
+function Gpu({ rows }) {
+  if (!rows?.length) return null
+  return (
+    <div>
+      <h3>GPU metrics of the machine</h3>
+      <ul class="legend">{rows.slice(0, 8).map(row => <li key={row.gpu + row.name}>{row.name} {num(row.value)} {row.unit}</li>)}</ul>
+    </div>
+  )
+}
+
+function Incidents() {
+  const all = overview.value?.incidents ?? []
+  if (!all.length) return null
+  const first = Math.min(...all.map(row => Date.parse(row.since)).filter(Boolean))
+  return (
+    <section class="card" aria-label="Incidents">
+      <h2>Incidents of this job</h2>
+      <p class="dim">{plural(overview.value.n_incidents, 'incident')}{first < Infinity && ` since ${when(first)}`}{overview.value.n_incidents > all.length && `; the newest ${all.length} are listed`}.</p>
+      <div class="scroll">
+        <table class="dense">
+          <caption class="hidden">Incidents, newest first</caption>
+          <thead><tr><th scope="col">Kind</th><th scope="col">State</th><th scope="col">Rank</th><th scope="col" class="opt">Summary</th><th scope="col">Since</th><th scope="col" class="num opt">Lasted</th><th scope="col" class="num">GPU seconds</th></tr></thead>
+          <tbody>
+            {all.map(row => {
+              const [since, until] = [row.since, row.until].map(text => Date.parse(text))
+              const link = { job: jobKey.value, from: since - 60_000, to: Math.min((until || since) + 60_000, since + 1_140_000), ...(row.rank != null && { rank: row.rank }) }
+              return (
+                <tr key={row.verdict_id}>
+                  <td><State of={row.kind} /></td>
+                  <td>{row.state}</td>
+                  <td>{row.rank ?? ''}</td>
+                  <td class="opt">{row.summary}</td>
+                  <td>{since && !snapshot ? <a href={linkTo(link)} onClick={inPage(link)}>{when(since)}</a> : when(since)}</td>
+                  <td class="num opt">{until ? duration(until - since) : '–'}</td>
+                  <td class="num">{num(row.gpu_seconds)}</td>
+                </tr>
+              )
+            })}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  )
+}
+

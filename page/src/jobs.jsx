@@ -1,0 +1,136 @@
+// All jobs, the worst first; recent incidents; the hub's own health.
+import { duration, millis, num, plural, range, when } from './format.js'
+import { State, Strip } from './parts.jsx'
+import { health, inPage, incidents, linkTo, rows } from './state.js'
+
+const URGENCY = ['hang', 'mismatch', 'failure', 'straggler', 'device', 'process', 'imbalance', 'inconclusive', 'unknown', 'quiet', 'healthy']
+const isFault = row => row.verdict_id && row.state !== 'inconclusive'
+const lost = row => row.gpus_lost?.[1] ?? 0
+
+const byUrgency = (a, b) =>
+  URGENCY.indexOf(a.state) - URGENCY.indexOf(b.state) || lost(b) - lost(a) || (b.late_ms ?? 0) - (a.late_ms ?? 0) || (a.job < b.job ? -1 : 1)
+
+function headline(all) {
+  const nFaulty = all.filter(isFault).length
+  const nUnknown = all.filter(row => row.state === 'unknown' || row.state === 'inconclusive').length
+  const rest = nUnknown ? `; ${plural(nUnknown, 'job')} cannot be judged yet` : ''
+  if (nFaulty) return `${nFaulty} of ${plural(all.length, 'job')} ${nFaulty === 1 ? 'is' : 'are'} slowed down or stopped${rest}`
+  if (nUnknown || all.some(row => row.state === 'quiet')) return `No fault in ${plural(all.length, 'job')}${rest}`
+  return all.length === 1 ? 'The job is healthy' : `All ${all.length} jobs are healthy`
+}
+
+export function Jobs() {
+  if (rows.value === null) return <main><h1 class="big">All jobs</h1><p class="dim" role="status">Loading the jobs</p></main>
+  const all = [...rows.value].sort(byUrgency)
+  return (
+    <main>
+      <h1 class="big" role="status">{all.length ? headline(all) : 'No job has sent data yet'}</h1>
+      {all.length ? <JobTable all={all} /> : <FirstAgent />}
+      <RecentIncidents />
+      <Health />
+    </main>
+  )
+}
+
+function JobTable({ all }) {
+  return (
+    <div class="scroll">
+      <table>
+        <caption class="hidden">Jobs, worst first</caption>
+        <thead>
+          <tr>
+            <th scope="col">State</th>
+            <th scope="col">Job</th>
+            <th scope="col" class="num">Ranks</th>
+            <th scope="col">Culprit</th>
+            <th scope="col" class="opt">Cause</th>
+            <th scope="col" class="opt">Worst lateness, 10 min</th>
+            <th scope="col" class="num">Late</th>
+            <th scope="col" class="num opt">GPUs lost now</th>
+            <th scope="col" class="num opt">$ an hour</th>
+            <th scope="col" class="opt">Since</th>
+          </tr>
+        </thead>
+        <tbody>{all.map(row => <JobRow key={row.job} row={row} />)}</tbody>
+      </table>
+    </div>
+  )
+}
+
+const culprit = row =>
+  row.rank == null ? '' : `rank ${row.rank}${row.n_ranks_named > 1 ? ` and ${row.n_ranks_named - 1} more` : ''}`
+
+function JobRow({ row }) {
+  const link = { job: row.job }
+  return (
+    <tr class="row">
+      <td><State of={row.state} /></td>
+      <td>
+        <a href={linkTo(link)} onClick={inPage(link)}>{row.cluster || 'no cluster name'}</a> <span class="dim opt">{row.comm.slice(0, 8)}</span>
+      </td>
+      <td class="num">{num(row.n_ranks, 0)}</td>
+      <td>{culprit(row)}</td>
+      <td class="opt">{row.cause ?? ''}{!row.cause && row.reason && <span class="dim">{row.reason}</span>}</td>
+      <td class="opt"><Strip codes={row.strip} /></td>
+      <td class="num">{row.late_ms == null ? '' : millis(row.late_ms)}</td>
+      <td class="num opt">{row.gpus_lost ? range(row.gpus_lost) : ''}</td>
+      <td class="num opt">{row.usd_per_hour ? range(row.usd_per_hour, '$') : ''}</td>
+      <td class="opt">{row.since_ms ? when(row.since_ms) : ''}</td>
+    </tr>
+  )
+}
+
+const COMMANDS = `stallscope hub token create --scope ingest > agent.token      # on the hub
+sudo stallscope trace --hub ${location.hostname || 'HOST'}:4317 --token-file agent.token      # on each GPU machine`
+
+function FirstAgent() {
+  return (
+    <section class="card" aria-label="Connect the first agent">
+      <h2>Connect the first agent</h2>
+      <p>Create a token for agents, copy it to a GPU machine, and start the agent there. Its jobs appear here after their first rounds.</p>
+      <pre tabIndex={0}>{COMMANDS}</pre>
+    </section>
+  )
+}
+
+function RecentIncidents() {
+  if (!incidents.value.length) return null
+  return (
+    <section aria-label="Recent incidents">
+      <h2>Recent incidents</h2>
+      <div class="scroll">
+        <table>
+          <caption class="hidden">Closed incidents, newest first</caption>
+          <thead><tr><th scope="col">State</th><th scope="col">Job</th><th scope="col" class="opt">Summary</th><th scope="col" class="num opt">GPU seconds</th><th scope="col">Since</th></tr></thead>
+          <tbody>
+            {incidents.value.map(row => (
+              <tr class="row" key={row.verdict_id}>
+                <td><State of={row.kind} /></td>
+                <td><a href={linkTo({ job: row.job })} onClick={inPage({ job: row.job })}>{row.cluster}</a></td>
+                <td class="opt">{row.summary}</td>
+                <td class="num opt">{num(row.gpu_seconds)}</td>
+                <td>{when(Date.parse(row.since))}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  )
+}
+
+function Health() {
+  const now = health.value
+  if (!now) return null
+  const facts = [`${num(now.rows_per_s, 0)} collectives a second arrive`]
+  if (now.lag_s != null) facts.push(`the diagnosis is ${duration(now.lag_s * 1000)} behind`)
+  if (now.queue_rows != null) facts.push(`${plural(now.queue_rows, 'row')} wait, ${num(now.batches_refused, 0)} batches refused, ${plural(now.rows_not_examined, 'row')} not examined`)
+  if (now.rows_left_out) facts.push(`the page left out ${plural(now.rows_left_out, 'row')}`)
+  if (now.tls) facts.push(now.tls === 'none' ? 'no TLS' : `TLS ${now.tls}`)
+  return (
+    <section aria-label="Health of the hub">
+      <p class="dim">Hub: {facts.join('; ')}.</p>
+      {now.caveat && <p class="inconclusive">{now.caveat}</p>}
+    </section>
+  )
+}
