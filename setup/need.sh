@@ -5,6 +5,8 @@
 #   need.sh bpf       the BPF programs can be built                (optional: exit code 3, one line)
 #   need.sh live      this machine can trace now                   (the same)
 #   need.sh kernels   virtual machines can run other kernels       (the same)
+#   need.sh browser   Chromium can open the hub's page             (optional: exit code 3, one line)
+#   need.sh firefox   Firefox can open the hub's page              (the same)
 #   need.sh dist      the wheel can be built for all architectures (required: fails with one line)
 #
 # The checks search for commands and files, not for package names, so that they work on other distributions. Missing
@@ -110,6 +112,21 @@ need_live() {
     fi
 }
 
+missing_for_browser() {
+    has_command chromium || has_command google-chrome || echo chromium fonts-dejavu-core
+}
+
+missing_for_firefox() {
+    has_command firefox || has_command firefox-esr || echo firefox-esr
+}
+
+# need_optional LIST TEXT
+need_optional() {
+    have "$1" && return 0
+    say "without $2; install as root: apt-get install $missing"
+    exit 3
+}
+
 need_kernels() {
     if [ "$(uname -m)" != x86_64 ]; then
         say "without other kernels: they run on x86-64 only"
@@ -125,9 +142,11 @@ venv) need_venv ;;
 bpf) need_bpf ;;
 live) need_live && need_bpf ;;
 kernels) need_kernels ;;
+browser) need_optional missing_for_browser "the tests of the page in Chromium" ;;
+firefox) need_optional missing_for_firefox "the tests of the page in Firefox" ;;
 dist) need_dist ;;
 *)
-    say "usage: need.sh venv|bpf|live|kernels|dist"
+    say "usage: need.sh venv|bpf|live|kernels|browser|firefox|dist"
     exit 2
     ;;
 esac

@@ -1,4 +1,5 @@
-"""Build hook of the wheel: compiles the BPF programs for both architectures and adds the libraries that load them.
+"""Build hook of the wheel: compiles the BPF programs for both architectures, adds the libraries that load them, and
+builds the hub's page.
 
 One wheel serves x86-64 and arm64, because the kernel and not Python runs the compiled programs. An editable install
 compiles nothing: `make bpf` does, where the tools are installed.
@@ -6,6 +7,7 @@ compiles nothing: `make bpf` does, where the tools are installed.
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _TAG = "py3-none-manylinux_2_17_x86_64.manylinux_2_17_aarch64"
 _PACKAGES = "clang llvm bpftool libbpf-dev linux-libc-dev linux-libc-dev-arm64-cross libc6-dev gcc make"
 _SKIP = "STALLSCOPE_WITHOUT_BPF"
+_SKIP_PAGE = "STALLSCOPE_WITHOUT_PAGE"
 
 
 class BpfHook(BuildHookInterface):  # type: ignore[misc]
@@ -24,6 +27,7 @@ class BpfHook(BuildHookInterface):  # type: ignore[misc]
         if version == "editable":
             return
         build_data["tag"] = _TAG
+        self._build_page()
         if os.environ.get(_SKIP):
             return
         environment = os.environ | {"PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
@@ -38,4 +42,19 @@ class BpfHook(BuildHookInterface):  # type: ignore[misc]
                 f"cannot compile the BPF programs for the wheel: {complaint}\n"
                 f"Install the tools (Debian: apt-get install {_PACKAGES}), "
                 f"or set {_SKIP}=1 for a wheel that reads traces but cannot trace."
+            )
+
+    def _build_page(self) -> None:
+        """Build the page, unless it was built before. Raises SystemExit, with the remedy."""
+        root = Path(self.root)
+        is_built = (root / "src" / "stallscope" / "page" / "built" / "index.html").is_file()
+        if is_built or os.environ.get(_SKIP_PAGE):
+            return
+        done = subprocess.run(
+            [sys.executable, str(root / "setup" / "page.py")], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(
+                f"cannot build the hub's page for the wheel: {done.stderr.strip()}\n"
+                f"Install Node.js with npm, or set {_SKIP_PAGE}=1 for a hub without a page."
             )
