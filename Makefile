@@ -88,7 +88,7 @@ prove-page: setup ## open the page of 10,240 ranks in Chromium, and sign in, lis
 	@$(PY) -m pytest -rA --prove tests/page -m prove
 
 clean: ## remove all built files and the environment
-	@rm -rf $(VENV) dist build page/node_modules src/stallscope/page/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) dist build web/node_modules src/stallscope/page/built .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@if [ -f bpf/Makefile ]; then $(MAKE) --no-print-directory --silent -C bpf clean; fi
 
 $(STAMPS)/venv: setup/need.sh
@@ -119,7 +119,7 @@ $(STAMPS)/node: setup/node/package.json setup/node/package-lock.json $(STAMPS)/d
 	@touch $@
 
 # The page is built on the Node.js of the environment. Without npm packages the hub has no page, and its tests are skipped.
-$(STAMPS)/page: setup/page.py $(STAMPS)/dev $(wildcard page/*.* page/src/* page/public/assets/*)
+$(STAMPS)/page: setup/page.py $(STAMPS)/dev $(wildcard web/*.* web/src/* web/public/assets/*)
 	@$(PY) setup/page.py && touch $@ || echo "setup: no npm packages; the hub will have no page" >&2
 
 # The newest Python with readable frames: if this machine lacks it, from a newer Debian, unpacked into build.

