@@ -21,9 +21,9 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 import known  # noqa: E402
 import shape_runs  # noqa: E402
 import simulated  # noqa: E402
-from page import page  # noqa: E402
 from report import RESULTS, commit, machine  # noqa: E402
 
+from page import page  # noqa: E402
 from stallscope.synth.scenarios import SHAPES  # noqa: E402
 
 RESULT = RESULTS / "accuracy.json"
