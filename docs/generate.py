@@ -216,7 +216,7 @@ def _categories() -> tuple[str, str]:
 
 
 def _leads_to(category: names.Category) -> str:
-    return ", ".join(f"[{c.name}](causes.md)" for c in _registry.causes() if category in c.categories)
+    return ", ".join(f"[{c.name}](causes.md)" for c in _registry.all_causes() if category in c.categories)
 
 
 def _causes() -> tuple[str, str]:
@@ -227,7 +227,7 @@ def _causes() -> tuple[str, str]:
     )
     rows = [
         (f"`{c.name}`", _module_doc(c), ", ".join(k.name.lower() for k in c.categories))
-        for c in _registry.causes()
+        for c in _registry.all_causes()
     ]
     return "Causes", head + _table(("cause", "meaning", "categories it claims"), rows)
 

@@ -56,3 +56,8 @@ MAY_IMPORT = {
     "demo": ["agent", "capture", "diagnose", "events", "importers", "serve", "settings", "store", "synth"],
     "assistant": ["check", "demo", "diagnose", "events", "query", "rates", "serve", "settings", "store"],
 }
+
+PUBLIC = {
+    "diagnose": ["diagnose", "diagnose.arrays", "diagnose.processes", "diagnose.timeline", "diagnose.views"],
+}
+"""The modules of a part that other parts import, by the names in `__all__`; its other files are inner files."""

@@ -1,6 +1,7 @@
 """Every module imports only the packages that import_table.py permits."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,38 @@ def test_every_module_imports_only_the_parts_in_its_row():
         if (extra := parts_imported(path) - MAY_IMPORT.get(part(dotted(path)), set()) - {part(dotted(path))})
     }
     assert not forbidden, "see tests/import_table.py"
+
+
+def inner_modules() -> set[str]:
+    """Modules of parts with a public interface that are neither public nor named as an exported function is."""
+    public = {f"stallscope.{name}" for names in import_table.PUBLIC.values() for name in names}
+    exported = {f"{name}.{each}" for name in public for each in importlib.import_module(name).__all__}
+    names = {dotted(path) for path in modules()}
+    return {name for name in names if part(name) in import_table.PUBLIC} - public - exported
+
+
+def test_other_parts_import_only_public_modules():
+    inner = inner_modules()
+    forbidden = {
+        dotted(path): names
+        for path in modules()
+        if (
+            names := {
+                name
+                for name in imported(path.read_text(), dotted(path), is_package=path.stem == "__init__")
+                if name in inner and part(name) != part(dotted(path))
+            }
+        )
+    }
+    assert not forbidden, (
+        "import a name that the part's __init__ exports, see PUBLIC in tests/import_table.py"
+    )
+
+
+def test_public_modules_export_the_names_that_they_list():
+    for name in (name for names in import_table.PUBLIC.values() for name in names):
+        module = importlib.import_module(f"stallscope.{name}")
+        assert all(hasattr(module, exported) for exported in module.__all__)
 
 
 def test_heavy_libraries_are_imported_only_by_their_parts():

@@ -20,8 +20,7 @@ from stallscope.alerts import service as alerts
 from stallscope.alerts.config import load as load_alerts
 from stallscope.alerts.state import AlertState, state_path
 from stallscope.continuous import Standing
-from stallscope.diagnose.stream import Stream
-from stallscope.diagnose.thresholds import thresholds
+from stallscope.diagnose import Stream, thresholds_of
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.page.identity_provider import IdentityProvider, ProviderOptions
@@ -162,7 +161,7 @@ def _memory(settings: Settings) -> int:
 
 def _streams(settings: Settings) -> Callable[[], Stream]:
     """Makes the stream of a cluster, with the limits and the price of the settings."""
-    limits, price = thresholds(settings), settings.usd_per_gpu_hour
+    limits, price = thresholds_of(settings), settings.usd_per_gpu_hour
     return lambda: Stream(limits=limits, usd_per_gpu_hour=price)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.diagnose.causes import Excess, explained
-from stallscope.diagnose.causes._registry import causes
+from stallscope.diagnose.causes._registry import all_causes
 from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events import layout
 from stallscope.events.names import N_CATEGORIES, Category, Op
@@ -168,12 +168,12 @@ def test_shares_never_exceed_the_whole(ledger, total_ns, n_syncs):
 
 def test_names_are_those_of_the_schema():
     one = SCHEMA["$defs"]["verdict"]["properties"]["causes"]["items"]["properties"]["cause"]
-    assert {cause.name for cause in causes()} == set(one["enum"])
+    assert {cause.name for cause in all_causes()} == set(one["enum"])
 
 
 def test_every_cause_says_what_it_is_and_what_to_do():
     nothing = Excess(total_ns=1.0, ledger_ns=np.zeros(N_CATEGORIES), n_steps=1)
-    for cause in causes():
+    for cause in all_causes():
         assert cause.title and not cause.noun.startswith("because")
         assert 1 <= len(cause.advice(cause.evidence(nothing))) <= 3
 

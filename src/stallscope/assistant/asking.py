@@ -14,7 +14,7 @@ from stallscope.settings import Settings
 from stallscope.store import node as store
 
 if TYPE_CHECKING:
-    from stallscope.diagnose.report.verdict import Report
+    from stallscope.diagnose import Report
     from stallscope.events.trace import Trace
     from stallscope.query.nodes import Access
 
@@ -49,15 +49,14 @@ class Node:
     def diagnosed(self, trace: Trace) -> Report:
         """The report on a trace, with the thresholds and the price of the settings, or the listed price of its GPU."""
         from stallscope import rates
-        from stallscope.diagnose.engine import diagnose
-        from stallscope.diagnose.thresholds import thresholds
+        from stallscope.diagnose import diagnose, thresholds_of
 
         settings, price = self.settings, self.settings.usd_per_gpu_hour
         if price is None:
             gpu = trace.facts.get("gpu", "")
             listed = rates.listed(gpu, settings.rates, named_gpu=settings.gpu, provider=settings.provider)
             price = listed.usd_per_hour if listed else None
-        return diagnose(trace, thresholds(settings), usd_per_gpu_hour=price)
+        return diagnose(trace, thresholds_of(settings), usd_per_gpu_hour=price)
 
 
 def short_text(value: Any) -> str:

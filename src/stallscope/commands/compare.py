@@ -64,7 +64,7 @@ def report_of(text: str, settings: Settings) -> dict[str, Any]:
 
 def _report(trace: Any, settings: Settings) -> dict[str, Any]:
     from stallscope.commands.report import diagnosed
-    from stallscope.diagnose.report.verdict import as_json
+    from stallscope.diagnose import as_json
 
     return as_json(diagnosed(trace, settings))
 

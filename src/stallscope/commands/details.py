@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing these here would slow every command
-    from stallscope.diagnose.report.verdict import Report
-    from stallscope.diagnose.views.by_process import ProcessRow
-    from stallscope.diagnose.views.slow_calls import Chain
+    from stallscope.diagnose import Report
+    from stallscope.diagnose.views import Chain, ProcessRow
     from stallscope.events.trace import Trace
 
 
@@ -35,8 +34,7 @@ class Details:
 
     def data(self, trace: Trace, report: Report) -> dict[str, Any]:
         """The parts as data within the report's JSON."""
-        from stallscope.diagnose.views.by_process import as_rows, container_rows
-        from stallscope.diagnose.views.slow_calls import chains
+        from stallscope.diagnose.views import as_rows, chains, container_rows
 
         out: dict[str, Any] = {}
         rows = self._rows(trace, report)
@@ -50,7 +48,7 @@ class Details:
 
     def _rows(self, trace: Trace, report: Report) -> list[ProcessRow]:
         """The activity of each process, if a requested part needs it."""
-        from stallscope.diagnose.views.by_process import process_rows
+        from stallscope.diagnose.views import process_rows
 
         return process_rows(trace, report) if self.by_process or self.by_container else []
 
@@ -78,7 +76,7 @@ def _processes(processes: list[ProcessRow]) -> str:
 
 def _containers(containers: list[ProcessRow]) -> str:
     from stallscope.commands.answer import plain
-    from stallscope.diagnose.views.by_process import container_rows
+    from stallscope.diagnose.views import container_rows
     from stallscope.query.sql import Answer
 
     names = ("container", "node", "ranks", "processes", "at most ms", "part", "where the time went")
@@ -99,7 +97,7 @@ def _containers(containers: list[ProcessRow]) -> str:
 
 def _chains(trace: Trace, report: Report) -> str:
     """The longest slow call of each function in each process, and the number of its slow calls."""
-    from stallscope.diagnose.views.slow_calls import chains
+    from stallscope.diagnose.views import chains
 
     groups: dict[tuple[str, int, str], list[Chain]] = {}
     for chain in chains(trace):
@@ -136,7 +134,7 @@ def _held(chain: Chain, report: Report) -> str:
 
 
 def _chain(chain: Chain) -> dict[str, Any]:
-    from stallscope.diagnose.report.verdict import wall_text
+    from stallscope.diagnose import wall_text
 
     return {
         "function": chain.function or chain.op.name.lower(),

@@ -13,7 +13,7 @@ from stallscope.errors import BadInput
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
-    from stallscope.diagnose.report.verdict import Answer
+    from stallscope.diagnose import Answer
     from stallscope.settings import Settings
 
 _SQLITE = b"SQLite format 3\0"
@@ -45,7 +45,7 @@ def explain_files(paths: Sequence[Path], as_json: bool, *, settings: Settings, d
     Returns the combined answer: found if any report found a fault, healthy only if all of them are.
     Raises NotFound, BadTrace.
     """
-    from stallscope.diagnose.report.verdict import Answer
+    from stallscope.diagnose import Answer
     from stallscope.importers.reading import read_files
 
     reading = read_files(paths)

@@ -12,7 +12,7 @@ from stallscope.errors import NotFound
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
-    from stallscope.diagnose.report.verdict import Answer, Report
+    from stallscope.diagnose import Answer, Report
     from stallscope.events.trace import Trace
     from stallscope.rates import Listed
     from stallscope.settings import Settings
@@ -30,21 +30,12 @@ def print_report(
 
     details: tables to print after the report. missing: the nodes of --nodes without an answer; None: without --nodes.
     """
-    from stallscope.diagnose.hangs import before_attach
-    from stallscope.diagnose.report import text
-    from stallscope.diagnose.report.verdict import as_json as report_json
-    from stallscope.diagnose.verdicts import without_ledger
-    from stallscope.diagnose.verdicts.stated import is_stated
+    from stallscope.diagnose import as_json as report_json
+    from stallscope.diagnose import can_diagnose, has_calls, text
 
-    has_rows = any(map(len, (trace.collectives, trace.calls, trace.spans, trace.operations)))
-    has_rows = has_rows or without_ledger.counts_only(trace)
     listed = listed_price(trace, settings)
-    report = (
-        diagnosed(trace, settings, listed)
-        if has_rows or before_attach.is_for(trace) or is_stated(trace) or trace.coverage.gaps
-        else None
-    )
-    is_empty = not has_rows or (report and not report.examined.get("n_ranks"))
+    report = diagnosed(trace, settings, listed) if can_diagnose(trace) else None
+    is_empty = not has_calls(trace) or (report and not report.examined.get("n_ranks"))
     if report is None or (is_empty and not report.verdicts and not trace.coverage.gaps):
         raise NotFound(
             "the trace, or the selected part of it, has no NCCL collectives or CUDA calls; "
@@ -65,11 +56,10 @@ def print_report(
 
 def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) -> Report:
     """The report on a trace, with the thresholds of the settings, and the price of the settings or the listed price."""
-    from stallscope.diagnose.engine import diagnose
-    from stallscope.diagnose.thresholds import thresholds
+    from stallscope.diagnose import diagnose, thresholds_of
 
     price = listed.usd_per_hour if listed else settings.usd_per_gpu_hour
-    return diagnose(trace, thresholds(settings), usd_per_gpu_hour=price)
+    return diagnose(trace, thresholds_of(settings), usd_per_gpu_hour=price)
 
 
 def listed_price(trace: Trace, settings: Settings) -> Listed | None:

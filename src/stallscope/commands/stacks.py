@@ -25,7 +25,7 @@ from stallscope.commands.options import AsJson, SettingsFile, settings_from
 from stallscope.errors import NotFound
 
 if TYPE_CHECKING:  # importing it here would slow every command
-    from stallscope.diagnose.views.stack_groups import ProcessStack, StackGroup
+    from stallscope.diagnose.views import ProcessStack, StackGroup
     from stallscope.query.nodes import Failure
 
 _MOST_FRAMES = 24
@@ -54,7 +54,7 @@ def stacks(
     settings: SettingsFile = None,
 ) -> None:
     """Print the stacks of all GPU processes, outliers first."""
-    from stallscope.diagnose.views.stack_groups import groups, latest_stacks
+    from stallscope.diagnose.views import groups, latest_stacks
     from stallscope.store import node
 
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
@@ -78,7 +78,7 @@ def _live() -> list[ProcessStack]:
     import platform
 
     from stallscope.capture.stacks_now import stacks_now
-    from stallscope.diagnose.views.stack_groups import ProcessStack
+    from stallscope.diagnose.views import ProcessStack
     from stallscope.events.layout import UNKNOWN
 
     return [

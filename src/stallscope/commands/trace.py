@@ -115,7 +115,7 @@ def trace(
     from stallscope import agent
     from stallscope.capture.probes import preflight
     from stallscope.commands import job_process
-    from stallscope.diagnose.thresholds import thresholds
+    from stallscope.diagnose import thresholds_of
 
     flags = {
         "db": db,
@@ -157,7 +157,7 @@ def trace(
         serve_words=_serve_words(serve, no_tls=no_tls, client_ca=tls_client_ca),
         hub=_hub(chosen, is_insecure=hub_insecure),
         confined=True,
-        thresholds=asdict(thresholds(chosen)),
+        thresholds=asdict(thresholds_of(chosen)),
         usd_per_gpu_hour=chosen.usd_per_gpu_hour,
         alerts=_valid(chosen.alerts),
     )

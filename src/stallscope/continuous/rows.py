@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stallscope.diagnose import Change, verdict_as_json
-from stallscope.diagnose.report.row import verdict_row
+from stallscope.diagnose import Change, verdict_as_json, verdict_row
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.store.hub import schema
 

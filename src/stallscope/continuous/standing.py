@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stallscope.continuous.backlog import Backlog, Bounds, Key, Turn, by_cluster
 from stallscope.continuous.rows import chain_row, stored_row, table_of
-from stallscope.diagnose.stream import Change, Stream
+from stallscope.diagnose import Change, Stream
 from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces
 from stallscope.store.hub.store import Batch, HubStore, Receipt

@@ -3,10 +3,16 @@
 engine.diagnose() runs the steps on a whole trace, Stream runs them on arriving events. The packages in the order of
 the data: timeline, lateness, cost, hangs, gpu, processes and spans detect faults; findings collects the faults;
 verdicts turns them into verdicts; report holds verdicts as data and text.
+
+Other parts import this module, and the names that arrays, timeline, processes and views export: no inner files.
 """
 
-from stallscope.diagnose.engine import diagnose
+from stallscope.diagnose.causes import all_causes
+from stallscope.diagnose.engine import can_diagnose, diagnose, has_calls, standstill
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.row import json_row, verdict_row
 from stallscope.diagnose.report.verdict import (
+    Answer,
     Report,
     Verdict,
     VerdictCost,
@@ -15,9 +21,10 @@ from stallscope.diagnose.report.verdict import (
     wall_text,
 )
 from stallscope.diagnose.stream import Change, Retention, Stream
-from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 
 __all__ = [
+    "Answer",
     "Change",
     "Report",
     "Retention",
@@ -25,8 +32,16 @@ __all__ = [
     "Thresholds",
     "Verdict",
     "VerdictCost",
+    "all_causes",
     "as_json",
+    "can_diagnose",
     "diagnose",
+    "has_calls",
+    "json_row",
+    "standstill",
+    "text",
+    "thresholds_of",
     "verdict_as_json",
+    "verdict_row",
     "wall_text",
 ]

@@ -61,6 +61,23 @@ def diagnose(
     return replace(report_of_all, activity=as_data(trace, activities(trace)))
 
 
+def has_calls(trace: Trace) -> bool:
+    """Whether a trace has calls, spans of work or counts of calls."""
+    tables = (trace.collectives, trace.calls, trace.spans, trace.operations)
+    return any(map(len, tables)) or without_ledger.counts_only(trace)
+
+
+def can_diagnose(trace: Trace) -> bool:
+    """Whether a trace has calls, stacks of ranks, statements of a log, or a reason why it has none of them."""
+    has_others = is_before_attach(trace) or stated.is_stated(trace) or bool(trace.coverage.gaps)
+    return has_calls(trace) or has_others
+
+
+def standstill(trace: Trace, limits: Thresholds) -> Report | None:
+    """The report on a job that hung before the trace began; None for another trace."""
+    return before_attach.report(trace, limits=limits) if is_before_attach(trace) else None
+
+
 def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report on one job, with its failures and the state of its GPUs."""
     if SCHEDULE_FACT in trace.facts:

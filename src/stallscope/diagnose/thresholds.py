@@ -200,7 +200,7 @@ class Chosen(Protocol):
     def hang_gap_factor(self) -> float: ...
 
 
-def thresholds(chosen: Chosen) -> Thresholds:
+def thresholds_of(chosen: Chosen) -> Thresholds:
     """The thresholds from the current settings, for explain, the hub, the live page and the tools."""
     return Thresholds(
         min_late_ns=int(chosen.min_late_ms * 1e6),

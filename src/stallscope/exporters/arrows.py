@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.exporters.trace_context import TraceContext
 

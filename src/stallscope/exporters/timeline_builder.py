@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose import Report, Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Datatype, OffCpuFlag, Op, word
 from stallscope.events.trace import Trace

@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline.clocks import Clocks, aligned
-from stallscope.diagnose.timeline.rounds import Rounds, rounds
-from stallscope.diagnose.timeline.timeline import Timeline, timeline
+from stallscope.diagnose import Thresholds
+from stallscope.diagnose.timeline import Clocks, Rounds, Timeline, aligned, rounds, timeline
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 

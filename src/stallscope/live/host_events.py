@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from stallscope.diagnose.causes.on_host import STOPS, sender
-from stallscope.diagnose.processes.exit_reason import end, name
+from stallscope.diagnose.processes import STOPS, end, sender, signal_name
 from stallscope.events.layout import Array
 from stallscope.events.names import HostKind
 
@@ -43,7 +42,7 @@ def _ends(rows: Array, title: Titled) -> list[str]:
 
 def _stops(rows: Array, title: Titled) -> list[str]:
     stops = rows[(rows["kind"] == HostKind.SIGNAL) & np.isin(rows["value"], (*STOPS, signal.SIGCONT))]
-    by = {f"{title(row)} got {name(int(row['value']))} from {sender(row)}": row for row in stops}
+    by = {f"{title(row)} got {signal_name(int(row['value']))} from {sender(row)}": row for row in stops}
     return list(by)[-2:]
 
 

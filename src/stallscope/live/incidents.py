@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.alerts.incident import from_agent
-from stallscope.diagnose import Change, Stream, Thresholds, verdict_as_json
-from stallscope.diagnose.report.row import verdict_row
+from stallscope.diagnose import Change, Stream, Thresholds, verdict_as_json, verdict_row
 from stallscope.errors import StallscopeError
 from stallscope.events.trace import Trace
 from stallscope.events.verdict_fields import FIELDS

@@ -3,11 +3,7 @@
 import time
 from pathlib import Path
 
-from stallscope.diagnose.hangs.before_attach import is_for
-from stallscope.diagnose.report.verdict import Verdict
-from stallscope.diagnose.stream import Change
-from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdicts import before_attach
+from stallscope.diagnose import Change, Thresholds, Verdict, standstill
 from stallscope.store import node
 
 _EVERY_S = 5.0
@@ -43,7 +39,7 @@ class Standstill:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _EVERY_S
             trace = node.read(self._db)
-            report = before_attach.report(trace, limits=self._limits) if is_for(trace) else None
+            report = standstill(trace, self._limits)
             if report and not self._verdict:
                 self._since_ns = time.time_ns()
             self._verdict = report.verdicts[0] if report else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import median_of_others, numbered
+from stallscope.diagnose.arrays import median_of_others, numbered
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op, word

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from stallscope.diagnose.causes import _registry
+from stallscope.diagnose import all_causes
 from stallscope.serve.mcp import Guide, Text
 from stallscope.serve.tools.asking import MAX_TEXT
 from stallscope.store.hub import schema
@@ -100,8 +100,6 @@ def schema_text() -> str:
 def causes_text() -> str:
     """The causes as Markdown."""
     return (
-        "\n".join(
-            f"- `{cause.name}`: the rank is late because it {cause.title}" for cause in _registry.causes()
-        )
+        "\n".join(f"- `{cause.name}`: the rank is late because it {cause.title}" for cause in all_causes())
         + "\n"
     )

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from stallscope.assistant.asking import SINCE_S, Limit, Node, Since, rank_of, short_text
-from stallscope.diagnose.views.slow_calls import chains
+from stallscope.diagnose.views import chains
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from stallscope.assistant.asking import SINCE_S, Limit, Node, Since, rank_of, short_text
-from stallscope.diagnose.timeline.user_frame import in_own_code
+from stallscope.diagnose.views import in_own_code
 from stallscope.events.trace import Trace
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 

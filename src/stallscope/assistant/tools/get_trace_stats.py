@@ -4,7 +4,7 @@ import numpy as np
 from pydantic import Field
 
 from stallscope.assistant.asking import SINCE_S, Detail, Node, Since
-from stallscope.diagnose.report.verdict import wall_text
+from stallscope.diagnose import wall_text
 from stallscope.events.layout import TABLES, UNKNOWN
 from stallscope.events.names import Op, word
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
@@ -39,7 +39,7 @@ class Stats(Result):
 
 def get_trace_stats(asker: Node, params: StatsParams) -> Stats:
     """Contents of this machine's trace: processes, rows, lost records, and durations of each kind of slow call."""
-    from stallscope.diagnose.timeline.clocks import wall_ns
+    from stallscope.diagnose.timeline import wall_ns
 
     trace = asker.trace(params.since_s)
     times = np.concatenate([trace.collectives["ts_ns"], trace.calls["ts_ns"], trace.snapshots["ts_ns"]])

@@ -4,8 +4,8 @@ import numpy as np
 from pydantic import Field
 
 from stallscope.assistant.asking import Node, Since, rank_of
-from stallscope.diagnose.report.verdict import wall_text
-from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose import wall_text
+from stallscope.diagnose.timeline import wall_ns
 from stallscope.events.names import CollectiveFlag, Op
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 

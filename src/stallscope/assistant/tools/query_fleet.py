@@ -5,8 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stallscope.assistant.asking import Node, short_text
-from stallscope.diagnose.report import text
-from stallscope.diagnose.report.row import json_row, verdict_row
+from stallscope.diagnose import json_row, text, verdict_row
 from stallscope.errors import BadInput
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.query import fanout, fleet_trace

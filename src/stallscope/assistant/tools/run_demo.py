@@ -6,8 +6,7 @@ from pydantic import Field
 
 from stallscope.assistant.asking import Node
 from stallscope.demo.scenarios import SCENARIOS, named, simulated
-from stallscope.diagnose.engine import diagnose
-from stallscope.diagnose.report import text
+from stallscope.diagnose import diagnose, text
 from stallscope.serve.tools.registry import Params, Result, Tool
 
 Name = Literal[

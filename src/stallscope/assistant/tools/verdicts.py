@@ -5,9 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.assistant.asking import Detail, Node, Since
-from stallscope.diagnose import Report, Verdict, verdict_as_json
-from stallscope.diagnose.report import text
-from stallscope.diagnose.report.row import json_row, verdict_row
+from stallscope.diagnose import Report, Verdict, json_row, text, verdict_as_json, verdict_row
 from stallscope.events.counted import counted
 from stallscope.serve.tools.registry import Params, Result, Tool
 from stallscope.serve.tools.verdict_row import VerdictRow

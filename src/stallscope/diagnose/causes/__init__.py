@@ -4,6 +4,6 @@ A cause claims a part of the excess: the time by which a late rank's ledger exce
 causes claim the time of one ledger category; some need counts of calls as well.
 """
 
-from stallscope.diagnose.causes._registry import Cause, Excess, Explained, explained, leading
+from stallscope.diagnose.causes._registry import Cause, Excess, Explained, all_causes, explained, leading
 
-__all__ = ["Cause", "Excess", "Explained", "explained", "leading"]
+__all__ = ["Cause", "Excess", "Explained", "all_causes", "explained", "leading"]

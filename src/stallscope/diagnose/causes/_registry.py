@@ -114,7 +114,7 @@ _LEAST_SHARE = 0.05
 _SEPARATE_SHARE = 0.35
 
 
-def causes() -> list[Cause]:
+def all_causes() -> list[Cause]:
     """Every cause, by name."""
     import stallscope.diagnose.causes as package
 
@@ -124,7 +124,7 @@ def causes() -> list[Cause]:
 
 def cause(name: str) -> Cause:
     """One cause by name. Raises KeyError."""
-    return {cause.name: cause for cause in causes()}[name]
+    return {cause.name: cause for cause in all_causes()}[name]
 
 
 def explained(excess: Excess, cause_share: float = 0.8) -> list[Explained]:
@@ -137,7 +137,7 @@ def explained(excess: Excess, cause_share: float = 0.8) -> list[Explained]:
     remaining[Category.WAIT_GPU - 1] = 0.0
     whole = max(excess.total_ns, float(remaining.sum()), 1.0)
     parts = []
-    for candidate in sorted(causes(), key=lambda each: each.claims_ns is None):
+    for candidate in sorted(all_causes(), key=lambda each: each.claims_ns is None):
         available = float(sum(remaining[category - 1] for category in candidate.categories))
         claimed = available if candidate.claims_ns is None else min(candidate.claims_ns(excess), available)
         if claimed <= 0:

@@ -47,14 +47,14 @@ def end(events: Array, node: int, pid: int) -> RankActivity:
     sent = of_process[(of_process["kind"] == HostKind.SIGNAL) & (of_process["value"] == number)]
     sent = sent[sent["ts_ns"] >= exits["ts_ns"][-1] - JUST_BEFORE_NS]
     by = _from(sent[-1], pid) if len(sent) else ""
-    return RankActivity(exit_status=status, ended_by=f"{name(number)}{by}")
+    return RankActivity(exit_status=status, ended_by=f"{signal_name(number)}{by}")
 
 
 def _asked_by(of_process: Array, end_ns: int) -> str | None:
     """The signal that a process received before it exited itself, for example from Ctrl-C."""
     sent = of_process[(of_process["kind"] == HostKind.SIGNAL) & np.isin(of_process["value"], ASK)]
     sent = sent[(sent["ts_ns"] >= end_ns - JUST_BEFORE_NS) & (sent["ts_ns"] <= end_ns)]
-    return f"{name(int(sent['value'][-1]))} from {sender(sent[-1])}" if len(sent) else None
+    return f"{signal_name(int(sent['value'][-1]))} from {sender(sent[-1])}" if len(sent) else None
 
 
 def stopped_by(events: Array, node: int, pid: int) -> str | None:
@@ -65,7 +65,7 @@ def stopped_by(events: Array, node: int, pid: int) -> str | None:
     of_process = of_process[np.isin(of_process["value"], (*STOPS, signal.SIGCONT))]
     if not len(of_process) or of_process["value"][-1] == signal.SIGCONT:
         return None
-    return f"{name(int(of_process['value'][-1]))} from {sender(of_process[-1])}"
+    return f"{signal_name(int(of_process['value'][-1]))} from {sender(of_process[-1])}"
 
 
 def failed_call(trace: Trace, node: int, pid: int, *, after_ns: int) -> RankActivity:
@@ -82,7 +82,7 @@ def failed_call(trace: Trace, node: int, pid: int, *, after_ns: int) -> RankActi
     return RankActivity(failed_call=function or "a call", error=int(last["result"]))
 
 
-def name(number: int) -> str:
+def signal_name(number: int) -> str:
     """The name of a signal."""
     try:
         return signal.Signals(number).name

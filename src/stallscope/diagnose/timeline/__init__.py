@@ -1,1 +1,7 @@
 """From events to aligned rounds and steps: clocks, matching, and the excess of each rank over its peers."""
+
+from stallscope.diagnose.timeline.clocks import Clocks, aligned, wall_ns
+from stallscope.diagnose.timeline.rounds import Rounds, rounds
+from stallscope.diagnose.timeline.timeline import Timeline, timeline
+
+__all__ = ["Clocks", "Rounds", "Timeline", "aligned", "rounds", "timeline", "wall_ns"]

@@ -1,1 +1,20 @@
-"""Tables that other interfaces show: rows by process, chains of slow calls."""
+"""Tables that other interfaces show: rows by process, chains of slow calls, groups of similar stacks."""
+
+from stallscope.diagnose.timeline.user_frame import in_own_code
+from stallscope.diagnose.views.by_process import ProcessRow, as_rows, container_rows, process_rows
+from stallscope.diagnose.views.slow_calls import Chain, chains
+from stallscope.diagnose.views.stack_groups import ProcessStack, StackGroup, groups, latest_stacks
+
+__all__ = [
+    "Chain",
+    "ProcessRow",
+    "ProcessStack",
+    "StackGroup",
+    "as_rows",
+    "chains",
+    "container_rows",
+    "groups",
+    "in_own_code",
+    "latest_stacks",
+    "process_rows",
+]

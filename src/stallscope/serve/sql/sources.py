@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stallscope.diagnose.report.verdict import wall_text
+from stallscope.diagnose import wall_text
 from stallscope.rates import RateTable
 from stallscope.serve.sql.workers import Data, Sources
 

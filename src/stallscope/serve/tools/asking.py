@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from stallscope.diagnose.report.verdict import wall_text
+from stallscope.diagnose import wall_text
 from stallscope.errors import BadInput
 from stallscope.rates import RateTable
 from stallscope.serve.sql.values import plain
