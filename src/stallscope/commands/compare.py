@@ -31,7 +31,7 @@ def compare(
 
     Exit codes: 0 no regression, 23 a regression; others: an error.
     """
-    from stallscope.diagnose.report.comparison import compared
+    from stallscope.diagnose import compared
 
     chosen = settings_from({}, settings)
     comparison = compared(report_of(before, chosen), report_of(after, chosen), max_growth=max_growth / 100)

@@ -32,8 +32,7 @@ def gate(
 
     Exit codes: 0 within the limits, 21 the data cannot show it, 23 a limit is exceeded; others: an error.
     """
-    from stallscope.diagnose import Answer
-    from stallscope.diagnose.report.comparison import measures
+    from stallscope.diagnose import Answer, measures
 
     if max_late_ms is None and max_usd_per_hour is None and max_lost_percent is None:
         raise BadInput("gate needs a limit: --max-late-ms, --max-usd-per-hour or --max-lost")

@@ -10,6 +10,8 @@ Other parts import this module, and the names that arrays, timeline, processes a
 from stallscope.diagnose.causes import all_causes
 from stallscope.diagnose.engine import can_diagnose, diagnose, has_calls, standstill
 from stallscope.diagnose.report import text
+from stallscope.diagnose.report.budget import LABELS
+from stallscope.diagnose.report.comparison import compared, measures
 from stallscope.diagnose.report.row import json_row, verdict_row
 from stallscope.diagnose.report.verdict import (
     Answer,
@@ -24,6 +26,7 @@ from stallscope.diagnose.stream import Change, Retention, Stream
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 
 __all__ = [
+    "LABELS",
     "Answer",
     "Change",
     "Report",
@@ -35,9 +38,11 @@ __all__ = [
     "all_causes",
     "as_json",
     "can_diagnose",
+    "compared",
     "diagnose",
     "has_calls",
     "json_row",
+    "measures",
     "standstill",
     "text",
     "thresholds_of",

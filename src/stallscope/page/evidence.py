@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stallscope.diagnose.report.budget import LABELS
+from stallscope.diagnose import LABELS
 from stallscope.events.names import CATEGORY_NAMES, Category
 from stallscope.page.job_list import Jobs
 from stallscope.page.memory import Job
