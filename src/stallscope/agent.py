@@ -58,6 +58,7 @@ from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
+from stallscope.exporters.event_socket import EventSocket
 from stallscope.exporters.exporters import Outputs, outputs
 from stallscope.exporters.incidents import incident_finder
 from stallscope.exporters.verdict_journal import VerdictJournal
@@ -108,7 +109,8 @@ class Options:
     cloud: cloud whose metadata service describes this machine (aws, gcp, azure); empty: none.
     confined: give up all privileges that are no longer needed; for a process that only traces.
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
-    separate process. alerts: the file of alerts. prints_verdicts: print a line for each incident that opens or closes.
+    separate process. alerts: the file of alerts. event_socket: where
+    local programs receive changes of incidents. prints_verdicts: print a line for each incident that opens or closes.
     max_db_bytes, max_age_s: limits of the trace, 0: none. ready: called once, when new processes are traced.
     """
 
@@ -137,6 +139,7 @@ class Options:
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     usd_per_gpu_hour: float | None = None
     alerts: Path | None = None
+    event_socket: Path | None = None
     prints_verdicts: bool = True
     ready: Callable[[], None] = lambda: None
 
@@ -187,10 +190,13 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
                 note=status.note,
             )
         )
+        events = (
+            stack.enter_context(closing(EventSocket(options.event_socket))) if options.event_socket else None
+        )
         stack.enter_context(
             incident_finder(
                 options.db,
-                lambda line: _report(line, journal, exports),
+                lambda line: _report(line, journal, exports, events),
                 options.thresholds,
                 options.usd_per_gpu_hour,
                 options.alerts,
@@ -242,9 +248,13 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         )
 
 
-def _report(line: dict[str, Any], journal: VerdictJournal, exports: Outputs | None) -> None:
+def _report(
+    line: dict[str, Any], journal: VerdictJournal, exports: Outputs | None, events: EventSocket | None
+) -> None:
     """Pass on a change of an incident, in the thread that reads the diagnosis."""
     journal.take(line)
+    if events:
+        events.take(line)
     if exports:
         exports.incident(line)
 

@@ -245,6 +245,14 @@ class Settings:
             "file with the receivers and routes of alerts (docs/alerts.md); without it: no alerts", "--alerts"
         ),
     ] = None
+    event_socket: Annotated[
+        Path | None,
+        About(
+            "socket on which the agent sends changes of incidents to local programs, as lines of JSON; "
+            "without it: no socket",
+            "--event-socket",
+        ),
+    ] = None
     hub_requests_per_minute: Annotated[
         int, About("requests per token to the hub's API", unit="a minute", minimum=1)
     ] = 1200

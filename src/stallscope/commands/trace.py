@@ -99,6 +99,10 @@ def trace(
         typer.Option("--gpu-ioctls", help="Count calls into the GPU driver by any process (experimental)."),
     ] = False,
     alerts: Alerts = None,
+    event_socket: Annotated[
+        Path | None,
+        typer.Option("--event-socket", help="Socket that sends changes of incidents to local programs."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every record as a line of JSON instead of the page.")
     ] = False,
@@ -134,6 +138,7 @@ def trace(
         "stacks": 0 if no_stacks else None,
         "gpu_ioctls": 1 if gpu_ioctls else None,
         "alerts": alerts,
+        "event_socket": event_socket,
     }
     chosen = settings_from(flags, settings)
     options = agent.Options(
@@ -160,6 +165,7 @@ def trace(
         thresholds=asdict(thresholds_of(chosen)),
         usd_per_gpu_hour=chosen.usd_per_gpu_hour,
         alerts=_valid(chosen.alerts),
+        event_socket=chosen.event_socket,
     )
     if pid and command:
         raise BadInput("--pid and a command exclude each other; give only one")

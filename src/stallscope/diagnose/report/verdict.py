@@ -9,6 +9,7 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.report.budget import Budget
 from stallscope.diagnose.report.evidence import Evidence
+from stallscope.diagnose.report.recommendation import recommendation
 from stallscope.events.clock_text import iso_utc
 from stallscope.events.trace import Gap
 
@@ -180,6 +181,7 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
         for part in verdict.causes
     ]
     out["cost"] = asdict(verdict.cost) if verdict.cost else None
+    out["recommendation"] = recommendation(verdict).as_json()
     return out
 
 
