@@ -6,7 +6,7 @@ The truth comes from the simulator: how much later the job ends than its twin wi
 import numpy as np
 import pytest
 
-from stallscope.diagnose.cost.absorbed import passed_on_by
+from stallscope.diagnose.cost import absorbed
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import VerdictCost
 from stallscope.synth import (
@@ -89,6 +89,11 @@ def test_another_job_on_a_gpu_costs_what_steps_last_longer():
     capture = Capture(has_gpu_times=True)
     cost, true = told_and_true(job, SharedDevice(ranks=(4,)), timing=timing, capture=capture)
     assert cost.gpu_seconds == pytest.approx(true, rel=0.1)
+
+
+def passed_on_by(spent: np.ndarray, delay: np.ndarray, *, wait_ns: float) -> float:
+    """The passed-on share of a single stretch."""
+    return float(absorbed.passed_on_by(spent[None], delay[None], wait_ns=np.array([wait_ns]))[0])
 
 
 EVEN = np.full(20, 1.0 * MS)

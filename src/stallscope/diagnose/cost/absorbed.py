@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.arrays.spans import largest_in, rows_of
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.excess import medians_in_calls
 from stallscope.diagnose.timeline.programs import Programs
@@ -38,7 +39,8 @@ class HostTimes:
         """The times of the late steps of all processes."""
         rows, self_ns = np.zeros(0, np.int64), line.self_ns
         if late and not line.is_p2p.any():
-            rows = np.unique(np.concatenate([np.arange(step.first_row, step.peak_row + 1) for step in late]))
+            first, last = _rows(late)
+            rows = np.unique(rows_of(first, last + 1)[0])
         more = self_ns[rows] - medians_in_calls(plan, self_ns, rows)
         return HostTimes(self_ns, rows, np.nan_to_num(np.maximum(more, 0.0), nan=0.0))
 
@@ -62,26 +64,49 @@ def passed_on(line: Timeline, times: HostTimes, late: list[LateStep]) -> Array:
     emptied = np.concatenate([[0.0], np.cumsum(_in_emptying_calls_ns(line, rows_of_process))])
     ends, wait_ns, after_ns = _waits(line, rows_of_process, self_ns=times.self_ns)
     stretch = np.searchsorted(ends, np.arange(len(rows_of_process)))  # the wait that each row leads up to
-    parts: dict[int, float] = {}
-    for i, step in enumerate(late):
-        first, last = step.first_row - begin, step.peak_row - begin
-        if emptied[last + 1] - emptied[first] >= _MOST * step.excess_ns:
-            continue
-        longest = first + int(np.argmax(delay_ns[first : last + 1]))
-        number = int(stretch[longest])
-        if longest in ends and after_ns[number] >= _MOST * delay_ns[longest]:
-            number += 1  # it came after the wait in the same interval
-        if number >= len(ends):
-            out[i] = 0.0
-            continue
-        if number not in parts:
-            rows_in = slice(int(ends[number - 1]) + 1 if number else 0, int(ends[number]) + 1)
-            before = number - 1 if number else None
-            parts[number] = passed_on_by(
-                *_spent(host_ns, delay_ns, rows_in, ends=ends, after_ns=after_ns, before=before),
-                wait_ns=float(wait_ns[number]),
-            )
-        out[i] = parts[number]
+    first, last = (rows - begin for rows in _rows(late))
+    excess_ns = np.array([step.excess_ns for step in late])
+    examined = np.flatnonzero(emptied[last + 1] - emptied[first] < _MOST * excess_ns)
+    if not len(examined):
+        return out
+    longest = largest_in(delay_ns, first[examined], last[examined] + 1)
+    number = stretch[longest]
+    at_wait = np.flatnonzero(np.isin(longest, ends))
+    # The delay came after the wait in the same interval.
+    number[at_wait] += after_ns[number[at_wait]] >= _MOST * delay_ns[longest[at_wait]]
+    has_wait = number < len(ends)
+    out[examined[~has_wait]] = 0.0
+    examined, number = examined[has_wait], number[has_wait]
+    numbers, which = np.unique(number, return_inverse=True)
+    out[examined] = _parts(host_ns, delay_ns, numbers, ends=ends, after_ns=after_ns, wait_ns=wait_ns)[which]
+    return out
+
+
+def _rows(late: list[LateStep]) -> tuple[Array, Array]:
+    """The first row and the peak row of late steps: int64 (k,) each."""
+    return (
+        np.array([step.first_row for step in late], np.int64),
+        np.array([step.peak_row for step in late], np.int64),
+    )
+
+
+def _parts(
+    host_ns: Array, delay_ns: Array, numbers: Array, *, ends: Array, after_ns: Array, wait_ns: Array
+) -> Array:
+    """The part of the delays before each wait that the wait passed on: float64 (k,). numbers: of the waits.
+
+    Stretches of the same length are examined together.
+    """
+    out = np.empty(len(numbers))
+    begin = np.where(numbers > 0, ends[numbers - 1] + 1, 0)
+    size = ends[numbers] + 1 - begin
+    kinds, kind = np.unique(np.stack([size, numbers > 0]), axis=1, return_inverse=True)
+    for i, (n_rows, has_wait_before) in enumerate(kinds.T.tolist()):
+        which = np.flatnonzero(kind.ravel() == i)
+        stretch, rows = numbers[which], begin[which][:, None] + np.arange(n_rows)
+        before = (after_ns[stretch - 1], delay_ns[ends[stretch - 1]]) if has_wait_before else None
+        spent_ns, late_ns = _spent(host_ns[rows], delay_ns[rows], after_ns[stretch], before=before)
+        out[which] = passed_on_by(spent_ns, late_ns, wait_ns=wait_ns[stretch])
     return out
 
 
@@ -106,39 +131,45 @@ def _waits(line: Timeline, rows: Array, *, self_ns: Array) -> tuple[Array, Array
 
 
 def _spent(
-    host_ns: Array, delay_ns: Array, rows: slice, *, ends: Array, after_ns: Array, before: int | None
+    spent_ns: Array,
+    delay_ns: Array,
+    after_ns: Array,
+    *,
+    before: tuple[Array, Array] | None,
 ) -> tuple[Array, Array]:
-    """The host time between two waits, in pieces, and the delay in each piece.
+    """The host time between two waits, in pieces, and the delay in each piece: float64 (k, m) each.
 
-    before: the wait at the beginning, None at the start of the trace.
+    spent_ns, delay_ns: float64 (k, m), of the rows of k stretches. after_ns: (k,), host time after the wait at the end
+    of each. before: the host time after the wait at the beginning, and the delay in the row of that wait: (k,) each;
+    None at the start of the trace.
     """
-    spent, delay = host_ns[rows].copy(), delay_ns[rows].copy()
-    last = rows.stop - 1
-    after = after_ns[np.searchsorted(ends, last)]
-    delay[-1] = max(delay[-1] - after, 0.0) if after >= _MOST * delay[-1] else delay[-1]
-    spent[-1] = max(spent[-1] - after, 0.0)
-    if before is None:
-        return spent, np.minimum(delay, spent)
-    row = int(ends[before])
-    first = float(after_ns[before])
-    late = delay_ns[row] if first >= _MOST * delay_ns[row] else 0.0
-    spent, delay = np.append(first, spent), np.append(late, delay)
-    return spent, np.minimum(delay, spent)
+    is_after = after_ns >= _MOST * delay_ns[:, -1]
+    delay_ns[:, -1] = np.where(is_after, np.maximum(delay_ns[:, -1] - after_ns, 0.0), delay_ns[:, -1])
+    spent_ns[:, -1] = np.maximum(spent_ns[:, -1] - after_ns, 0.0)
+    if before is not None:
+        host_ns, late_ns = before
+        late_ns = np.where(host_ns >= _MOST * late_ns, late_ns, 0.0)
+        spent_ns = np.column_stack([host_ns, spent_ns])
+        delay_ns = np.column_stack([late_ns, delay_ns])
+    return spent_ns, np.minimum(delay_ns, spent_ns)
 
 
-def passed_on_by(spent_ns: Array, delay_ns: Array, *, wait_ns: float) -> float:
-    """The share of the delays in a stretch that the wait at its end passed on.
+def passed_on_by(spent_ns: Array, delay_ns: Array, *, wait_ns: Array) -> Array:
+    """The share of the delays in each stretch that the wait at its end passed on: float64 (k,).
 
-    For every k, the work enqueued by the pieces from the k-th on was done in their time and in the wait. The work is
+    spent_ns, delay_ns: float64 (k, m), see _spent(). wait_ns: (k,).
+
+    For every j, the work enqueued by the pieces from the j-th on was done in their time and in the wait. The work is
     proportional to the host time without delays. This bounds the work from above.
     """
-    undelayed = spent_ns - delay_ns
-    total = float(delay_ns.sum())
-    undelayed_from = np.cumsum(undelayed[::-1])[::-1]
-    counts = undelayed_from > max(_TAIL * undelayed_from[0], 0.0)
-    if total <= 0 or not counts.any():
-        return 1.0
-    spent_from = np.cumsum(spent_ns[::-1])[::-1]
-    work = float(((wait_ns + spent_from[counts]) / undelayed_from[counts]).min())
-    remaining = max((work - 1.0) * float(undelayed_from[0]), wait_ns)
-    return float(np.clip(1.0 - (remaining - wait_ns) / total, 0.0, 1.0))
+    total = delay_ns.sum(axis=1)
+    undelayed_from = np.cumsum((spent_ns - delay_ns)[:, ::-1], axis=1)[:, ::-1]
+    spent_from = np.cumsum(spent_ns[:, ::-1], axis=1)[:, ::-1]
+    counts = undelayed_from > np.maximum(_TAIL * undelayed_from[:, :1], 0.0)
+    bounds = np.full(counts.shape, np.inf)
+    np.divide(wait_ns[:, None] + spent_from, undelayed_from, out=bounds, where=counts)
+    is_known = (total > 0) & counts.any(axis=1)
+    work = np.where(is_known, bounds.min(axis=1), 1.0)
+    remaining = np.maximum((work - 1.0) * undelayed_from[:, 0], wait_ns)
+    part = 1.0 - (remaining - wait_ns) / np.where(is_known, total, 1.0)
+    return np.where(is_known, np.clip(part, 0.0, 1.0), 1.0)

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import order_of
+from stallscope.diagnose.arrays.spans import rows_of
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.rounds import Rounds
@@ -27,6 +28,7 @@ _FEWEST_WAITS = 3
 _TIGHT = 0.1  # quantile of the upper bounds that counts as the tightest bound
 _ROWS_ASIDE = 3  # rows by which a process may be off the others before a full search
 _ROWS_NEARBY = 2 * _ROWS_ASIDE + 2
+_WAITS_AT_ONCE = 1 << 15  # rows of late rounds per operation: their values fit the processor's cache
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,9 @@ class RowsByRound:
     @staticmethod
     def of(met: Rounds, table: Cells, late: list[LateStep], *, among: list[LateStep]) -> "RowsByRound":
         """The rows of all rounds in which a late step may have held up others. among: all late steps."""
-        is_examined = np.zeros(met.n_rounds, bool)
         ends = _ends(table, late)
-        for step in late:
-            is_examined[met.round[_late_rows(met, step, ends[step.peak_row])]] = True
+        is_examined = np.zeros(met.n_rounds, bool)
+        is_examined[met.round[_late_rows(met, late, ends)[0]]] = True
         rows = np.flatnonzero(is_examined[met.round])
         rows = rows[order_of(met.round[rows], met.n_rounds)]
         behind_ns = np.maximum(np.nan_to_num(met.late_ns[rows], nan=0.0), 0.0)
@@ -119,10 +120,16 @@ class RowsByRound:
         return RowsByRound(rows, start, behind_ns, ends)
 
 
-def _late_rows(met: Rounds, step: LateStep, end: int) -> Array:
-    """The rows of a late step, up to its end, with at least half of the peak lateness."""
-    late_ns = met.late_ns[step.first_row : end]
-    return step.first_row + np.flatnonzero(late_ns >= 0.5 * step.late_ns)
+def _late_rows(met: Rounds, late: list[LateStep], ends: Mapping[int, int]) -> tuple[Array, Array]:
+    """The rows of late steps, up to their ends, with at least half of the peak lateness, and the number of each row's
+    step: int64 (k,) twice.
+    """
+    first = np.array([step.first_row for step in late], np.int64)
+    end = np.array([ends[step.peak_row] for step in late], np.int64)
+    rows, of_step = rows_of(first, end)
+    late_ns = np.array([step.late_ns for step in late])
+    is_late = met.late_ns[rows] >= 0.5 * late_ns[of_step]
+    return rows[is_late], of_step[is_late]
 
 
 def _ends(table: Cells, late: list[LateStep]) -> dict[int, int]:
@@ -169,27 +176,40 @@ def cost(
     row_index, job_waits = waits.row_index, waits.in_each_step
     if late and len(waits.released_ns):
         return _waited_longer(waits, arrival_ns, late=late, among=among)
-    for step, part in zip(late, passed_on.tolist(), strict=True):
-        direct = _waited_for(line, met, arrival_ns, step=step, by_round=by_round)
-        late_before = max(float(np.nan_to_num(met.late_ns[step.peak_row])) - step.late_ns, 0.0)
+    if not job_waits:
+        for step in late:
+            each = _delayed(line, arrival_ns, row_index, step=step, step_ns=step_ns)
+            each[step.process] = 0
+            lost += each * share.get((step.process, step.step), 1.0)
+        return Cost(lost, least)
+    n_rows = sum(by_round.ends[step.peak_row] - step.first_row for step in late) * line.n_processes
+    most = max(_WAITS_AT_ONCE * len(late) // max(n_rows, 1), 1)
+    for i in range(0, len(late), most):
+        some, numbers = late[i : i + most], np.arange(len(late[i : i + most]))
+        process = np.array([step.process for step in some])
+        peak = np.array([step.peak_row for step in some])
+        late_ns, excess_ns = (
+            np.array([getattr(step, name) for step in some])[:, None] for name in ("late_ns", "excess_ns")
+        )
+        direct = _waited_for(line, met, arrival_ns, late=some, by_round=by_round)
+        late_before = np.maximum(np.nan_to_num(met.late_ns[peak])[:, None] - late_ns, 0.0)
         direct = np.maximum(direct - late_before, 0.0)
-        begin, end = arrival_ns[step.peak_row] - step.late_ns, arrival_ns[step.peak_row] + step_ns
+        begin, end = arrival_ns[peak] - late_ns[:, 0], arrival_ns[peak] + step_ns
         window = row_index.between(begin, end)
         waited = row_index.grown(row_index.waited_ns, window)
         # The late process's own copies and allocations may be the delay itself.
-        in_syncs = row_index.grown(row_index.synced_ns, window)[step.process]
-        own = max(waited[step.process] - step.excess_ns, in_syncs)
-        indirect = np.clip(waited - own, 0, step.late_ns)
-        is_recorded = row_index.at(arrival_ns[step.peak_row], "right") < row_index.first[1:]
-        absorbed = (waited < limits.absorbed_share * direct) & job_waits & is_recorded
+        own_window = (window[0][numbers, process], window[1][numbers, process])
+        in_syncs = row_index.grown(row_index.synced_ns, own_window)
+        own = np.maximum(waited[numbers, process] - excess_ns[:, 0], in_syncs)[:, None]
+        indirect = np.clip(waited - own, 0, late_ns)
+        is_recorded = row_index.at(arrival_ns[peak], "right") < row_index.first[1:]
+        absorbed = (waited < limits.absorbed_share * direct) & is_recorded
         each = np.where(direct > 0, np.where(absorbed, waited, direct), indirect)
-        if not job_waits:
-            each, part = _delayed(line, arrival_ns, row_index, step=step, step_ns=step_ns), 0.0
-        each[step.process] = 0
-        each *= share.get((step.process, step.step), 1.0)
-        lost += each
-        # A job that waits in each step has at most one step of work in its queues.
-        least += np.maximum(each * part, each - step_ns if job_waits else 0.0)
+        each[numbers, process] = 0
+        each *= np.array([share.get((step.process, step.step), 1.0) for step in some])[:, None]
+        lost += each.sum(axis=0)
+        # Such a job has at most one step of work in its queues.
+        least += np.maximum(each * passed_on[i : i + most, None], each - step_ns).sum(axis=0)
     return Cost(lost, least)
 
 
@@ -211,34 +231,31 @@ def shares(arrival_ns: Array, among: list[LateStep]) -> dict[tuple[int, int], fl
 
 
 def _waited_for(
-    line: Timeline, met: Rounds, arrival_ns: Array, *, step: LateStep, by_round: RowsByRound
+    line: Timeline, met: Rounds, arrival_ns: Array, *, late: list[LateStep], by_round: RowsByRound
 ) -> Array:
-    """The time each member of a late round waited for the late process, beyond its wait for the next late process."""
-    late_rows, start = _late_rows(met, step, by_round.ends[step.peak_row]), by_round.start
+    """The time each member of the late rounds of each step waited for the late process, beyond its wait for the next
+    late process: float64 (k, p).
+    """
+    n, start = line.n_processes, by_round.start
+    late_rows, of_step = _late_rows(met, late, by_round.ends)
     if not len(late_rows):
-        return np.zeros(line.n_processes)
-    here = [slice(start[r], start[r + 1]) for r in met.round[late_rows].tolist()]
-    next_late_ns = np.array([by_round.behind_ns[part].max() for part in here])
-    until = arrival_ns[late_rows]
-    others, begin, until = _by_row(
-        [by_round.rows[part] for part in here],
-        (until - met.late_ns[late_rows] + next_late_ns).astype(np.int64),
-        until,
-    )
-    begin = np.maximum(arrival_ns[others], begin)
-    return longest_ns(line.process[others], begin, until, n_groups=line.n_processes)
-
-
-def _by_row(parts: list[Array], *values: Array) -> tuple[Array, ...]:
-    """The rows of all parts in the order for longest_ns, and for each row the values (k,) of its part."""
-    counts = [len(part) for part in parts]
-    if min(counts) == max(counts):  # successive rounds of the same processes: their rows alternate
-        in_turn = np.stack(parts, axis=1).ravel()
-        if (in_turn[1:] > in_turn[:-1]).all():
-            return in_turn, *(np.tile(value, counts[0]) for value in values)
-    rows = np.concatenate(parts)
-    order = np.argsort(rows)
-    return rows[order], *(np.repeat(value, counts)[order] for value in values)
+        return np.zeros((len(late), n))
+    of_round = met.round[late_rows]
+    first, end = start[of_round], start[of_round + 1]
+    slot, of_late_row = rows_of(first, end)
+    next_late_ns = np.maximum.reduceat(by_round.behind_ns[slot], np.cumsum(end - first) - (end - first))
+    others, until = by_round.rows[slot], arrival_ns[late_rows]
+    begin = (until - met.late_ns[late_rows] + next_late_ns).astype(np.int64)
+    begin = np.maximum(arrival_ns[others], begin[of_late_row])
+    kept = np.flatnonzero(until[of_late_row] > begin)
+    of_late_row = of_late_row[kept]
+    peak_ns = arrival_ns[np.array([step.peak_row for step in late])][of_step]
+    return longest_ns(
+        of_step[of_late_row] * n + line.process[others[kept]],
+        begin[kept] - peak_ns[of_late_row],
+        (until - peak_ns)[of_late_row],
+        n_groups=len(late) * n,
+    ).reshape(len(late), n)
 
 
 @dataclass(frozen=True)
@@ -271,34 +288,35 @@ class _RowIndex:
             synced_ns=_before_each(line.wait_ns),
         )
 
-    def at(self, t_ns: float, side: Literal["left", "right"]) -> Array:
-        """Each process's first row at or after (left), or after (right), a moment: int64 (p,).
+    def at(self, t_ns: float | Array, side: Literal["left", "right"]) -> Array:
+        """Each process's first row at or after (left), or after (right), a moment: int64 (p,); (k, p) for k moments.
 
         Processes advance together, so most rows are near the position of the first process's row.
         """
-        inside = min(max(int(t_ns) - self.base_ns, -1), self.span_ns - 1)
+        inside = np.clip(np.asarray(t_ns).astype(np.int64) - self.base_ns, -1, self.span_ns - 1)[..., None]
         target = np.arange(len(self.first) - 1) * self.span_ns + inside
         if len(self.key) < _ROWS_NEARBY:
             return np.searchsorted(self.key, target, side=side)
-        guess = int(np.searchsorted(self.key[: self.first[1]], target[0], side=side))
+        guess = np.searchsorted(self.key[: self.first[1]], target[..., :1], side=side)
         begin = np.clip(self.first[:-1] + (guess - _ROWS_ASIDE), 0, len(self.key) - _ROWS_NEARBY)
-        nearby = self.key[begin + np.arange(_ROWS_NEARBY)[:, None]]
-        n_before = np.count_nonzero(nearby < target if side == "left" else nearby <= target, axis=0)
+        n_before = np.zeros(begin.shape, np.int64)
+        for i in range(_ROWS_NEARBY):
+            nearby = self.key[begin + i]
+            n_before += nearby < target if side == "left" else nearby <= target
         is_nearby = ((n_before > 0) | (begin == 0)) & (
             (n_before < _ROWS_NEARBY) | (begin + _ROWS_NEARBY == len(self.key))
         )
         row = begin + n_before
         if not is_nearby.all():
-            missed = np.flatnonzero(~is_nearby)
-            row[missed] = np.searchsorted(self.key, target[missed], side=side)
-        return row
+            row[~is_nearby] = np.searchsorted(self.key, target[~is_nearby], side=side)
+        return np.asarray(row)
 
-    def between(self, begin_ns: float, end_ns: float) -> tuple[Array, Array]:
-        """The rows by process whose intervals overlap a window: the first, and the row after the last."""
+    def between(self, begin_ns: Array, end_ns: Array) -> tuple[Array, Array]:
+        """The rows by process whose intervals overlap each window: the first, and the row after the last."""
         return self.at(begin_ns, "right"), np.minimum(self.at(end_ns, "left") + 1, self.first[1:])
 
     def grown(self, total_ns: Array, rows: tuple[Array, Array]) -> Array:
-        """By process, the growth of a running sum over some rows: float64 (p,)."""
+        """The growth of a running sum over stretches of rows: float64, in the shape of the rows."""
         return np.maximum(total_ns[rows[1]] - total_ns[rows[0]], 0).astype(np.float64)
 
 

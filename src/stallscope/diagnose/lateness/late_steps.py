@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.arrays.spans import rows_of
 from stallscope.diagnose.lateness.launch_queue import held_in_launches
 from stallscope.diagnose.lateness.pauses import is_usual_in_pauses, shared_pause_ns
 from stallscope.diagnose.thresholds import Thresholds
@@ -116,10 +117,7 @@ def late_steps(
     late = np.flatnonzero(is_late)
     late = late[~_queued(line, met, table, late)]
     is_usual = is_usual_in_pauses(table, pause, late, limits=limits)
-    found = [
-        _late(table, met, i, needed_ns=float(needed[i]), is_usual=usual_there)
-        for i, usual_there in zip(late.tolist(), is_usual.tolist(), strict=True)
-    ]
+    found = _late(table, met, late, needed_ns=needed[late], is_usual=is_usual)
     return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
 
 
@@ -158,18 +156,22 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) 
     return out
 
 
-def _late(table: Cells, met: Rounds, i: int, *, needed_ns: float, is_usual: bool) -> LateStep:
-    rows = slice(int(table.first_row[i]), int(table.end_row[i]))
-    return LateStep(
-        process=int(table.process[i]),
-        step=int(table.step[i]),
-        first_row=int(table.first_row[i]),
-        peak_row=int(table.peak_row[i]),
-        late_ns=float(table.rise_ns[i]),
-        excess_ns=float(table.excess_ns[i]),
-        n_rounds=int((np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed_ns).sum()),
-        is_usual=is_usual,
-    )
+def _late(table: Cells, met: Rounds, late: Array, *, needed_ns: Array, is_usual: Array) -> list[LateStep]:
+    """The late steps of some cells. late: int64 (k,); needed_ns, is_usual: (k,)."""
+    rows, of_cell = rows_of(table.first_row[late], table.end_row[late])
+    is_late = np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed_ns[of_cell]
+    columns = {
+        "process": table.process[late],
+        "step": table.step[late],
+        "first_row": table.first_row[late],
+        "peak_row": table.peak_row[late],
+        "late_ns": table.rise_ns[late].astype(np.float64),
+        "excess_ns": table.excess_ns[late].astype(np.float64),
+        "n_rounds": np.bincount(of_cell[is_late], minlength=len(late)),
+        "is_usual": is_usual,
+    }
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [LateStep(**dict(zip(columns, each, strict=True))) for each in values]
 
 
 def _held(table: Cells, i: int) -> LateStep:
