@@ -1,0 +1,283 @@
+"""The hub's verdicts, `explain` and the truth, on simulated jobs of 8 to 256 ranks.
+
+Each job is sent as its nodes' agents send it, in requests of half a second of the job's time, and the verdicts are
+those of the hub's tool: while the job runs (after its last collective), and after its processes ended. `explain` reads
+the same rows at once. The truth comes from the simulator, which runs each job again without its fault.
+
+    python bench/bench_hub_truth.py [--only NAME]
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from report import report
+
+from stallscope import rates
+from stallscope.continuous import Standing
+from stallscope.diagnose import Stream, diagnose
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.trace import Clock, Trace
+from stallscope.exporters import hub_arrow, hub_batches
+from stallscope.receive import arrow
+from stallscope.serve.tools.asking import Asker, Hub
+from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
+from stallscope.store.hub.store import HubStore
+from stallscope.synth import Fault, HostStall, Job, MissingRank, Schedule, SlowDevice, Truth, simulate
+from stallscope.synth.observed import Capture
+from stallscope.events.names import Category
+
+TENANT = "bench"
+REQUEST_NS = 500_000_000
+MS = 1_000_000
+IDENTITIES = ("processes", "communicators")
+
+
+def stall(cause: str, ms: float, *ranks: int, first: int = 8, every: int = 5) -> HostStall:
+    """Host delays of some ranks."""
+    schedule = Schedule(first=first, every=every)
+    return HostStall(cause=cause, ranks=ranks, delay_ns=int(ms * MS), schedule=schedule)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job and its faults."""
+
+    job: Job
+    faults: tuple[Fault, ...]
+    capture: Capture = Capture()
+
+
+CASES: dict[str, Case] = {
+    "8 ranks, disk": Case(Job(dp=8, steps=200), (stall("block_io", 150, 5),)),
+    "8 ranks, preempted in every step": Case(Job(dp=8, steps=200), (stall("cpu_preemption", 60, 2, every=1),)),
+    "8 ranks, lock": Case(Job(dp=8, steps=200), (stall("lock_contention", 80, 0, every=3),)),
+    "8 ranks, sharded, input": Case(Job(dp=8, steps=120, sharded=True), (stall("input_starvation", 200, 6),)),
+    "8 ranks, slow GPU": Case(
+        Job(dp=8, steps=120), (SlowDevice(ranks=(3,), factor=3.0),), Capture(has_gpu_times=True)
+    ),
+    "16 ranks, two culprits": Case(
+        Job(dp=16, steps=200), (stall("host_sleep", 150, 1), stall("block_io", 150, 11, first=9, every=7))
+    ),
+    "16 ranks, network": Case(Job(dp=16, steps=200), (stall("network_wait", 120, 9, every=6),)),
+    "16 ranks, tensor parallel, compute": Case(
+        Job(dp=8, tp=2, steps=120, layers=3, grad_norm=True), (stall("host_compute", 100, 13),)
+    ),
+    "16 ranks, runs ahead, disk": Case(
+        Job(dp=16, steps=240, sync_every=10), (stall("block_io", 150, 4, every=10),)
+    ),
+    "32 ranks, pipeline, lock": Case(
+        Job(dp=4, tp=4, pp=2, steps=100, layers=1, buckets=2, grad_norm=True),
+        (stall("lock_contention", 150, 17),),
+    ),
+    "32 ranks, allocations": Case(Job(dp=32, steps=120), (stall("cuda_alloc", 120, 30, every=4),)),
+    "64 ranks, disk": Case(Job(dp=64, steps=150), (stall("block_io", 300, 37),)),
+    "64 ranks, preempted in every step": Case(
+        Job(dp=64, steps=150), (stall("cpu_preemption", 60, 12, first=20, every=1),)
+    ),
+    "64 ranks, late from the start": Case(Job(dp=64, steps=150), (stall("host_sleep", 40, 63, first=0, every=1),)),
+    "64 ranks, experts, disk": Case(Job(dp=64, ep=8, steps=80, layers=2, buckets=2), (stall("block_io", 150, 20),)),
+    "128 ranks, stopped": Case(Job(dp=128, steps=100), (stall("process_stopped", 250, 99, every=8),)),
+    "128 ranks, sharded, page faults": Case(
+        Job(dp=128, steps=60, layers=2, sharded=True), (stall("page_fault", 200, 64, every=4),)
+    ),
+    "256 ranks, disk": Case(Job(dp=256, steps=80, buckets=2), (stall("block_io", 200, 200),)),
+    "256 ranks, tensor parallel, copies": Case(
+        Job(dp=32, tp=8, steps=60, layers=2, buckets=2, grad_norm=True), (stall("host_device_copy", 150, 77),)
+    ),
+    "8 ranks, hang": Case(
+        Job(dp=8, steps=100), (MissingRank(ranks=(3,), step=60, doing=Category.SLEEP, is_dead=False),)
+    ),
+}
+FAST = ("8 ranks, disk", "8 ranks, lock", "16 ranks, two culprits", "8 ranks, slow GPU")
+"""The jobs of the test."""
+
+Row = dict[str, Any]
+
+
+def requests(trace: Trace) -> Iterator[tuple[bool, list[bytes]]]:
+    """The requests of each half second, one of each node; whether they are the last, which report the ended processes.
+
+    The job's end was just now.
+    """
+    ranks = {(node, pid): (rank, -1) for node, pid, rank in trace.processes[["node", "pid", "rank"]].tolist()}
+    clocks = _wall_clocks(trace)
+    begin_ns = int(trace.collectives["ts_ns"].min())
+    n_parts = (int(trace.collectives["ts_ns"].max()) - begin_ns) // REQUEST_NS + 2
+    for part in range(n_parts + 1):
+        bodies = []
+        for node, name in enumerate(trace.nodes):
+            tables = _tables(trace, node, begin_ns, part, is_last=part == n_parts)
+            on_wall = {
+                table.name: hub_batches.on_wall_clock(
+                    table,
+                    tables[table.name],
+                    clocks[node],
+                    trace.symbols,
+                    ranks={pid: rank for (at, pid), rank in ranks.items() if at == node},
+                )
+                for table in layout.TABLES
+                if len(tables.get(table.name, ()))
+            }
+            if on_wall:
+                bodies.append(
+                    hub_arrow.request(on_wall, batch_id=f"{name} {part}", node=name, cluster="c", about={})
+                )
+        yield part == n_parts, bodies
+
+
+def _tables(trace: Trace, node: int, begin_ns: int, part: int, *, is_last: bool) -> dict[str, Array]:
+    """A node's rows of one part. The ends of processes are in the last part only."""
+    tables = {}
+    for name in ("collectives", "calls", "snapshots"):
+        rows = getattr(trace, name)
+        rows = rows[rows["node"] == node]
+        of_part = np.maximum((rows["ts_ns"].astype(np.int64) - begin_ns) // REQUEST_NS, 0)
+        tables[name] = rows[of_part >= part if is_last else of_part == part]
+    if part == 0 or is_last:
+        processes = trace.processes[trace.processes["node"] == node].copy()
+        if not is_last:
+            processes["ended_ns"] = UNKNOWN
+        tables |= {"processes": processes, "communicators": trace.communicators[trace.communicators["node"] == node]}
+    return tables
+
+
+def _wall_clocks(trace: Trace) -> dict[int, Clock]:
+    """The last reading of each node's clock, moved so that the trace ends now."""
+    last = {clock.node: clock for clock in trace.clocks}
+    to_now_ns = time.time_ns() - max(clock.wall_ns for clock in last.values())
+    return {node: replace(clock, wall_ns=clock.wall_ns + to_now_ns) for node, clock in last.items()}
+
+
+def of_hub(trace: Trace, folder: Path) -> tuple[list[Row], list[Row]]:
+    """The verdicts of the hub's tool after the last collective, and after the end of the job."""
+    with closing(HubStore.open(folder)) as store:
+        hub = Hub(store, rates.load(None), None)  # type: ignore[arg-type]
+        while_running: list[Row] = []
+        with closing(Standing(store, lambda: Stream(linger_ns=0))) as standing:
+            for is_last, bodies in requests(trace):
+                if is_last:
+                    _settle(standing)
+                    while_running = verdicts(Asker(hub, TENANT), VerdictsParams()).rows
+                for body in bodies:
+                    store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
+                _wait_until_idle(standing)
+            _settle(standing)
+        return while_running, verdicts(Asker(hub, TENANT), VerdictsParams()).rows
+
+
+def _settle(standing: Standing) -> None:
+    """Wait until the hub has noticed that no rows arrive."""
+    time.sleep(2.5)
+    _wait_until_idle(standing)
+
+
+def _wait_until_idle(standing: Standing) -> None:
+    end_s = time.monotonic() + 120
+    while not standing.is_idle():
+        if time.monotonic() > end_s:
+            raise TimeoutError("the continuous diagnosis did not become idle within 120 s")
+        time.sleep(0.01)
+
+
+def of_explain(trace: Trace) -> list[Row]:
+    """The verdicts of `explain`, in the form of the hub's rows."""
+    return [
+        {
+            "kind": verdict.kind,
+            "ranks": verdict.ranks,
+            "cause": verdict.causes[0].cause.name if verdict.causes else None,
+            "victims": verdict.victims,
+            "gpu_seconds": verdict.cost.gpu_seconds if verdict.cost else None,
+            "at_most_gpu_seconds": verdict.cost.at_most_gpu_seconds if verdict.cost else None,
+            "is_lower_bound": verdict.cost.is_lower_bound if verdict.cost else None,
+        }
+        for verdict in diagnose(trace).verdicts
+    ]
+
+
+def essence(rows: list[Row]) -> list[tuple[str, tuple[int, ...], str | None]]:
+    """Kind, ranks and cause of each verdict."""
+    return sorted((row["kind"], tuple(row["ranks"]), row["cause"] or "") for row in rows)
+
+
+def cost(rows: list[Row]) -> tuple[float, float]:
+    """The sum of the costs: the least and the most."""
+    least = sum(row["gpu_seconds"] or 0.0 for row in rows)
+    most = sum(row["at_most_gpu_seconds"] or row["gpu_seconds"] or 0.0 for row in rows)
+    return round(least, 3), round(most, 3)
+
+
+def expected(truth: Truth) -> list[tuple[str, tuple[int, ...], str]]:
+    """The right answers in the same form; kinds of the simulator that are finer than the verdicts' are mapped."""
+    kinds = {"slow_device": "device"}
+    return sorted((kinds.get(answer.kind, answer.kind), answer.ranks, answer.cause) for answer in truth.knowable)
+
+
+def run(name: str, seed: int = 1) -> dict[str, Any]:
+    """One job: the hub's answers, explain's and the truth."""
+    case = CASES[name]
+    trace, truth = simulate(case.job, case.faults, seed=seed, capture=case.capture)
+    explained = of_explain(trace)
+    with tempfile.TemporaryDirectory(prefix="stallscope-bench-") as folder:
+        running, ended = of_hub(trace, Path(folder))
+    return {
+        "job": name,
+        "n_ranks": case.job.nranks,
+        "n_collectives": len(trace.collectives),
+        "truth": expected(truth),
+        "explain": essence(explained),
+        "hub_running": essence(running),
+        "hub": essence(ended),
+        "n_victims": [[len(row["victims"]) for row in rows] for rows in (explained, running, ended)],
+        "truth_gpu_seconds": round(truth.lost_gpu_seconds, 3),
+        "explain_gpu_seconds": cost(explained),
+        "hub_running_gpu_seconds": cost(running),
+        "hub_gpu_seconds": cost(ended),
+    }
+
+
+def is_close(value: tuple[float, float], wanted: tuple[float, float]) -> bool:
+    """Whether two costs are within 10 % of each other; a range may contain the other."""
+    return value[0] <= 1.1 * wanted[1] and value[1] >= wanted[0] / 1.1
+
+
+def marks(row: dict[str, Any]) -> dict[str, bool]:
+    """The comparisons of one job."""
+    truth = (row["truth_gpu_seconds"],) * 2
+    hub, explain = row["hub_gpu_seconds"], row["explain_gpu_seconds"]
+    return {
+        "is_answer_equal": row["hub"] == row["explain"],
+        "is_answer_right": row["hub"] == row["truth"],
+        "is_running_answer_equal": row["hub_running"] == row["explain"],
+        "is_cost_equal": is_close(hub, explain) and is_close(row["hub_running_gpu_seconds"], explain),
+        "is_cost_right": truth[0] < 0 or (is_close(hub, truth) and is_close(explain, truth)),
+    }
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    only = parser.parse_args().only
+    rows = []
+    for name in CASES:
+        if only in name:
+            row = run(name)
+            rows.append(row | marks(row))
+            print(*(f"{key}={value}" for key, value in rows[-1].items()), sep="  ", file=sys.stderr, flush=True)
+    counts = {f"n_{mark}": sum(row[mark] for row in rows) for mark in marks(rows[0])}
+    if not only:
+        report("hub_truth", {"n_jobs": len(rows), **counts, "jobs": rows})
+
+
+if __name__ == "__main__":
+    main()
