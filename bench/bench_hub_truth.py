@@ -108,46 +108,53 @@ def requests(trace: Trace) -> Iterator[tuple[bool, list[bytes]]]:
 
     The job's end was just now.
     """
-    ranks = {(node, pid): (rank, -1) for node, pid, rank in trace.processes[["node", "pid", "rank"]].tolist()}
     clocks = _wall_clocks(trace)
-    begin_ns = int(trace.collectives["ts_ns"].min())
-    n_parts = (int(trace.collectives["ts_ns"].max()) - begin_ns) // REQUEST_NS + 2
+    nodes = [_of_node(trace, node) for node in range(len(trace.nodes))]
+    times = [
+        tables["collectives"]["ts_ns"] + clocks[node].wall_ns - clocks[node].monotonic_ns
+        for node, tables in enumerate(nodes)
+    ]
+    begin_ns = min(int(each.min()) for each in times)
+    n_parts = (max(int(each.max()) for each in times) - begin_ns) // REQUEST_NS + 1
     for part in range(n_parts + 1):
         bodies = []
         for node, name in enumerate(trace.nodes):
-            tables = _tables(trace, node, begin_ns, part, is_last=part == n_parts)
+            node_begin_ns = begin_ns + clocks[node].monotonic_ns - clocks[node].wall_ns
+            tables = _part(nodes[node], node_begin_ns, part, is_last=part == n_parts)
+            ranks = {pid: (rank, -1) for pid, rank in nodes[node]["processes"][["pid", "rank"]].tolist()}
             on_wall = {
                 table.name: hub_batches.on_wall_clock(
-                    table,
-                    tables[table.name],
-                    clocks[node],
-                    trace.symbols,
-                    ranks={pid: rank for (at, pid), rank in ranks.items() if at == node},
+                    table, tables[table.name], clocks[node], trace.symbols, ranks=ranks
                 )
                 for table in layout.TABLES
                 if len(tables.get(table.name, ()))
             }
             if on_wall:
+                batch_id = f"{name} {part}"
                 bodies.append(
-                    hub_arrow.request(on_wall, batch_id=f"{name} {part}", node=name, cluster="c", about={})
+                    hub_arrow.request(on_wall, batch_id=batch_id, node=name, cluster="c", about={})
                 )
         yield part == n_parts, bodies
 
 
-def _tables(trace: Trace, node: int, begin_ns: int, part: int, *, is_last: bool) -> dict[str, Array]:
+def _of_node(trace: Trace, node: int) -> dict[str, Array]:
+    names = ("collectives", "calls", "snapshots", *IDENTITIES)
+    return {name: rows[rows["node"] == node] for name in names for rows in [getattr(trace, name)]}
+
+
+def _part(tables: dict[str, Array], begin_ns: int, part: int, *, is_last: bool) -> dict[str, Array]:
     """A node's rows of one part. The ends of processes are in the last part only."""
-    tables = {}
-    for name in ("collectives", "calls", "snapshots"):
-        rows = getattr(trace, name)
-        rows = rows[rows["node"] == node]
+    out = {}
+    for name in tables.keys() - set(IDENTITIES):
+        rows = tables[name]
         of_part = np.maximum((rows["ts_ns"].astype(np.int64) - begin_ns) // REQUEST_NS, 0)
-        tables[name] = rows[of_part >= part if is_last else of_part == part]
+        out[name] = rows[of_part >= part if is_last else of_part == part]
     if part == 0 or is_last:
-        processes = trace.processes[trace.processes["node"] == node].copy()
+        processes = tables["processes"].copy()
         if not is_last:
             processes["ended_ns"] = UNKNOWN
-        tables |= {"processes": processes, "communicators": trace.communicators[trace.communicators["node"] == node]}
-    return tables
+        out |= {"processes": processes, "communicators": tables["communicators"]}
+    return out
 
 
 def _wall_clocks(trace: Trace) -> dict[int, Clock]:

@@ -15,7 +15,7 @@ from .test_device import slow_gpu
 
 SINCE_1970_NS = 1_795_985_333_000_000_000
 TRACES = {
-    "late rank": lambda: dp_trace(every(2, 7, 50 * MS, category=Category.IO)),
+    "late rank": lambda: dp_trace(every(2, 7, 50 * MS, category=Category.IO), n_ranks=8),
     "slow GPU": lambda: slow_gpu(lambda step: 4 * MS),
     "hang": lambda: trace_of(Job(data_parallel(4), gone=(Gone(3, 20),), quiet_ns=60_000 * MS)),
     "healthy": dp_trace,
@@ -37,7 +37,7 @@ def moved(trace, by_ns):
 
 def essence(trace):
     return [
-        (verdict.kind, verdict.ranks, verdict.n_late_rounds, verdict.cost and verdict.cost.gpu_seconds)
+        (verdict.kind, verdict.ranks, verdict.victims, verdict.cost and verdict.cost.gpu_seconds)
         for verdict in diagnose(trace).verdicts
     ]
 

@@ -3,7 +3,7 @@
 The sums of two periods add up to the sum of both. A stream of events keeps the sums instead of its past rows.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -154,20 +154,30 @@ def _costs(
 
 
 def as_steps_grew(
-    case: Case, delays: Mapping[int, Delays], *, groups: Sequence[Sequence[int]]
+    case: Case,
+    delays: Mapping[int, Delays],
+    *,
+    groups: Sequence[Sequence[int]],
+    among: Iterable[LateStep] = (),
 ) -> dict[int, Delays]:
-    """The delays of all named processes in a whole trace, with the growth of the job's steps as their cost.
+    """The delays of all named processes, with the growth of the job's steps as their cost.
 
     groups: the processes of each verdict. The cost of a group is divided among its processes by their delays.
+    among: further late steps of these processes in the case, which cause a share of the growth.
     """
-    parts, found = stretches(case, [one for each in delays.values() for one in each.late]), dict(delays)
+    counted = {(one.process, one.step): one for each in delays.values() for one in each.late}
+    counted |= {(one.process, one.step): one for one in among}
+    parts, found = stretches(case, list(counted.values())), dict(delays)
+    sizes_ns: defaultdict[int, float] = defaultdict(float)
+    for one in counted.values():
+        sizes_ns[one.process] += one.late_ns
     for group in groups:
         grown = growth(parts, group) if parts else None
         if grown is None:
             continue
-        sizes = {process: sum(one.late_ns for one in delays[process].late) for process in group}
+        whole_ns = max(sum(sizes_ns[process] for process in group), 1.0)
         for process in group:
-            share = sizes[process] / max(sum(sizes.values()), 1.0)
+            share = sum(one.late_ns for one in delays[process].late) / whole_ns
             found[process] = _costing(case, group, delays[process], grown, share=share)
     return found
 
@@ -220,14 +230,19 @@ def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
     return replace(delays, lost_ns={case.who(other): lost for other in others})
 
 
-def device_cost(case: Case, process: int, late: list[LateStep]) -> Delays:
-    """The delays of a process by its GPU in a whole trace, with the growth of the job's steps as their cost.
+def device_cost(
+    case: Case, process: int, late: list[LateStep], *, among: Sequence[LateStep] = ()
+) -> Delays:
+    """The delays of a process by its GPU, with the growth of the job's steps as their cost.
 
-    A GPU that is late in many steps works longer in the steps between them as well.
+    A GPU that is late in many steps works longer in the steps between them as well. among: further late steps of the
+    GPU in the case, which cause a share of the growth.
     """
-    delays, parts = device_delays(case, process, late), stretches(case, _throughout(case, process, late))
+    counted = list({one.step: one for one in [*late, *among]}.values())
+    delays, parts = device_delays(case, process, late), stretches(case, _throughout(case, process, counted))
     grown = growth(parts, [process]) if parts else None
-    return _costing(case, [process], delays, grown, share=1.0) if grown else delays
+    share = sum(one.late_ns for one in late) / max(sum(one.late_ns for one in counted), 1.0)
+    return _costing(case, [process], delays, grown, share=share) if grown else delays
 
 
 def _throughout(case: Case, process: int, late: list[LateStep]) -> list[LateStep]:

@@ -275,8 +275,8 @@ class _RowIndex:
 
     @staticmethod
     def of(line: Timeline, arrival_ns: Array) -> "_RowIndex":
-        base = int(arrival_ns.min(initial=0))
-        span = int(arrival_ns.max(initial=0)) - base + 2
+        base, last = (int(arrival_ns.min()), int(arrival_ns.max())) if len(arrival_ns) else (0, 0)
+        span = last - base + 2
         key = np.repeat(np.arange(line.n_processes) * span - base, np.diff(line.first))
         key += arrival_ns
         return _RowIndex(

@@ -1,16 +1,24 @@
 """One diagnosis of a job's rows together with its history: the same steps as for a whole trace."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose.cost.delays import Delays, delays_by_process, device_delays, total
+from stallscope.diagnose.cost.delays import (
+    Delays,
+    as_steps_grew,
+    delays_by_process,
+    device_cost,
+    device_delays,
+    total,
+)
 from stallscope.diagnose.findings import Findings, findings
 from stallscope.diagnose.lateness.imbalance import moving
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import incidents, recurring, unique_delays
+from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import Who
 from stallscope.diagnose.thresholds import Thresholds
@@ -62,6 +70,11 @@ class Evaluation:
             for late_step in self.late
             if late_step.process in chosen and (late_step.process, late_step.step) not in self.once
         ]
+
+    def in_rows(self, late: Iterable[LateStep]) -> list[LateStep]:
+        """Late steps with the step numbers of the rows instead of the stream's."""
+        step = self.case.plan.step
+        return [replace(late_step, step=int(step[late_step.peak_row])) for late_step in late]
 
     def ts_ns(self, late: LateStep) -> int:
         """When a late step of these rows peaked, on its node's clock."""
@@ -154,8 +167,31 @@ def summed(
     """The delays of some processes, from their tracks and from the rows."""
     chosen = [process for process in processes if process in held]
     live = [late_step for process in chosen for late_step in held[process][1]]
-    fresh = delays_by_process(evaluation.case, live, among=evaluation.late_of(chosen))
+    fresh = measured(evaluation, live, evaluation.late_of(chosen))
     return {p: total([*held[p][0], *([fresh[p]] if p in fresh else [])]) for p in chosen}
+
+
+def measured(evaluation: Evaluation, late: list[LateStep], among: Sequence[LateStep]) -> dict[int, Delays]:
+    """The delays of each process in the rows, with the growth of the steps as their cost.
+
+    among: further late steps in the rows, which cause a share of the growth.
+    """
+    case = evaluation.case
+    delays = delays_by_process(case, late, among=among)
+    groups = in_groups({process: each.steps for process, each in delays.items()}, case.line.node)
+    in_rows = {
+        process: replace(each, late=tuple(evaluation.in_rows(each.late))) for process, each in delays.items()
+    }
+    grown = as_steps_grew(case, in_rows, groups=groups, among=evaluation.in_rows(among))
+    return {process: replace(grown[process], late=each.late) for process, each in delays.items()}
+
+
+def measured_device(evaluation: Evaluation, process: int, late: list[LateStep]) -> Delays:
+    """The delays of a slow GPU in the rows, with the growth of the steps as their cost."""
+    case, slow = evaluation.case, evaluation.faults.device.get(process)
+    among = evaluation.in_rows(slow.late) if slow else []
+    delays = device_cost(case, process, evaluation.in_rows(late), among=among)
+    return replace(delays, late=device_delays(case, process, late).late)
 
 
 def summed_device(
@@ -163,7 +199,7 @@ def summed_device(
 ) -> Delays | None:
     """The delays of a slow GPU, from its track and from the rows; None without any."""
     kept, late = held.get(process, ([], []))
-    delays = [*kept, *([device_delays(evaluation.case, process, late)] if late else [])]
+    delays = [*kept, *([measured_device(evaluation, process, late)] if late else [])]
     return total(delays) if delays else None
 
 

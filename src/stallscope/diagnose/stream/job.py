@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.diagnose import engine
-from stallscope.diagnose.cost.delays import delays_by_process, device_delays
+from stallscope.diagnose.cost.delays import delays_by_process
 from stallscope.diagnose.findings import mismatch_findings
 from stallscope.diagnose.processes import single
 from stallscope.diagnose.report.examined import budget_of_case, of_case
@@ -15,7 +15,7 @@ from stallscope.diagnose.report.severity import severity
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import candidates
 from stallscope.diagnose.stream.call_errors import FailedCalls
-from stallscope.diagnose.stream.evaluation import Evaluation, evaluate
+from stallscope.diagnose.stream.evaluation import Evaluation, evaluate, measured, measured_device
 from stallscope.diagnose.stream.gpu_drivers import Drivers, explained
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Candidate, Change, Incident, Incidents, worded
@@ -414,7 +414,8 @@ class Job:
         cut, until = float(ordered[half]), float(ordered[three_quarters])
         if not history.is_trimmed:
             history.is_trimmed = True
-            history.first_step = int(result.faults.case.judged.step.min(initial=0))
+            judged = result.faults.case.judged.step
+            history.first_step = int(judged.min()) if len(judged) else 0
             first = np.full(len(case.line.comm_hash), np.iinfo(np.int64).max)
             np.minimum.at(first, case.line.comm, case.line.rows["seq"])
             for comm, seq in zip(case.line.comm_hash.tolist(), first.tolist(), strict=True):
@@ -450,7 +451,7 @@ class Job:
                 and (late_step.process in result.faults.named) == is_named
             ]
             processes = result.faults.named if is_named else {late_step.process for late_step in part}
-            for process, delays in delays_by_process(case, part, among=result.late_of(processes)).items():
+            for process, delays in measured(result, part, result.late_of(processes)).items():
                 history.late.track(case.who(process)).add(delays, is_over=is_over)
         for process, late_steps in result.device.items():
             track = history.device.track(case.who(process))
@@ -460,7 +461,7 @@ class Job:
                     late_step for late_step in old if (result.ts_ns(late_step) <= track.over_ns) == is_over
                 ]
                 if part:
-                    track.add(device_delays(case, process, part), is_over=is_over)
+                    track.add(measured_device(result, process, part), is_over=is_over)
         for process, ts in _latest_before(case.line.process, case.arrival_ns, until, case.line.rows["ts_ns"]):
             history.settled_ns[case.who(process)] = ts
 
