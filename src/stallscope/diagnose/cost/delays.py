@@ -13,7 +13,7 @@ import numpy as np
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
 from stallscope.diagnose.cost.retransmits import retransmits_to
-from stallscope.diagnose.cost.step_growth import Growth, growth, stretches
+from stallscope.diagnose.cost.step_growth import Baseline, Growth, growth, stretches
 from stallscope.diagnose.cost.waiting import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.case import Case
@@ -159,15 +159,17 @@ def as_steps_grew(
     *,
     groups: Sequence[Sequence[int]],
     among: Iterable[LateStep] = (),
+    baseline: Baseline | None = None,
 ) -> dict[int, Delays]:
     """The delays of all named processes, with the growth of the job's steps as their cost.
 
     groups: the processes of each verdict. The cost of a group is divided among its processes by their delays.
-    among: further late steps of these processes in the case, which cause a share of the growth.
+    among: further late steps of these processes in the case, which cause a share of the growth. baseline: quiet steps
+    of the job before the case.
     """
     counted = {(one.process, one.step): one for each in delays.values() for one in each.late}
     counted |= {(one.process, one.step): one for one in among}
-    parts, found = stretches(case, list(counted.values())), dict(delays)
+    parts, found = stretches(case, list(counted.values()), baseline), dict(delays)
     sizes_ns: defaultdict[int, float] = defaultdict(float)
     for one in counted.values():
         sizes_ns[one.process] += one.late_ns
@@ -231,15 +233,21 @@ def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
 
 
 def device_cost(
-    case: Case, process: int, late: list[LateStep], *, among: Sequence[LateStep] = ()
+    case: Case,
+    process: int,
+    late: list[LateStep],
+    *,
+    among: Sequence[LateStep] = (),
+    baseline: Baseline | None = None,
 ) -> Delays:
     """The delays of a process by its GPU, with the growth of the job's steps as their cost.
 
     A GPU that is late in many steps works longer in the steps between them as well. among: further late steps of the
-    GPU in the case, which cause a share of the growth.
+    GPU in the case, which cause a share of the growth. baseline: quiet steps of the job before the case.
     """
     counted = list({one.step: one for one in [*late, *among]}.values())
-    delays, parts = device_delays(case, process, late), stretches(case, _throughout(case, process, counted))
+    delays = device_delays(case, process, late)
+    parts = stretches(case, _throughout(case, process, counted), baseline)
     grown = growth(parts, [process]) if parts else None
     share = sum(one.late_ns for one in late) / max(sum(one.late_ns for one in counted), 1.0)
     return _costing(case, [process], delays, grown, share=share) if grown else delays

@@ -28,6 +28,7 @@ _SURE_SLOPE = 0.3  # largest error of a usable slope
 _FEWEST_FREE = 3  # degrees of freedom of a slope
 _FEWEST_STEPS = 5  # steps before a release that bound the length of a step
 _TOGETHER = 0.5  # correlation of the delays of ranks that share a reason
+_MOST_QUIET = 256
 _NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
 
 
@@ -49,13 +50,14 @@ class Growth:
 class Stretches:
     """Parts of a job in order of time, (k,) each: steps, or the time between releases if hosts run ahead of their GPUs.
 
-    n_steps: steps in it. kind: int64, how many calls a step makes; 0 where that is open. length_ns: float64, mean over
+    begin_ns: float64, on the common clock. n_steps: steps in it. kind: int64, how many calls a step makes; 0 where that is open. length_ns: float64, mean over
     the ranks that wait. delay_ns: float64, by named process. excess_ns: float64, by named process, late or not.
     is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
     n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
     stretches.
     """
 
+    begin_ns: Array
     n_steps: Array
     kind: Array
     length_ns: Array
@@ -99,13 +101,75 @@ class _Estimate:
     is_measured: bool
 
 
-def stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
-    """The stretches of a job. late: late steps of all named ranks.
+@dataclass(frozen=True)
+class Baseline:
+    """Stretches without delays from rows that have been dropped, (k,) each, and the bound of a step: see Stretches."""
+
+    n_steps: Array
+    kind: Array
+    length_ns: Array
+    is_step: bool
+    step_at_most_ns: float
+
+
+def stretches(case: Case, late: Sequence[LateStep], baseline: Baseline | None = None) -> Stretches | None:
+    """The stretches of a job. late: late steps of all named ranks. baseline: of the same job, before the rows.
 
     None without comparable stretches: the steps of a host that never waits do not show the time on its GPU.
     """
+    parts = _stretches(case, late) if late else None
+    if parts is None or baseline is None or baseline.is_step != parts.is_step:
+        return parts
+    nothing = np.zeros(len(baseline.n_steps))
+    delay, excess = (
+        {process: np.append(nothing, by_step) for process, by_step in of.items()}
+        for of in (parts.delay_ns, parts.excess_ns)
+    )
+    return replace(
+        parts,
+        begin_ns=np.append(nothing, parts.begin_ns),
+        n_steps=np.append(baseline.n_steps, parts.n_steps),
+        kind=np.append(baseline.kind, parts.kind),
+        length_ns=np.append(baseline.length_ns, parts.length_ns),
+        delay_ns=delay,
+        excess_ns=excess,
+        is_warm=np.append(nothing > 0, parts.is_warm),
+        step_at_most_ns=min(parts.step_at_most_ns, baseline.step_at_most_ns),
+    )
+
+
+def baseline_before(
+    case: Case, late: Sequence[LateStep], until_ns: float, known: Baseline | None
+) -> Baseline | None:
+    """The baseline with the quiet stretches before a time on the common clock, whose rows are about to be dropped.
+
+    late: all late steps. known: the baseline before these rows.
+    """
+    parts = _stretches(case, late)
+    if parts is None or (known is not None and known.is_step != parts.is_step):
+        return known
+    in_all = parts.delay_of(parts.delay_ns.keys())
+    quiet = (in_all == 0) & (parts.after(in_all) == 0) & parts.is_usual & (parts.begin_ns < until_ns)
+    new = Baseline(
+        parts.n_steps[quiet], parts.kind[quiet], parts.length_ns[quiet], parts.is_step, parts.step_at_most_ns
+    )
+    if known is None:
+        return new
+    return Baseline(
+        *(
+            np.append(getattr(known, name), getattr(new, name))[-_MOST_QUIET:]
+            for name in ("n_steps", "kind", "length_ns")
+        ),
+        parts.is_step,
+        min(known.step_at_most_ns, new.step_at_most_ns),
+    )
+
+
+def _stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
+    if len(case.table.step) < 2 or not case.waits.in_each_step:
+        return None
     n_releases = len(case.waits.released_ns)
-    if not late or len(case.table.step) < 2 or n_releases == 1 or not case.waits.in_each_step:
+    if n_releases == 1:
         return None
     return _releases(case, late) if n_releases else _steps(case, late)
 
@@ -150,6 +214,7 @@ def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches
     )
     return replace(
         parts,
+        begin_ns=parts.begin_ns[kept],
         n_steps=parts.n_steps[kept],
         kind=parts.kind[kept],
         length_ns=length[kept],
@@ -301,7 +366,10 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     np.maximum.at(n_calls, table.step[is_known], (table.end_row - table.first_row)[is_known])
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
     delay, excess = _by_named(table, late, named, is_warm)
+    begin_ns = np.full(n, np.inf)
+    np.minimum.at(begin_ns, table.step, case.arrival_ns[table.first_row])
     parts = Stretches(
+        begin_ns=begin_ns[kept],
         n_steps=np.ones(int(kept.sum())),
         kind=n_calls[kept],
         length_ns=total[kept] / n_known[kept],
@@ -347,7 +415,8 @@ def _is_normal(table: Cells, n: int) -> Array:
 def _shortest_warm_up(parts: Stretches, is_normal: Array) -> float:
     """An upper bound of a step without delays: a warm-up step in which hosts are as fast as later."""
     named = parts.delay_ns.keys()
-    typical = float(np.median([np.median(each[each > 0]) for each in parts.delay_ns.values() if each.any()]))
+    sizes = [np.median(each[each > 0]) for each in parts.delay_ns.values() if each.any()]
+    typical = float(np.median(sizes)) if sizes else 0.0
     is_free = parts.is_warm & is_normal & (parts.after(parts.excess_of(named)) <= _SMALL * typical)
     return float(parts.length_ns[is_free].min(initial=np.inf))
 
@@ -363,6 +432,7 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
         if 0 <= k < len(n_steps):
             delay[one.process][k] += max(size, one.excess_ns)
     return Stretches(
+        begin_ns=when[:-1].astype(np.float64),
         n_steps=n_steps,
         kind=np.zeros(len(n_steps), np.int64),
         length_ns=np.diff(when).astype(np.float64),

@@ -14,6 +14,7 @@ from stallscope.diagnose.cost.delays import (
     device_delays,
     total,
 )
+from stallscope.diagnose.cost.step_growth import Baseline
 from stallscope.diagnose.findings import Findings, findings
 from stallscope.diagnose.lateness.imbalance import moving
 from stallscope.diagnose.lateness.late_steps import LateStep
@@ -36,7 +37,8 @@ class Evaluation:
 
     faults: the named processes follow from the history and the rows. step_of_row: step of each row.
     live: late steps that are not in the history yet, by process; device: the same for slow GPUs. once: (process, step)
-    of long delays that happened once; alone: those delays that no other rank had. step: the newest step.
+    of long delays that happened once; alone: those delays that no other rank had. step: the newest step. baseline: quiet steps
+    before these rows.
 
     large: named processes whose late steps are far above the threshold of a late step. firm: named processes with so
     many late steps that repeated evaluations do not explain them, or with large delays that no other process has.
@@ -52,6 +54,7 @@ class Evaluation:
     firm: frozenset[int]
     step: int
     examined: Examined
+    baseline: Baseline | None
 
     @property
     def case(self) -> Case:
@@ -128,6 +131,7 @@ def evaluate(case: Case, known: Array, history: History) -> Evaluation:
         firm=firm | {process for process in large if is_alone(faults.named[process], everything)},
         step=int(steps.max(initial=0)),
         examined=_totals(case, steps, history),
+        baseline=history.baseline,
     )
 
 
@@ -182,7 +186,9 @@ def measured(evaluation: Evaluation, late: list[LateStep], among: Sequence[LateS
     in_rows = {
         process: replace(each, late=tuple(evaluation.in_rows(each.late))) for process, each in delays.items()
     }
-    grown = as_steps_grew(case, in_rows, groups=groups, among=evaluation.in_rows(among))
+    grown = as_steps_grew(
+        case, in_rows, groups=groups, among=evaluation.in_rows(among), baseline=evaluation.baseline
+    )
     return {process: replace(grown[process], late=each.late) for process, each in delays.items()}
 
 
@@ -190,7 +196,9 @@ def measured_device(evaluation: Evaluation, process: int, late: list[LateStep]) 
     """The delays of a slow GPU in the rows, with the growth of the steps as their cost."""
     case, slow = evaluation.case, evaluation.faults.device.get(process)
     among = evaluation.in_rows(slow.late) if slow else []
-    delays = device_cost(case, process, evaluation.in_rows(late), among=among)
+    delays = device_cost(
+        case, process, evaluation.in_rows(late), among=among, baseline=evaluation.baseline
+    )
     return replace(delays, late=device_delays(case, process, late).late)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stallscope.diagnose.cost.delays import MOST_KEPT, Delays, total
+from stallscope.diagnose.cost.step_growth import Baseline
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream.job_members import Who
@@ -85,7 +86,7 @@ class History:
     """The history of a job.
 
     settled_ns: by process, the time on its clock up to which late steps are in the tracks. first_step, first_seq:
-    first step, and first round by communicator. gone_ns: observed time before the remaining rows.
+    first step, and first round by communicator. gone_ns: observed time before the remaining rows. baseline: quiet steps before them.
     """
 
     late: Tracks = field(default_factory=Tracks)
@@ -97,6 +98,7 @@ class History:
     first_seq: dict[int, int] = field(default_factory=dict)
     gone_ns: float = 0.0
     over: list[Verdict] = field(default_factory=list)
+    baseline: Baseline | None = None
 
     def is_settled(self, process_key: Who, ts_ns: int) -> bool:
         """Whether late steps of a process at a moment of its clock are in the tracks."""

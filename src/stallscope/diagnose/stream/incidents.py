@@ -10,7 +10,8 @@ from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream.job_members import Who
 
-_GROWN = 1.2  # growth of the delays or the cost that leads to an update
+_GROWN = 1.05  # growth of the delays or the cost that leads to an update
+_GROWN_EXACTLY = 1.001  # the same once no further rows arrive
 _MOST_OVER = 256  # ids of closed incidents that are kept: none of these incidents opens again
 
 
@@ -85,8 +86,12 @@ class Incidents:
         is_whole: bool,
         closing: Callable[[Incident, str], None],
         job: str,
+        is_exact: bool = False,
     ) -> list[Change]:
-        """The changes by an evaluation. step: its newest step. closing: called with each incident that closes."""
+        """The changes by an evaluation.
+
+        step: its newest step. closing: called with each incident that closes. is_exact: report small changes as well.
+        """
         waiting: dict[tuple[str, frozenset[Who]], int] = {}
         ready = []
         for candidate in candidates:
@@ -100,10 +105,14 @@ class Incidents:
             else:
                 ready.append(candidate)
         self._waiting = waiting
-        return [*self.open_or_update(ready, step, at_ns, job=job), *self._close_quiet(step, at_ns, closing)]
+        opened = self.open_or_update(ready, step, at_ns, job=job, is_exact=is_exact)
+        return [*opened, *self._close_quiet(step, at_ns, closing)]
 
-    def open_or_update(self, candidates: list[Candidate], step: int, at_ns: int, *, job: str) -> list[Change]:
+    def open_or_update(
+        self, candidates: list[Candidate], step: int, at_ns: int, *, job: str, is_exact: bool = False
+    ) -> list[Change]:
         """The changes by confirmed candidates: incidents that open or are updated."""
+        grown = _GROWN_EXACTLY if is_exact else _GROWN
         changes = []
         for candidate in candidates:
             known = self.of(candidate.sort, candidate.processes)
@@ -113,7 +122,7 @@ class Incidents:
                     continue
                 self.open.append(known)
                 changes.append(Change("opened", known.id, candidate.verdict, at_ns))
-            elif _is_news(known.reported, candidate.verdict):
+            elif _is_news(known.reported, candidate.verdict, grown):
                 known.reported = candidate.verdict
                 changes.append(Change("updated", known.id, candidate.verdict, at_ns))
             known.candidate, known.seen_step, known.confirmed_ns = candidate, step, at_ns
@@ -179,17 +188,20 @@ def worded(verdict: Verdict) -> Verdict:
     return replace(verdict, summary=text.summary(verdict))
 
 
-def _is_news(reported: Verdict, now: Verdict) -> bool:
-    """Whether a verdict differs enough from the reported verdict for an update."""
+def _is_news(reported: Verdict, now: Verdict, grown: float) -> bool:
+    """Whether a verdict differs enough from the reported verdict for an update. grown: of its delays or its cost."""
     if (reported.kind, reported.ranks, reported.period_steps) != (now.kind, now.ranks, now.period_steps):
+        return True
+    if (reported.severity, reported.victims) != (now.severity, now.victims):
         return True
     if [part.cause.name for part in reported.causes] != [part.cause.name for part in now.causes]:
         return True
-    if now.n_late_rounds > _GROWN * reported.n_late_rounds:
+    if now.n_late_rounds > grown * reported.n_late_rounds:
         return True
-    return bool(
-        reported.cost and now.cost and now.cost.may_be_gpu_seconds > _GROWN * reported.cost.may_be_gpu_seconds
-    )
+    if reported.cost is None or now.cost is None:
+        return reported.cost is not now.cost
+    before, after = reported.cost.may_be_gpu_seconds, now.cost.may_be_gpu_seconds
+    return after > grown * before or before > grown * after
 
 
 def _id(job: str, candidate: Candidate) -> str:

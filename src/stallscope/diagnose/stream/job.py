@@ -8,6 +8,7 @@ import numpy as np
 
 from stallscope.diagnose import engine
 from stallscope.diagnose.cost.delays import delays_by_process
+from stallscope.diagnose.cost.step_growth import baseline_before
 from stallscope.diagnose.findings import mismatch_findings
 from stallscope.diagnose.processes import single
 from stallscope.diagnose.report.examined import budget_of_case, of_case
@@ -38,6 +39,8 @@ _BURST = 4  # evaluations that may follow each other at once, after quiet times
 _EVERY = 8  # periodic evaluations of each row, at most
 _EVERY_BEHIND = 2  # ... and where the stream is behind
 _GROWTH = 1.5  # a job with too few steps is evaluated again with this many times the rows
+_QUIET_NS = 2_000_000_000  # agents send about once a second
+_RARELY_NS = 30_000_000_000
 _LEAST_ROWS = 12  # of each process: fewer show no pattern
 _MOST_ONCE = 8  # long delays of a rank that happened once
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
@@ -67,6 +70,7 @@ class Job:
     symbols: tuple[str, ...] = ("",)
     n_evaluations: int = 0
     n_rows_examined: int = 0
+    _evaluated_at_ns: int = 0
     _newest_ns: dict[Who, int] = field(default_factory=dict)
     _allowance: float = float(_BURST * _FIXED_ROWS)
     _n_since: int = 0
@@ -139,9 +143,24 @@ class Job:
         is_worth = self.trigger.is_due or self._n_since * every >= n + _FIXED_ROWS
         return is_worth and self._allowance >= n + _FIXED_ROWS
 
-    def evaluate(self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False) -> list[Change]:
-        """Diagnose the complete rows, and drop old rows. is_last: the stream has ended."""
+    def is_quiet(self, at_ns: int) -> bool:
+        """Whether rows that no evaluation has examined are the last for now, so that verdicts may be out of date."""
+        n = self.rows.n
+        if not self._n_since or n < _LEAST_ROWS * max(len(self.members), 1):
+            return False
+        if at_ns - self.latest_at_ns < _QUIET_NS:
+            return False
+        return self._allowance >= n + _FIXED_ROWS or at_ns - self._evaluated_at_ns >= _RARELY_NS
+
+    def evaluate(
+        self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False, is_exact: bool = False
+    ) -> list[Change]:
+        """Diagnose the complete rows, and drop old rows.
+
+        is_last: the stream has ended. is_exact: small changes of open incidents are changes, too.
+        """
         was_triggered = self.trigger.is_due
+        self._evaluated_at_ns = at_ns
         self.rows.fold()
         n = self.rows.n
         burst = float(_BURST * (n + _FIXED_ROWS))
@@ -165,7 +184,9 @@ class Job:
             shown = candidates.of_evaluation(
                 result, self.history, self.incidents, is_whole=is_whole, is_periodic=not was_triggered
             )
-            changes = self._updated(self._explained(trace, shown), result.step, at_ns, is_whole=is_whole)
+            changes = self._updated(
+                self._explained(trace, shown), result.step, at_ns, is_whole=is_whole, is_exact=is_exact
+            )
         self._trim(result, usable, most_rows)
         return changes
 
@@ -370,9 +391,17 @@ class Job:
         self.history.next_step += 1
         return self._updated(shown, self.history.next_step, at_ns, is_whole=is_last)
 
-    def _updated(self, shown: list[Candidate], step: int, at_ns: int, *, is_whole: bool) -> list[Change]:
+    def _updated(
+        self, shown: list[Candidate], step: int, at_ns: int, *, is_whole: bool, is_exact: bool = False
+    ) -> list[Change]:
         return self.incidents.update(
-            shown, step=step, at_ns=at_ns, is_whole=is_whole, closing=self._close, job=self.name
+            shown,
+            step=step,
+            at_ns=at_ns,
+            is_whole=is_whole,
+            is_exact=is_exact,
+            closing=self._close,
+            job=self.name,
         )
 
     def _close(self, incident: Incident, reason: str) -> None:
@@ -421,6 +450,8 @@ class Job:
             for comm, seq in zip(case.line.comm_hash.tolist(), first.tolist(), strict=True):
                 history.first_seq[comm] = min(seq, history.first_seq.get(comm, seq))
         self._settle(result, until)
+        late = result.in_rows(result.late)
+        history.baseline = baseline_before(case, late, cut, history.baseline)
         old = _before_step_at(case, cut)
         gone = np.zeros(len(usable), bool)
         gone[np.flatnonzero(usable)[old]] = True

@@ -165,6 +165,8 @@ class Stream:
         self._passed_ns = at_ns
         changes: list[Change] = []
         for group, job in list(self._jobs.items()):
+            if job.is_quiet(at_ns):
+                changes += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job(), is_exact=True)
             changes += job.failed(self._nodes, at_ns)
             changes += job.standstill(self._nodes, at_ns)
             if at_ns - job.latest_at_ns >= self.forget_ns:
