@@ -145,8 +145,9 @@ def _by_releases(t_ns: Array, difference_ns: Array) -> Offset:
     since = float(t_ns[0])
     drift = 0.0
     half = len(t_ns) // 2
-    if half >= 10 and t_ns[-1] - t_ns[0] >= _DRIFT_SPAN_NS:
-        run = float(np.median(t_ns[half:]) - np.median(t_ns[:half]))
+    is_long = half >= 10 and t_ns[-1] - t_ns[0] >= _DRIFT_SPAN_NS
+    run = float(np.median(t_ns[half:]) - np.median(t_ns[:half])) if is_long else 0.0
+    if run >= _DRIFT_SPAN_NS / 8:  # less if most releases are close together, and one is far away
         drift = float(np.median(difference_ns[half:]) - np.median(difference_ns[:half])) / run
         spread = 1.4826 * float(np.median(np.abs(difference_ns - np.median(difference_ns))))
         if abs(drift) * run < spread / half**0.5:
