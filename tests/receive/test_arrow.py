@@ -49,3 +49,9 @@ def test_halves_of_characters_in_the_head_are_refused(head: dict[str, object]):
     )
     with pytest.raises(BadInput, match="the first line of an Arrow request is not valid JSON"):
         arrow.decode(request(pa.array(["word"]), **head), "a", limit=1 << 20)
+
+
+def test_an_unknown_rank_is_null():
+    rows = pa.table({"ts_ns": pa.array([NOW_NS, NOW_NS]), "rank": pa.array([-1, 3], pa.int32())})
+    stored = arrow.in_our_form(rows, "collectives")
+    assert stored["rank"].to_pylist() == [None, 3]

@@ -42,9 +42,10 @@ _WORDS: dict[str, tuple[str, ...]] = {
 }
 _WORDS["in_call"] = _WORDS["op"]
 _HASHES = ("comm_hash", "parent_hash")
-_UNKNOWN_IN = {table.name: {f.name for f in table.fields if f.may_be_unknown} for table in layout.TABLES} | {
-    "clocks": {"is_synchronised"}
-}
+_UNKNOWN_IN = {
+    table.name: {"rank", "local_rank"} | {f.name for f in table.fields if f.may_be_unknown}
+    for table in layout.TABLES
+} | {"clocks": {"is_synchronised"}}
 
 
 @dataclass(frozen=True)

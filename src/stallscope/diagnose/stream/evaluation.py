@@ -37,8 +37,8 @@ class Evaluation:
 
     faults: the named processes follow from the history and the rows. step_of_row: step of each row.
     live: late steps that are not in the history yet, by process; device: the same for slow GPUs. once: (process, step)
-    of long delays that happened once; alone: those delays that no other rank had. step: the newest step. baseline: quiet steps
-    before these rows.
+    of long delays that happened once; alone: those delays that no other rank had. step: the newest step.
+    baseline: quiet steps before these rows.
 
     large: named processes whose late steps are far above the threshold of a late step. firm: named processes with so
     many late steps that repeated evaluations do not explain them, or with large delays that no other process has.
@@ -196,9 +196,7 @@ def measured_device(evaluation: Evaluation, process: int, late: list[LateStep]) 
     """The delays of a slow GPU in the rows, with the growth of the steps as their cost."""
     case, slow = evaluation.case, evaluation.faults.device.get(process)
     among = evaluation.in_rows(slow.late) if slow else []
-    delays = device_cost(
-        case, process, evaluation.in_rows(late), among=among, baseline=evaluation.baseline
-    )
+    delays = device_cost(case, process, evaluation.in_rows(late), among=among, baseline=evaluation.baseline)
     return replace(delays, late=device_delays(case, process, late).late)
 
 

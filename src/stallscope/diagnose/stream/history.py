@@ -86,7 +86,8 @@ class History:
     """The history of a job.
 
     settled_ns: by process, the time on its clock up to which late steps are in the tracks. first_step, first_seq:
-    first step, and first round by communicator. gone_ns: observed time before the remaining rows. baseline: quiet steps before them.
+    first step, and first round by communicator. gone_ns: observed time before the remaining rows.
+    baseline: quiet steps before them.
     """
 
     late: Tracks = field(default_factory=Tracks)
