@@ -16,7 +16,17 @@ MAY_IMPORT["commands"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = {"commands", "errors"}
 
 HEAVY = {
-    "pyarrow": {"query", "serve", "importers", "exporters", "store.hub", "receive", "continuous", "page"},
+    "pyarrow": {
+        "query",
+        "serve",
+        "importers",
+        "exporters",
+        "store.hub",
+        "receive",
+        "continuous",
+        "page",
+        "dashboard",
+    },
     "duckdb": {"query", "serve", "hub", "store.hub"},
     "pandas": set(),
 }

@@ -15,6 +15,7 @@ from stallscope.commands.annotate import annotate
 from stallscope.commands.ask import ask
 from stallscope.commands.check import check
 from stallscope.commands.compare import compare
+from stallscope.commands.dashboard import dashboard
 from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
 from stallscope.commands.export import export
@@ -61,6 +62,7 @@ app.command()(check)
 app.command()(explain)
 app.command()(compare)
 app.command()(gate)
+app.command()(dashboard)
 app.command()(stacks)
 app.command()(query)
 app.command()(export)

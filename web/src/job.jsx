@@ -31,29 +31,30 @@ const chosenRank = () => query.value.get('rank') ?? job.value?.rank ?? 0
 function useJobData() {
   const key = jobKey.value
   const [from, to, seq, comm, at] = ['from', 'to', 'seq', 'comm', 'at'].map(name => query.value.get(name))
-  const verdictId = job.value?.verdict_id
+  const row = job.value ?? (overview.value?.key === key ? overview.value.job : null)
+  const verdictId = row?.verdict_id
   useEffect(() => {
     if (snapshot) return
     map.value = overview.value = evidence.value = round.value = null
     shown(() => loadOverview(key))
   }, [key])
   useEffect(() => {
-    if (snapshot) return
+    if (snapshot || !row) return
     shown(() => loadMap(key, from, to))
-  }, [key, from, to])
+  }, [key, from, to, !row])
   useEffect(() => {
     if (snapshot) return
     if (overview.value?.key === key) shown(() => loadOverview(key))
   }, [verdictId])
   const rank = chosenRank()
   useEffect(() => {
-    if (snapshot || !job.value) return
+    if (snapshot || !row) return
     const load = () => document.hidden || shown(() => loadEvidence(key, rank))
     load()
     if (to) return
     const timer = setInterval(load, REFRESH_MS)
     return () => clearInterval(timer)
-  }, [key, rank, verdictId, !job.value, to])
+  }, [key, rank, verdictId, !row, to])
   useEffect(() => {
     if (snapshot) return
     if (seq && comm) shown(() => loadRound(key, comm, seq, at))

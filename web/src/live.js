@@ -9,6 +9,7 @@ import * as state from './state.js'
 const POLL_MS = 2000
 export const COLUMNS = 600
 const WINDOW_MS = COLUMNS * 1000
+const SHORT_MS = 130_000
 const bus = typeof BroadcastChannel === 'undefined' ? null : new BroadcastChannel('stallscope')
 const EVENTS = ['job', 'gone', 'health', 'tick', 'signed_out', 'failed']
 
@@ -80,13 +81,24 @@ async function poll() {
   }
 }
 
+/** The window without a chosen time: the last ten minutes, or the end of a job that sends nothing any more. */
+function liveWindow(row) {
+  const now = Math.floor(Date.now() / 1000) * 1000
+  const hasEnded = row?.last_ms && now - row.last_ms > WINDOW_MS / 2
+  if (!hasEnded) return { from: now - WINDOW_MS, to: now }
+  const to = Math.ceil(row.last_ms / 1000) * 1000 + 1000
+  return { from: Math.max(to - WINDOW_MS, Math.floor((row.first_ms ?? 0) / 1000) * 1000), to }
+}
+
 let nMapRequests = 0
 /** Loads the heat map of the link: its window, or the last ten minutes. */
 export async function loadMap(key, from, to) {
   const mine = ++nMapRequests
-  const end = to ? +to : Math.floor(Date.now() / 1000) * 1000
-  const begin = from ? +from : end - WINDOW_MS
-  const n = Math.max(1, Math.min(COLUMNS, Math.floor((end - begin) / 1000)))
+  const live = liveWindow(state.job.value ?? state.overview.value?.job)
+  const end = to ? +to : live.to
+  const begin = from ? +from : to ? end - WINDOW_MS : live.from
+  // Memory holds whole seconds; a short window comes from the stored rows, with finer columns.
+  const n = end - begin <= SHORT_MS ? COLUMNS : Math.min(COLUMNS, Math.floor((end - begin) / 1000))
   performance.mark('map-request')
   const answer = await request(page('matrix', { job: key, from: begin, to: end, n }))
   const buffer = await answer.arrayBuffer()
@@ -100,11 +112,11 @@ export const hold = { isOn: false }
 
 async function follow() {
   const map = state.map.value
-  const isLive = map && !state.snapshot && !state.isPaused.value && !document.hidden && state.user.value
+  const isLive = map && map.bucket_ms === 1000 && !state.snapshot && !state.isPaused.value && !document.hidden && state.user.value
   if (isLive && !state.query.value.get('to') && !hold.isOn && map.job === state.jobKey.value) {
-    const to = Math.floor(Date.now() / 1000) * 1000
+    const { to } = liveWindow(state.job.value)
     // Rounds of the last seconds may still be incomplete, so these columns are requested again.
-    const n = Math.min(COLUMNS, Math.ceil((to - map.followed_ms) / 1000) + 8)
+    const n = Math.max(1, Math.min(COLUMNS, Math.ceil((to - map.followed_ms) / 1000) + 8))
     try {
       const answer = await request(page('matrix', { job: map.job, from: to - n * 1000, to, n }))
       const more = unframe(await answer.arrayBuffer())

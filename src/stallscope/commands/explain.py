@@ -61,6 +61,10 @@ def explain(
     min_late: Annotated[
         float | None, typer.Option("--min-late", help="Lateness in ms below which nothing is reported.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Also write the report as one HTML file, for a ticket or an email."),
+    ] = None,
     nodes: Nodes = None,
     timeout: Annotated[str, typer.Option(help="Time limit for the nodes' answers: 10s, 2m.")] = "30s",
     token_file: TokenFile = None,
@@ -81,7 +85,8 @@ def explain(
         prices: dict[str, object] = {"usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late}
         prices |= {"gpu": gpu, "provider": provider, "rates": rates}
         details = Details(by_process=per_process, by_container=per_container, chains=chains)
-        answer = explain_files(traces, as_json, settings=settings_from(prices, settings), details=details)
+        chosen = settings_from(prices, settings)
+        answer = explain_files(traces, as_json, settings=chosen, details=details, html=html)
         raise typer.Exit(answer.exit_code)
     if len(traces) > 1:
         names = " ".join(map(str, traces))
@@ -99,9 +104,9 @@ def explain(
     if of_nodes:
         trace, failures = fleet_trace(chosen, fleet, only_since(part))
         missing = missing_data(failures)
-        answer = print_report(trace, as_json, settings=chosen, details=details, missing=missing)
+        answer = print_report(trace, as_json, settings=chosen, details=details, missing=missing, html=html)
         refuse_partial(failures, chosen.nodes.count(",") + 1)
     else:
         trace = node.read(chosen.db, part=part)
-        answer = print_report(trace, as_json, settings=chosen, details=details)
+        answer = print_report(trace, as_json, settings=chosen, details=details, html=html)
     raise typer.Exit(answer.exit_code)

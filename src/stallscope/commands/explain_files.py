@@ -39,8 +39,17 @@ def are_foreign(paths: Sequence[Path]) -> bool:
     return bool(foreign)
 
 
-def explain_files(paths: Sequence[Path], as_json: bool, *, settings: Settings, details: Details) -> Answer:
+def explain_files(
+    paths: Sequence[Path],
+    as_json: bool,
+    *,
+    settings: Settings,
+    details: Details,
+    html: Path | None = None,
+) -> Answer:
     """Print the report on these files; kinds with incompatible measurements get separate reports.
+
+    html: also write the report to this file.
 
     Returns the combined answer: found if any report found a fault, healthy only if all of them are.
     Raises NotFound, BadTrace.
@@ -51,10 +60,12 @@ def explain_files(paths: Sequence[Path], as_json: bool, *, settings: Settings, d
     reading = read_files(paths)
     for line in reading.unread_lines():
         typer.echo(f"stallscope: not read: {line}", err=True)
+    if html is not None and len(reading.traces) > 1:
+        raise BadInput(f"--html: the files need {len(reading.traces)} reports; give files of one kind")
     answers = []
     for number, trace in enumerate(reading.traces):
         if number and not as_json:
             typer.echo("")
-        answers.append(print_report(trace, as_json, settings=settings, details=details))
+        answers.append(print_report(trace, as_json, settings=settings, details=details, html=html))
     worst_first = (Answer.FOUND, Answer.INCONCLUSIVE, Answer.HEALTHY)
     return min(answers, key=worst_first.index)

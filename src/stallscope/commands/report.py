@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -25,10 +26,12 @@ def print_report(
     settings: Settings,
     details: Details | None = None,
     missing: list[dict[str, str]] | None = None,
+    html: Path | None = None,
 ) -> Answer:
     """Diagnose the trace and print the report. Raises NotFound for a trace without usable data.
 
     details: tables to print after the report. missing: the nodes of --nodes without an answer; None: without --nodes.
+    html: also write the report to this file, with the heat map and the evidence.
     """
     from stallscope.diagnose import as_json as report_json
     from stallscope.diagnose import can_diagnose, has_calls, text
@@ -41,6 +44,8 @@ def print_report(
             "the trace, or the selected part of it, has no NCCL collectives or CUDA calls; "
             "widen --since, or trace longer"
         )
+    if html is not None:
+        _write_html(html, trace, report)
     if as_json:
         data = report_json(report) | ({"price": asdict(listed)} if listed else {})
         data |= {} if missing is None else {"missing": missing}
@@ -52,6 +57,13 @@ def print_report(
     if details and (more := details.text(trace, report)):
         typer.echo(more, nl=False)
     return report.answer
+
+
+def _write_html(path: Path, trace: Trace, report: Report) -> None:
+    from stallscope.dashboard.html_file import write_html
+
+    n_bytes = write_html(path, trace, report, name=path.stem)
+    typer.echo(f"{path}: {n_bytes:,} bytes; it contains host names", err=True)
 
 
 def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) -> Report:

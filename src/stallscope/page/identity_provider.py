@@ -75,8 +75,8 @@ class IdentityProvider:
         self._pending[state] = _Pending(nonce, verifier, now_s + _PATIENCE_S)
         return url, state
 
-    async def finish(self, url: str, state: str, bound_state: str) -> tuple[Identity, str]:
-        """The user's identity and name after the provider's redirect to `url`.
+    async def finish(self, url: str, state: str, bound_state: str) -> Identity:
+        """The user's identity after the provider's redirect to `url`.
 
         state: of the redirect; bound_state: that the browser kept. Raises NotAuthenticated, NotAllowed, Unreachable.
         """
@@ -88,7 +88,7 @@ class IdentityProvider:
         about = await self._discovered()
         claims = await self._claims(about, url, pending)
         user = str(claims["sub"])
-        return Identity(self._tenant(claims), frozenset(self.options.scopes), f"oidc:{user[:60]}"), user
+        return Identity(self._tenant(claims), frozenset(self.options.scopes), f"oidc:{user[:60]}")
 
     async def _claims(self, about: Mapping[str, Any], url: str, pending: _Pending) -> Mapping[str, Any]:
         """The verified claims of the user. Raises NotAuthenticated, Unreachable."""

@@ -32,12 +32,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Jobs:
-    """What the list of jobs is made of. confirmed_ns: of a tenant's open incidents, when each was last confirmed."""
+    """What the list of jobs is made of.
+
+    confirmed_ns: of a tenant's open incidents, when each was last confirmed. judged: the state of a job without a
+    verdict and its reason, where another diagnosis than the continuous diagnosis decides it.
+    """
 
     store: "HubStore"
     memory: JobMemory
     confirmed_ns: Callable[[str], Mapping[str, int]] = field(default=lambda tenant: {})
     now_ns: Callable[[], int] = time.time_ns
+    judged: Callable[[Job], tuple[str, str]] | None = None
     _sizes: dict[tuple[str, str], Row] = field(default_factory=dict)
 
     def rows(self, tenant: str) -> list[Row]:
@@ -98,6 +103,8 @@ class Jobs:
 
     def _state_without_verdict(self, job: Job) -> tuple[str, str]:
         """The state of a job without an open verdict, and its reason."""
+        if self.judged is not None:
+            return self.judged(job)
         if reason := self.store.unexamined.reason(job.tenant, job.cluster):
             return "unknown", reason
         quiet_s = self.now_ns() / 1e9 - job.last_ns / 1e9
@@ -127,6 +134,7 @@ class Jobs:
             "n_nodes": size["n_nodes"] or len(nodes) or None,
             "op": size["op"],
             "rounds_per_s": None,
+            "first_ms": None,
             "last_ms": size["last_ns"] and size["last_ns"] // 10**6,
         }
         return about | self._verdict_fields(verdicts, confirmed_ns, ("unknown", "")) | {"strip": None}
@@ -185,6 +193,7 @@ def _about(job: Job, now_ns: int) -> Row:
         "n_nodes": len(job.nodes),
         "op": job.op,
         "rounds_per_s": None if rate is None else round(rate, 2),
+        "first_ms": job.first_ns // 10**6,
         "last_ms": job.last_ns // 10**6,
     }
 

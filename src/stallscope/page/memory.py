@@ -96,7 +96,15 @@ def job_id(cluster: str, comm: str) -> str:
 class JobMemory:
     """The jobs of all tenants. Thread-safe; close() before the store is closed."""
 
-    def __init__(self, store: "HubStore", *, clock_s: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        store: "HubStore",
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        since_ns: int | None = None,
+    ):
+        """since_ns: of the stored rows to begin with; None: the seconds that a ring holds."""
+        self._since_ns = since_ns
         self._store, self._clock_s = store, clock_s
         self._lock = threading.RLock()
         self._queue: deque[tuple[str, pa.Table]] = deque()
@@ -177,7 +185,7 @@ class JobMemory:
 
     def _fill(self) -> None:
         """Add the stored rows of the last minutes."""
-        from_ns = time.time_ns() - SECONDS * 10**9
+        from_ns = time.time_ns() - SECONDS * 10**9 if self._since_ns is None else self._since_ns
         for tenant in self._store.tenants():
             params = {"from_ns": from_ns, "max_rows": _MOST_FILL_ROWS}
             self._add(tenant, self._store.ask("page_rows", tenant=tenant, params=params))

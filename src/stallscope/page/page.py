@@ -1,5 +1,6 @@
 """The page of one server: memory, sessions and sign-in over a store, as routes for the application."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from starlette.routing import BaseRoute
 
 from stallscope.errors import NotAuthenticated, StorageFailed
 from stallscope.page.job_list import Jobs
-from stallscope.page.memory import JobMemory
+from stallscope.page.memory import Job, JobMemory
 from stallscope.page.routes import PageContext, is_open, routes
 from stallscope.page.sign_in import SignIn
 from stallscope.serve.tokens import Identity
@@ -40,8 +41,14 @@ def opened(
     *,
     confirmed_ns: Callable[[str], Mapping[str, int]] = lambda tenant: {},
     health: Callable[[Identity], Mapping[str, Any]] = lambda identity: {},
+    now_ns: Callable[[], int] = time.time_ns,
+    judged: Callable[[Job], tuple[str, str]] | None = None,
+    since_ns: int | None = None,
 ) -> Iterator[Page]:
-    """The page over a store; its memory is kept up to date inside the with block."""
+    """The page over a store; its memory is kept up to date inside the with block.
+
+    confirmed_ns, now_ns, judged: see Jobs. since_ns: see JobMemory.
+    """
 
     def is_current(request: Request, identity: Identity) -> bool:
         header = request.headers.get("authorization")
@@ -51,9 +58,9 @@ def opened(
             return False
         return now == identity
 
-    with closing(JobMemory(store)) as memory:
+    with closing(JobMemory(store, since_ns=since_ns)) as memory:
         context = PageContext(
-            jobs=Jobs(store, memory, confirmed_ns),
+            jobs=Jobs(store, memory, confirmed_ns, now_ns, judged),
             health=lambda identity: {
                 "rows_per_s": memory.rows_per_s(identity.tenant),
                 "rows_left_out": memory.n_rows_left_out,

@@ -60,13 +60,9 @@ class Sessions:
         self._lock = threading.Lock()
         self._sessions = _read(path)
 
-    def begin(self, identity: Identity, *, expires_in_s: float = SESSION_S, name: str = "") -> str:
+    def begin(self, identity: Identity, *, expires_in_s: float = SESSION_S) -> str:
         """A new session of an identity. Returns its secret, for the cookie. Raises StorageFailed."""
-        token_id = "" if identity.token_id.startswith("oidc:") else identity.token_id
-        scopes = tuple(sorted(identity.scopes))
-        name = name or identity.token_id
-        session = Session(identity.tenant, scopes, token_id, self._now_s() + expires_in_s, name=name)
-        return self._add(session)
+        return self._add(self._session(identity, tuple(sorted(identity.scopes)), expires_in_s))
 
     def share(self, identity: Identity, job: str, *, expires_in_s: float) -> str:
         """A share link of one job. Returns its secret. Raises NotAllowed, TooMany, StorageFailed."""
@@ -76,15 +72,7 @@ class Sessions:
             n = sum(1 for each in self._sessions.values() if each.is_share and each.tenant == identity.tenant)
         if n >= _MOST_SHARES:
             raise TooMany(f"the tenant has {n} share links; wait until a link expires")
-        session = Session(
-            identity.tenant,
-            (SHARE_SCOPE,),
-            "" if identity.token_id.startswith("oidc:") else identity.token_id,
-            self._now_s() + min(expires_in_s, MAX_SHARE_S),
-            job=job,
-            name=identity.token_id,
-        )
-        return self._add(session)
+        return self._add(self._session(identity, (SHARE_SCOPE,), min(expires_in_s, MAX_SHARE_S), job=job))
 
     def end(self, secret: str) -> None:
         """End a session now; a share link stays valid for its other readers."""
@@ -123,6 +111,14 @@ class Sessions:
             return None
         token_id = session.token_id or session.name
         return Identity(session.tenant, frozenset(session.scopes), token_id, job=session.job)
+
+    def _session(
+        self, identity: Identity, scopes: tuple[str, ...], expires_in_s: float, *, job: str = ""
+    ) -> Session:
+        """A session that ends with the identity's token, if a token is the identity."""
+        token_id = identity.token_id if self._tokens.is_valid(identity.token_id) else ""
+        end_s = self._now_s() + expires_in_s
+        return Session(identity.tenant, scopes, token_id, end_s, job=job, name=identity.token_id)
 
     def _add(self, session: Session) -> str:
         secret = secrets.token_urlsafe(_N_BYTES)

@@ -118,7 +118,7 @@ class SignIn:
         if self.provider is None:
             raise BadInput("this hub has no identity provider; set hub_oidc_issuer")
         try:
-            identity, user = await self.provider.finish(
+            identity = await self.provider.finish(
                 str(request.url),
                 request.query_params.get("state", ""),
                 cookie_of(request.scope, _STATE_COOKIE),
@@ -127,9 +127,7 @@ class SignIn:
             request.state.noted["sign_in_failed"] = str(error)
             return RedirectResponse("/ui?sign_in=failed", 303, headers=_headers())
         request.state.noted["signed_in"] = identity.token_id
-        secret = await anyio.to_thread.run_sync(
-            lambda: self.sessions.begin(identity, name=f"oidc:{user[:60]}")
-        )
+        secret = await anyio.to_thread.run_sync(lambda: self.sessions.begin(identity))
         answer = RedirectResponse("/ui", 303, headers=_headers())
         answer.delete_cookie(_STATE_COOKIE, path="/oidc")
         return self._with_cookie(answer, secret)

@@ -1,0 +1,110 @@
+"""`stallscope dashboard` and `explain --html`: the page over the trace of one machine."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stallscope.commands.report import diagnosed
+from stallscope.dashboard.html_file import write_html
+from stallscope.dashboard.server import Options, serve
+from stallscope.diagnose import diagnose
+from stallscope.errors import BadInput, NotFound
+from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+from stallscope.page import assets
+from stallscope.settings import Settings
+from stallscope.store import node
+
+from ..diagnose.builders import MS, dp_trace, every
+
+PATIENCE_S = 60.0
+
+
+def slow_job() -> Trace:
+    """A data-parallel job in which rank 2 waits for a disk in every seventh step."""
+    return replace(dp_trace(every(2, 7, 50 * MS, category=Category.IO)), nodes=("host-a",))
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    path = tmp_path / "job.db"
+    node.write(path, slow_job())
+    return path
+
+
+@contextmanager
+def served(db: Path) -> Iterator[str]:
+    """A running dashboard; gives its one-time link."""
+    links: list[str] = []
+    is_ready, stop = threading.Event(), threading.Event()
+
+    def announce(link: str) -> None:
+        links.append(link)
+        is_ready.set()
+
+    options = Options(db=db, settings=Settings(db=db))
+    thread = threading.Thread(
+        target=serve,
+        args=(options, lambda trace: diagnosed(trace, options.settings)),
+        kwargs={"announce": announce, "stop": stop},
+    )
+    thread.start()
+    try:
+        assert is_ready.wait(PATIENCE_S)
+        yield links[0]
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+
+
+def test_the_dashboard_answers_as_explain_and_its_link_works_once(db: Path):
+    (wanted,) = diagnose(node.read(db)).verdicts
+    with served(db) as link, httpx.Client(base_url=link.partition("/open/")[0]) as client:
+        assert client.get("/api/v1/page/jobs").status_code == 401
+        opened = client.get(link)
+        assert (opened.status_code, opened.headers["location"]) == (303, "/ui")
+        assert httpx.get(link).status_code == 401
+        (row,) = client.get("/api/v1/page/jobs").json()["rows"]
+        assert (row["state"], row["rank"], row["cause"], row["cluster"]) == (
+            "straggler",
+            2,
+            "block_io",
+            "job",
+        )
+        assert row["late_ms"] == pytest.approx(wanted.late_ms["median"]) and row["summary"] == wanted.summary
+        facts = client.get("/api/v1/page/evidence", params={"job": row["job"], "rank": 2}).json()
+        assert facts["late_step"]["rows"][0]["category"] == "io"
+        assert facts["late_step"]["rows"][0]["excess_ms"] == pytest.approx(50, rel=0.1)
+        question = {"sql": "SELECT count(*) FROM collectives"}
+        same_origin = {"Sec-Fetch-Site": "same-origin"}
+        answer = client.post("/api/v1/sql", json=question, headers=same_origin).json()
+        assert answer["rows"] == [[len(node.read(db).collectives)]]
+
+
+def test_a_dashboard_listens_on_this_machine_only(db: Path):
+    options = Options(db=db, listen="0.0.0.0:0", settings=Settings(db=db))
+    with pytest.raises(BadInput, match="reachable from other machines"):
+        serve(options, diagnose, announce=lambda link: None)
+
+
+def test_the_html_file_contains_the_verdict_and_permits_only_its_own_script(tmp_path: Path):
+    try:
+        assets.index()
+    except NotFound as error:
+        pytest.skip(f"page: {error}")
+    trace = slow_job()
+    report = diagnose(trace)
+    write_html(tmp_path / "job.html", trace, report, name="job")
+    html = (tmp_path / "job.html").read_text()
+    data = json.loads(re.search(r'id="snapshot">(.*?)</script>', html, re.S)[1])
+    assert data["rows"][0]["summary"] == report.verdicts[0].summary and data["matrix"]
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html)[1]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe" not in policy
+    assert not re.search(r'(src|href)="', html)
