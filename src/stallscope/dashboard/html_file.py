@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from stallscope.dashboard.trace_store import TENANT, opened
-from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose import Report
 from stallscope.errors import NotFound, StorageFailed
 from stallscope.events.trace import Trace
 from stallscope.page.job_list import Jobs

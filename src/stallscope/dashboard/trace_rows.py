@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from stallscope.continuous.rows import stored_row, table_of
-from stallscope.diagnose import Change
-from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose import Change, Report, Verdict
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stallscope.dashboard.trace_rows import TENANT, batches, last_ns, verdict_batch
-from stallscope.diagnose.report.verdict import Answer, Report
+from stallscope.diagnose import Answer, Report
 from stallscope.events.trace import Trace
 from stallscope.page.memory import Job
 from stallscope.store.hub.limits import Limits
