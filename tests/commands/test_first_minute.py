@@ -122,11 +122,11 @@ def test_a_machine_without_a_compiler_gets_the_simulator(monkeypatch, tmp_path):
 
 
 def test_shipped_libraries_are_used_before_a_compiler(monkeypatch, tmp_path):
-    folder = tmp_path / os.uname().machine
+    monkeypatch.setattr(build, "SHIPPED", tmp_path)
+    folder = build.shipped_folder()
     folder.mkdir()
     for name in build.LIBRARIES:
         (folder / name).touch()
-    monkeypatch.setattr(build, "SHIPPED", tmp_path)
     assert build.build() == folder
     (folder / "libnccl.so.2").unlink()
     assert not build._is_usable(folder)

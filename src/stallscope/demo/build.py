@@ -12,7 +12,7 @@ from stallscope.errors import NotFound, StallscopeError, StorageFailed
 
 SOURCES = Path(__file__).parent / "emulated"
 SHIPPED = SOURCES / "lib"
-"""The libraries in a wheel, by architecture: a machine without a compiler can run the job."""
+"""The libraries in a wheel, by architecture and sources: a machine without a compiler can run the job."""
 
 _OLDEST_GLIBC = (2, 34)
 """The shipped libraries need pthread functions in libc itself."""
@@ -44,9 +44,8 @@ def build(cache: Path | None = None) -> Path:
     Raises NotFound without a C compiler, StorageFailed when the cache cannot be written, StallscopeError when
     compiling fails.
     """
-    shipped = SHIPPED / os.uname().machine
-    if cache is None and _is_usable(shipped):
-        return shipped
+    if cache is None and _is_usable(shipped_folder()):
+        return shipped_folder()
     folder = (cache or cache_folder()) / f"emulated-{_fingerprint()}"
     try:
         if _is_ours(folder):
@@ -64,6 +63,11 @@ def build(cache: Path | None = None) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def shipped_folder() -> Path:
+    """The folder for this machine in a wheel; libraries of other sources are in another folder."""
+    return SHIPPED / f"{os.uname().machine}-{_fingerprint()}"
 
 
 def _is_usable(folder: Path) -> bool:
@@ -112,18 +116,20 @@ def _compile(compiler: str, folder: Path, name: str, sources: tuple[str, ...]) -
         compiler,
         *_FLAGS,
         *_PROLOGUE,
+        f"-ffile-prefix-map={SOURCES}=emulated",
         f"-Wl,-soname,{name}",
         "-Wl,--build-id=sha1",
         "-Wl,-rpath,$ORIGIN",
         "-o",
         str(folder / name),
-        *(str(SOURCES / source) for source in sources),
+        *sources,
         f"-L{folder}",
         *others,
         "-lpthread",
         "-lrt",
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # In the folder of the sources, so that two builds give equal files.
+    done = subprocess.run(command, capture_output=True, text=True, cwd=SOURCES)
     if done.returncode:
         raise StallscopeError(f"{compiler} cannot build {name}: {_first_complaint(done.stderr)}")
 
