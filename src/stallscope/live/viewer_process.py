@@ -11,24 +11,31 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from stallscope.diagnose import diagnose
+from stallscope.diagnose.report import text
 from stallscope.errors import StallscopeError
 from stallscope.events.counted import counted
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.host_load import System
+from stallscope.live.keyboard import opened
+from stallscope.live.page_view import Panel, View
 from stallscope.live.records import records, verdict_record
 from stallscope.live.state import Seen
 from stallscope.live.tail import Following
-from stallscope.live.terminal_page import Page, VerdictLine, drawn
+from stallscope.live.terminal_page import Page, VerdictLine, drawn, n_jobs, shown_ranks
 from stallscope.store import node
 
 _EVERY_S = 1.0
+_KEY_EVERY_S = 0.2
 _PATIENCE_S = 15.0
 _MOST_VERDICTS = 20
-_LATE = "the job ran before the trace began: only verdicts report the lateness of a rank"
+_LATE = "the job ran before the trace began: the lateness of its ranks is an estimate"
+_LAST_HEIGHT = 60
+"""The last screen may be longer than the terminal: it scrolls."""
 
 
 Verdicts = list[tuple[int, dict[str, Any]]]
@@ -83,12 +90,10 @@ def watch(task: Task, notes: Notes) -> None:
         db = stack.enter_context(node.reading(task.db))
         following = Following(db, task.since_ns)
         show = _Records() if task.is_json else stack.enter_context(_Screen(task, notes))
-        while True:
-            is_last = notes.is_over.wait(_EVERY_S)
-            batch = following.batch()
-            show.show(batch, following.verdicts())
-            if is_last:
-                break
+        is_last = False
+        while not is_last:
+            is_last = show.wait(notes.is_over, _EVERY_S)
+            show.show(following.batch(), following.verdicts())
 
 
 def _has_begun(db: Path, notes: Notes) -> bool:
@@ -108,6 +113,10 @@ class _Records:
 
     def __init__(self) -> None:
         self._clock: Clock | None = None
+
+    def wait(self, is_over: threading.Event, seconds: float) -> bool:
+        """Wait for the next rows. Returns whether the agent has ended."""
+        return is_over.wait(seconds)
 
     def show(self, batch: Trace, verdicts: Verdicts) -> None:
         """Print new rows and changes."""
@@ -130,25 +139,63 @@ class _Screen:
         self._verdicts: dict[str, VerdictLine] = {}
         self._begin_s = time.monotonic()
         self._console = Console(highlight=False)
+        self._view = View()
+        self._report = ""
         self._page = self._current_page()
+        self._keys = opened()
         self._live = Live(
             console=self._console, screen=True, auto_refresh=False, get_renderable=self._drawn, transient=True
         )
 
     def __enter__(self) -> "_Screen":
+        self._keyboard = self._keys.__enter__()
         self._live.__enter__()
+        signal.signal(signal.SIGWINCH, lambda number, frame: self._live.refresh())
         return self
 
     def __exit__(self, *raised: object) -> None:
+        signal.signal(signal.SIGWINCH, signal.SIG_DFL)
         self._live.__exit__(None, None, None)
-        self._console.print(drawn(self._page, self._console.width, 60))
+        self._keys.__exit__(None, None, None)
+        self._console.print(drawn(self._current_page(), self._console.width, _LAST_HEIGHT))
+
+    def wait(self, is_over: threading.Event, seconds: float) -> bool:
+        """React to keys until the next rows are due. Returns whether the agent has ended."""
+        end_s = time.monotonic() + seconds
+        while not is_over.is_set() and (left_s := end_s - time.monotonic()) > 0:
+            for key in self._keyboard.keys(min(left_s, _KEY_EVERY_S)):
+                self._react(key)
+        return is_over.is_set()
+
+    def _react(self, key: str) -> None:
+        if key == "q":
+            os.kill(self._task.agent, signal.SIGINT)
+            return
+        pids = [line.pid for line in shown_ranks(self._page, self._view)]
+        self._view = self._view.after(key, pids, n_jobs(self._page))
+        if key == "e" and self._view.panel is Panel.EXPLAIN:
+            self._report = ""
+            threading.Thread(target=self._explain, daemon=True, name="explain").start()
+        self._page = replace(self._page, report=self._report)
+        self._live.refresh()
+
+    def _explain(self) -> None:
+        """The report on the trace so far, in a thread of its own: it may take seconds."""
+        try:
+            report = text.report(diagnose(node.read(self._task.db)))
+        except StallscopeError as error:
+            report = str(error)
+        self._report = report
+        self._page = replace(self._page, report=report)
+        self._live.refresh()
 
     def show(self, batch: Trace, verdicts: Verdicts) -> None:
         """Draw the current state."""
         self._state.feed(batch)
         for at_ns, verdict in verdicts:
             self._take(at_ns, verdict)
-        self._page = self._current_page()
+        if not self._view.is_paused:
+            self._page = self._current_page()
         self._live.refresh()
 
     def _take(self, at_ns: int, verdict: dict[str, Any]) -> None:
@@ -168,7 +215,7 @@ class _Screen:
         runs = time.strftime("%H:%M:%S", time.gmtime(time.monotonic() - self._begin_s))
         rounds = max(state.n_rounds.values(), default=0)
         return Page(
-            title=f"stallscope  {self._task.db}  {runs}  (Ctrl-C to stop)",
+            title=f"stallscope  {self._task.db}  {runs}",
             job=f"{counted(n, 'process', 'processes')}, {counted(state.n_communicators, 'communicator')}, "
             f"{counted(rounds, 'round')}, {counted(state.n_records, 'record')}",
             system=self._system.line(),
@@ -183,10 +230,11 @@ class _Screen:
             n_lost=state.n_lost,
             lost=state.lost,
             notes=list(self._notes.lines),
+            report=self._report,
         )
 
     def _drawn(self) -> Any:
-        return drawn(self._page, self._console.width, self._console.height)
+        return drawn(self._page, self._console.width, self._console.height, self._view)
 
 
 if __name__ == "__main__":

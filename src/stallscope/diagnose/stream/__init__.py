@@ -17,7 +17,8 @@ incidents      verdicts over time
 """
 
 from stallscope.diagnose.stream.incidents import Change
+from stallscope.diagnose.stream.round_numbers import Numbering
 from stallscope.diagnose.stream.stream import Stream
 from stallscope.diagnose.stream.window import Retention
 
-__all__ = ["Change", "Retention", "Stream"]
+__all__ = ["Change", "Numbering", "Retention", "Stream"]

@@ -10,6 +10,7 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.arrays.row_order import RowsInOrder
+from stallscope.diagnose.timeline.late_attach import renumbered
 from stallscope.events.layout import Array
 from stallscope.events.names import P2P_OPS, CollectiveFlag
 
@@ -47,6 +48,22 @@ class Numbering:
         out = rows.copy()
         out["seq"] += shift[unit]
         out["comm_hash"], out["nranks"] = comm.astype(np.uint64)[unit], size[unit]
+        return out
+
+    def matched(self, rows: Array) -> Array:
+        """The rows with matching rounds: by earlier shifts, or by shifts that are found now.
+
+        rows: COLLECTIVES sorted by node, pid, time.
+        """
+        corrected = self.corrected(rows)
+        if corrected is not None:
+            return corrected
+        process, _ = numbered(rows["node"], rows["pid"])
+        columns = renumbered(RowsInOrder(rows, None, {}), process, ())
+        self.note(rows, RowsInOrder(rows, None, columns))
+        out = rows.copy()
+        for name, column in columns.items():
+            out[name] = column
         return out
 
     def note(self, before: Array, after: RowsInOrder) -> None:
