@@ -22,13 +22,14 @@ from stallscope.diagnose.report.verdict import (
     verdict_as_json,
     wall_text,
 )
-from stallscope.diagnose.stream import Change, Retention, Stream
+from stallscope.diagnose.stream import Change, Numbering, Retention, Stream
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 
 __all__ = [
     "LABELS",
     "Answer",
     "Change",
+    "Numbering",
     "Report",
     "Retention",
     "Stream",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stallscope.diagnose import Numbering
 from stallscope.diagnose.arrays import median_of_others, numbered
-from stallscope.diagnose.stream import Numbering
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op, word

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stallscope.diagnose import diagnose
-from stallscope.diagnose.report import text
+from stallscope.diagnose import diagnose, text
 from stallscope.errors import StallscopeError
 from stallscope.events.counted import counted
 from stallscope.events.trace import Clock, Trace
