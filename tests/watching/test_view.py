@@ -78,5 +78,5 @@ def test_every_key_of_the_help_changes_the_view():
 def test_ranks_are_ordered_by_lateness_or_number():
     lines = [rank_line(0, worst_ms=1), rank_line(1, worst_ms=9), rank_line(2, late_ms=5, worst_ms=5)]
     assert [line.rank for line in ordered(lines, Order.WORST)] == [1, 2, 0]
-    assert [line.rank for line in ordered(lines, Order.LATE)][0] == 2
+    assert next(line.rank for line in ordered(lines, Order.LATE)) == 2
     assert [line.rank for line in ordered(lines, Order.RANK)] == [0, 1, 2]
