@@ -166,7 +166,7 @@ INLINE void fill(struct arrival *a, struct process *p)
 	} else {
 #pragma unroll
 		for (int c = 0; c < N_CATEGORIES; c++)
-			p->told_ns[c] = a->ledger_ns[c];
+			p->reported_ns[c] = a->ledger_ns[c];
 	}
 	if (p->n_lost)
 		a->flags |= COLLECTIVE_THREADS_LOST;

@@ -518,7 +518,7 @@ INLINE void has_returned(struct pt_regs *ctx, struct thread *t, struct slot *s, 
 		count(RAISED);
 		return;
 	}
-	tell_call_with(t, cookie, f->since_ns, ns, result, d);
+	report_call_with(t, cookie, f->since_ns, ns, result, d);
 }
 
 #endif

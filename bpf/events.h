@@ -452,7 +452,7 @@ struct slot {
 	s32 waker_pid;
 	s32 waker_tid;
 	s32 by_pid;
-	u32 is_mending;		/* put_right() is at work; a tick may come in between */
+	u32 is_mending;		/* repair_missed_switch() is at work; a tick may come in between */
 	u32 is_idle;		/* parked, and makes no calls any more: it is left out */
 	u32 last_way_ns;	/* at its last probe, see way_ns */
 	u32 walk_apart_ns;	/* after walked_ns + this time it is walked again at the same place */
@@ -481,7 +481,7 @@ struct process {
 	s64 wait_enter_ns;
 	s64 wait_leave_ns;
 	s64 capture_ns;		/* start of the present CUDA graph capture; 0 none */
-	u64 told_ns[N_CATEGORIES];	/* accounts in the last arrival: column i is category i + 1 */
+	u64 reported_ns[N_CATEGORIES];	/* accounts in the last arrival: column i is category i + 1 */
 	u64 n_lost;		/* times a GPU thread found no slot */
 	u32 n_syncs;
 	u32 n_allocs;

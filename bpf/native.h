@@ -8,6 +8,7 @@
 #ifndef STALLSCOPE_NATIVE_H
 #define STALLSCOPE_NATIVE_H
 
+#include "process_slots.h"
 #include "python.h"
 #include "registers.h"
 

@@ -409,7 +409,7 @@ INLINE void leave(struct pt_regs *ctx)
 		s->nccl_op = 0;
 	if (makes(cookie_action(cookie)))
 		has_made_comm(t, cookie, result);
-	tell_call(t, cookie, since, result, result && result != NCCL_IN_PROGRESS);
+	report_call(t, cookie, since, result, result && result != NCCL_IN_PROGRESS);
 }
 
 HOOKS(nccl, enter, leave)

@@ -60,10 +60,10 @@ INLINE bool is_on_cpu(struct task_struct *task)
 	return bpf_core_field_exists(t->on_cpu) && BPF_CORE_READ(t, on_cpu);
 }
 
-INLINE void look(struct peek_thread *told, struct task_struct *task)
+INLINE void look(struct peek_thread *out, struct task_struct *task)
 {
-	told->is_on_cpu = is_on_cpu(task);
-	told->n_switches = n_switches(task);
+	out->is_on_cpu = is_on_cpu(task);
+	out->n_switches = n_switches(task);
 }
 
 SEC("?iter.s/task")

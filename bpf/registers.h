@@ -32,29 +32,29 @@ INLINE u64 place_of(struct task_struct *task)
 	return BPF_CORE_READ(regs, ip) << 16 ^ BPF_CORE_READ(regs, sp);
 }
 
-INLINE void saved_registers(struct registers *told, struct task_struct *task)
+INLINE void saved_registers(struct registers *out, struct task_struct *task)
 {
 	struct pt_regs___saved *regs = (void *)bpf_task_pt_regs(task);
 
-	told->ip = BPF_CORE_READ(regs, ip);
-	told->sp = BPF_CORE_READ(regs, sp);
-	told->bp = BPF_CORE_READ(regs, bp);
-	told->bx = BPF_CORE_READ(regs, bx);
-	told->r12 = BPF_CORE_READ(regs, r12);
-	told->r13 = BPF_CORE_READ(regs, r13);
-	told->r14 = BPF_CORE_READ(regs, r14);
-	told->r15 = BPF_CORE_READ(regs, r15);
+	out->ip = BPF_CORE_READ(regs, ip);
+	out->sp = BPF_CORE_READ(regs, sp);
+	out->bp = BPF_CORE_READ(regs, bp);
+	out->bx = BPF_CORE_READ(regs, bx);
+	out->r12 = BPF_CORE_READ(regs, r12);
+	out->r13 = BPF_CORE_READ(regs, r13);
+	out->r14 = BPF_CORE_READ(regs, r14);
+	out->r15 = BPF_CORE_READ(regs, r15);
 }
 
 /* Return probes write their own address in place of the return address (kernel/events/uprobes.c). */
-INLINE void hooked_returns(struct hooked_return *told, struct task_struct *task)
+INLINE void hooked_returns(struct hooked_return *out, struct task_struct *task)
 {
 	struct task_struct___hooked *t = (void *)task;
 	struct return_instance *r = BPF_CORE_READ(t, utask, return_instances);
 
 	for (u32 i = 0; i < N_HOOKED && r; i++) {
-		told[i].at = BPF_CORE_READ(r, stack);
-		told[i].address = BPF_CORE_READ(r, orig_ret_vaddr);
+		out[i].at = BPF_CORE_READ(r, stack);
+		out[i].address = BPF_CORE_READ(r, orig_ret_vaddr);
 		r = BPF_CORE_READ(r, next);
 	}
 }
@@ -64,11 +64,11 @@ INLINE u64 place_of(struct task_struct *task)
 	return 0;
 }
 
-INLINE void saved_registers(struct registers *told, struct task_struct *task)
+INLINE void saved_registers(struct registers *out, struct task_struct *task)
 {
 }
 
-INLINE void hooked_returns(struct hooked_return *told, struct task_struct *task)
+INLINE void hooked_returns(struct hooked_return *out, struct task_struct *task)
 {
 }
 #endif

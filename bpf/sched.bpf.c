@@ -191,7 +191,7 @@ INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preemp
 	u32 off;
 
 	if (s->off)
-		put_right(p, s, index, task);
+		repair_missed_switch(p, s, index, task);
 	compare_runtime(p, s, index, task);
 	off = why_off(task, s, preempt, state, (struct pt_regs___kernel *)bpf_task_pt_regs(task));
 	if (off != PREEMPTED && off != STOPPED)
@@ -404,8 +404,8 @@ INLINE void waited_for_child(struct process *p, struct slot *s, u64 now)
 #pragma unroll
 	for (int c = LOCK; c < CHILD; c++) {
 		base = s->low_base[c - 1];
-		if ((s64)(p->told_ns[c - 1] - base) > 0)
-			base = p->told_ns[c - 1];
+		if ((s64)(p->reported_ns[c - 1] - base) > 0)
+			base = p->reported_ns[c - 1];
 		spent[c] = account(p, c, active, now) - base;
 	}
 	if (LOAD(&p->begun) != ended)
@@ -462,7 +462,7 @@ int BPF_PROG(on_tick, struct task_struct *task, u64 grown_ns)
 	if (!s)
 		return 0;
 	if (s->off)
-		put_right(p, s, index, task);
+		repair_missed_switch(p, s, index, task);
 	compare_runtime(p, s, index, task);
 	return 0;
 }
@@ -488,7 +488,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	s = slot_of(task, &p, &index);
 	if (s) {
 		if (s->off)
-			put_right(p, s, index, task);
+			repair_missed_switch(p, s, index, task);
 		now = settle(p, s, index, NONE);
 		raw(EVENT_DEAD, now, tgid, task->pid, 0);
 		__sync_val_compare_and_swap(&s->tid, (u32)task->pid, 0);

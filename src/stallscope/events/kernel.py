@@ -251,7 +251,7 @@ PROCESS = np.dtype(
             for name in ("born_ns", "n_collectives", "n_synced", "wait_enter_ns", "wait_leave_ns")
         ),
         ("capture_ns", "<i8"),
-        ("told_ns", "<u8", (N_CATEGORIES,)),
+        ("reported_ns", "<u8", (N_CATEGORIES,)),
         ("n_lost", "<u8"),
         *((name, "<u4") for name in ("n_syncs", "n_allocs", "n_copies", "n_launches")),
         ("slots", SLOT, (N_SLOTS,)),
