@@ -12,7 +12,7 @@ import pytest
 
 from stallscope.continuous import Standing
 from stallscope.continuous.backlog import Bounds
-from stallscope.diagnose.stream import Stream
+from stallscope.diagnose import Stream, diagnose
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
@@ -21,7 +21,7 @@ from stallscope.receive import arrow
 from stallscope.receive.otlp import Decoder
 from stallscope.store.hub.store import Batch, HubStore
 
-from ..diagnose.builders import MS, dp_trace, every
+from ..diagnose.builders import MS, Job, data_parallel, dp_trace, every, trace_of
 from ..diagnose.slack import slack_trace
 from ..store.hub.rows import sql
 
@@ -171,13 +171,63 @@ def test_after_a_restart_it_goes_on_from_what_is_stored(tmp_path: Path):
         assert sql(store, "SELECT verdict_id, opened_at FROM verdicts WHERE state = 'open'", TENANT) == before
 
 
-def test_what_was_open_and_is_not_seen_any_more_is_closed_at_the_start(tmp_path: Path, monkeypatch):
+def test_an_open_incident_that_no_stream_sees_again_is_closed(tmp_path: Path, monkeypatch):
     with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
     monkeypatch.setattr("stallscope.continuous.standing._TAIL_S", 0.0)
+    monkeypatch.setattr("stallscope.continuous.continued.GRACE_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
         wait_for(lambda: verdicts(store)[0][-1] == "closed")
+
+
+def test_an_open_incident_keeps_its_id_begin_and_cost_where_a_restart_reads_no_rows_again(
+    tmp_path: Path, monkeypatch
+):
+    long_job = trace_of(
+        Job(
+            data_parallel(4), n_steps=240, delays=tuple(every(2, 5, 50 * MS, category=Category.IO, until=240))
+        )
+    )
+    bodies = requests_of(long_job, 8)
+    columns = "verdict_id, opened_at, since_ns, gpu_seconds"
+    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)) as standing:
+        for body in bodies[:4]:
+            store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
+            wait_for(standing.is_idle)
+        ((*before, _),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
+    monkeypatch.setattr("stallscope.continuous.standing._TAIL_S", 0.0)
+    with closing(HubStore.open(tmp_path)) as store:
+        with closing(Standing(store, lambda: Stream(linger_ns=0))) as standing:
+            for body in bodies[4:]:
+                store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
+                wait_for(standing.is_idle)
+            wait_for(lambda: verdicts(store)[0][-1] == "closed")
+        ((*after, cost),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
+    assert after == before
+    (whole,) = diagnose(long_job).verdicts
+    assert whole.cost is not None and cost == pytest.approx(whole.cost.gpu_seconds, rel=0.1)
+
+
+def requests_of(trace: Trace, n: int) -> list[bytes]:
+    """The trace in requests of equal time; processes end with the last."""
+    end_ns = int(trace.collectives["ts_ns"].max())
+    clock = Clock(0, end_ns, time.time_ns())
+    bodies = []
+    for number, part in enumerate(parts(trace, n)):
+        tables = {name: getattr(part, name) for name in ("collectives", "processes", "communicators")}
+        if number == n - 1:
+            tables["processes"] = trace.processes.copy()
+            tables["processes"]["ended_ns"] = end_ns
+        on_wall = {
+            table.name: hub_batches.on_wall_clock(table, tables[table.name], clock, trace.symbols)
+            for table in layout.TABLES
+            if len(tables.get(table.name, ()))
+        }
+        bodies.append(
+            hub_arrow.request(on_wall, batch_id=f"r{number}", node="host-a", cluster="c1", about={})
+        )
+    return bodies
 
 
 def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: HubStore):

@@ -2,6 +2,7 @@
 
 standing  the thread that feeds the streams and writes verdicts
 backlog   the rows to examine: a turn for each cluster, and a bound
+continued  incidents that keep their id over restarts and gaps
 rows      the change of an incident as rows of the hub
 """
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
-import pyarrow as pa
-
 from stallscope.continuous.backlog import Backlog, Bounds, Key, Turn, by_cluster
+from stallscope.continuous.continued import Continued, joined
 from stallscope.continuous.rows import chain_row, stored_row, table_of
-from stallscope.diagnose import Change, Stream
+from stallscope.diagnose import NO_MORE_EVENTS, Change, Stream
 from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces
 from stallscope.store.hub.store import Batch, HubStore, Receipt
@@ -59,6 +58,7 @@ class Standing:
         self._opened_us: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._confirmed_ns: dict[Key, dict[str, int]] = {}
+        self._continued = Continued()
         self._backlog = Backlog(bounds)
         self._ticked_s = 0.0
         tail = self._stored_tail()
@@ -130,9 +130,13 @@ class Standing:
             self._ticked_s = now_s
             for key, stream in list(self._streams.items()):
                 self._guarded(key, lambda key=key, stream=stream: self._note(key, stream.tick()))  # type: ignore[misc]
-                self._confirmed_ns[key] = stream.confirmed_ns()
+                self._confirmed_ns[key] = {
+                    self._continued.name(key[0], incident): at_ns
+                    for incident, at_ns in stream.confirmed_ns().items()
+                }
                 if not stream.n_jobs and turn is None:
                     del self._streams[key], self._confirmed_ns[key]
+            self._guarded(None, self._close_expired)
         self._guarded(None, self._write)
 
     def _feed(self, turn: Turn) -> None:
@@ -147,6 +151,7 @@ class Standing:
         if turn.n_left_out:
             trace = replace(trace, lost={_SKIPPED: turn.n_left_out})
         self.numbers.standing_rows += turn.n_rows
+        self._continued.rows_arrived(*turn.key, now_s=time.monotonic())
         self._note(turn.key, stream.feed(trace, is_behind=turn.is_behind))
 
     def _report_skipped(self, turn: Turn) -> None:
@@ -172,6 +177,9 @@ class Standing:
         for change in changes:
             incident, now_us = (tenant, change.incident_id), time.time_ns() // 1000
             opened_us = self._opened_us.setdefault(incident, now_us)
+            n_left_out = self._left_out.get(key, 0)
+            row = stored_row(change, cluster, opened_us=opened_us, now_us=now_us, n_left_out=n_left_out)
+            row = self._as_first_stored(tenant, change, row)
             if change.kind == "closed":
                 self._open.discard(incident)
                 self._opened_us.pop(incident, None)
@@ -179,11 +187,21 @@ class Standing:
             else:
                 self.numbers.verdicts_opened += change.kind == "opened"
                 self._open.add(incident)
-            n_left_out = self._left_out.get(key, 0)
-            self._pending[incident] = (
-                stored_row(change, cluster, opened_us=opened_us, now_us=now_us, n_left_out=n_left_out),
-                chain_row(change, cluster, now_us),
-            )
+            named = replace(change, incident_id=row["verdict_id"])
+            self._pending[tenant, named.incident_id] = (row, chain_row(named, cluster, now_us))
+
+    def _as_first_stored(self, tenant: str, change: Change, row: dict[str, Any]) -> dict[str, Any]:
+        """The row of a change, under the first id of an incident that continues."""
+        continued, key = self._continued, (tenant, change.incident_id)
+        if change.kind == "opened" and (known := continued.opened(tenant, row)):
+            self._opened_us.pop((tenant, known["verdict_id"]), None)
+        first = continued.first_rows.get(key)
+        row = joined(row, first) if first is not None else row
+        if change.kind == "closed":
+            continued.first_rows.pop(key, None)
+            if change.reason == NO_MORE_EVENTS:
+                continued.offer(tenant, row, now_s=time.monotonic())
+        return row
 
     def _write(self) -> None:
         """Store the changed rows; rows that the store has no room for are retried."""
@@ -227,27 +245,31 @@ class Standing:
         return sum(self._store.tail_rows(tenant, name, since_us=since_us) for name in traces.TABLES)
 
     def _resume(self, tail: list[Batch]) -> None:
-        """Examine the latest stored rows; then close open incidents that no longer occur."""
+        """Examine the latest stored rows, in which stored open incidents continue."""
         stored = {
-            (tenant, row["verdict_id"]): row
+            (tenant, row["verdict_id"]): dict(row)
             for tenant in self._store.tenants()
             for row in self._store.snapshot(tenant, tables=("verdicts",)).hot["verdicts"].to_pylist()
             if row["state"] == "open"
         }
         for key, row in stored.items():
-            self._opened_us[key] = int(row["opened_at"].timestamp() * 1e6)
+            self._opened_us[key] = row["opened_at"] = int(row["opened_at"].timestamp() * 1e6)
+            row["updated_at"] = int(row["updated_at"].timestamp() * 1e6)
+            self._continued.offer(key[0], row, now_s=time.monotonic())
         for batch in tail:
             for key, tables in by_cluster(batch).items():
                 self._examine(Turn(key, tables, sum(map(len, tables.values()))))
-        now = pa.scalar(time.time_ns() // 1000, pa.timestamp("us", "UTC")).as_py()
-        for key in (
-            stored.keys() & self._opened_us.keys()
-        ) - self._open:  # incidents that the tail has not closed
-            del self._opened_us[key]
-            row = stored[key] | {"state": "closed", "closed_at": now, "updated_at": now}
-            row.pop("tenant")
-            rows = table_of(schema.VERDICTS, [row])
-            self._store.append(Batch("", key[0], {"verdicts": rows})).result(timeout=30)
+
+    def _close_expired(self) -> None:
+        """Close incidents that no stream has seen again since a restart or a gap."""
+        now_us = time.time_ns() // 1000
+        for tenant, row in self._continued.expired(now_s=time.monotonic()):
+            if row["state"] == "open":
+                closed = row | {"state": "closed", "closed_at": now_us, "updated_at": now_us}
+                closed.pop("tenant", None)
+                self._opened_us.pop((tenant, row["verdict_id"]), None)
+                rows = table_of(schema.VERDICTS, [closed])
+                self._store.append(Batch("", tenant, {"verdicts": rows})).result(timeout=30)
 
 
 def _ago_us(seconds: float) -> int:

@@ -22,11 +22,12 @@ from stallscope.diagnose.report.verdict import (
     verdict_as_json,
     wall_text,
 )
-from stallscope.diagnose.stream import Change, Numbering, Retention, Stream
+from stallscope.diagnose.stream import NO_MORE_EVENTS, Change, Numbering, Retention, Stream
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 
 __all__ = [
     "LABELS",
+    "NO_MORE_EVENTS",
     "Answer",
     "Change",
     "Numbering",

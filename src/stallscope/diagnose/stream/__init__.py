@@ -18,7 +18,7 @@ incidents      verdicts over time
 
 from stallscope.diagnose.stream.incidents import Change
 from stallscope.diagnose.stream.round_numbers import Numbering
-from stallscope.diagnose.stream.stream import Stream
+from stallscope.diagnose.stream.stream import NO_MORE_EVENTS, Stream
 from stallscope.diagnose.stream.window import Retention
 
-__all__ = ["Change", "Numbering", "Retention", "Stream"]
+__all__ = ["NO_MORE_EVENTS", "Change", "Numbering", "Retention", "Stream"]

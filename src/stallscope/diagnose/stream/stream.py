@@ -24,6 +24,7 @@ from stallscope.events.layout import TABLES, Array
 from stallscope.events.trace import Trace
 
 _MOST_ENDED = 32
+NO_MORE_EVENTS = "the job sent no more events"
 _PASS_NS = 250_000_000  # least time between two checks for hangs and ended jobs
 
 
@@ -170,7 +171,7 @@ class Stream:
             changes += job.failed(self._nodes, at_ns)
             changes += job.standstill(self._nodes, at_ns)
             if at_ns - job.latest_at_ns >= self.forget_ns:
-                changes += self._end(group, at_ns, "the job sent no more events")
+                changes += self._end(group, at_ns, NO_MORE_EVENTS)
             elif at_ns - job.latest_at_ns >= self.linger_ns and job.has_ended(self._nodes):
                 changes += self._end(group, at_ns, "the job has ended")
         return changes

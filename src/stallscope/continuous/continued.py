@@ -1,0 +1,116 @@
+"""Incidents that continue under a new id of their stream: after a restart of the hub, a takeover, or a gap in the rows.
+
+A stream knows the rows since its start, so it opens such an incident again. The hub's row keeps the first id, the
+first begin, and the cost so far; the cost of the time that both cover counts once.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+Incident = tuple[str, str]
+"""Tenant and id."""
+
+GRACE_S = 900.0
+"""An incident that was not seen again within this time has ended."""
+GRACE_WITH_ROWS_S = 120.0
+"""The same for clusters that send rows, in which the incident would be seen soon."""
+_SUMMED = ("gpu_seconds", "usd")
+_UPPER = {"at_most_gpu_seconds": "gpu_seconds", "at_most_usd": "usd"}
+
+
+@dataclass
+class _Offer:
+    row: Row
+    until_s: float
+    has_rows: bool = False
+
+
+@dataclass
+class Continued:
+    """offers: incidents that may continue. first_rows: rows of incidents that do, by the id of their stream."""
+
+    offers: dict[Incident, _Offer] = field(default_factory=dict)
+    first_rows: dict[Incident, Row] = field(default_factory=dict)
+
+    def offer(self, tenant: str, row: Row, *, now_s: float) -> None:
+        """Note the row of an incident that may be seen again. now_s: monotonic."""
+        self.offers[tenant, row["verdict_id"]] = _Offer(row, now_s + GRACE_S)
+
+    def rows_arrived(self, tenant: str, cluster: str, *, now_s: float) -> None:
+        """Note that a cluster sends rows."""
+        for (owner, _), offer in self.offers.items():
+            if owner == tenant and (offer.row["cluster_id"] or "") == cluster and not offer.has_rows:
+                offer.has_rows, offer.until_s = True, min(offer.until_s, now_s + GRACE_WITH_ROWS_S)
+
+    def opened(self, tenant: str, row: Row) -> Row | None:
+        """The first row of an incident that its stream has just opened; None for a new incident."""
+        if self.offers.pop((tenant, row["verdict_id"]), None):
+            return None  # the stream found it from its begin, under its id
+        same = [key for key, offer in self.offers.items() if key[0] == tenant and _is_same(offer.row, row)]
+        if not same:
+            return None
+        key = max(same, key=lambda key: self.offers[key].row["updated_at"])
+        first = self.first_rows[tenant, row["verdict_id"]] = self.offers.pop(key).row
+        return first
+
+    def name(self, tenant: str, incident_id: str) -> str:
+        """The id under which an incident of a stream is stored."""
+        first = self.first_rows.get((tenant, incident_id))
+        return incident_id if first is None else str(first["verdict_id"])
+
+    def expired(self, *, now_s: float) -> list[tuple[str, Row]]:
+        """Incidents that were not seen again in time, with their tenants; they are no longer offered."""
+        keys = [key for key, offer in self.offers.items() if offer.until_s <= now_s]
+        return [(key[0], self.offers.pop(key).row) for key in keys]
+
+
+def joined(row: Row, first: Mapping[str, Any]) -> Row:
+    """The row of an incident that continues. first: its row before the restart or gap; opened_at in us."""
+    out = row | {"verdict_id": first["verdict_id"], "opened_at": first["opened_at"]}
+    is_whole = None not in (row["since_ns"], first["since_ns"]) and row["since_ns"] <= first["since_ns"]
+    if is_whole:
+        return out
+    share = _share_after(row, first["until_ns"])
+    out |= {name: first[name] for name in ("since_ns", "first_round") if first[name] is not None}
+    for name in _SUMMED:
+        if None not in (row[name], first[name]):
+            out[name] = round(first[name] + share * row[name], 4)
+    for name, least in _UPPER.items():
+        before, now = (each[name] if each[name] is not None else each[least] for each in (first, row))
+        is_range = first[name] is not None or row[name] is not None
+        out[name] = round(before + share * now, 4) if is_range and None not in (before, now) else None
+    for name in ("n_late_rounds", "n_incidents"):
+        if None not in (row[name], first[name]):
+            out[name] = first[name] + round(share * row[name])
+    whole = json.loads(row["verdict"])
+    whole["continues_since"] = first["since_ns"]
+    if whole.get("cost"):
+        whole["cost"] |= {name: out[name] for name in (*_SUMMED, *_UPPER)}
+    return out | {"verdict": json.dumps(whole)}
+
+
+def _share_after(row: Mapping[str, Any], until_ns: int | None) -> float:
+    """The share of the row's time after a moment: the cost before it is known already."""
+    begin_ns, end_ns = row["since_ns"], row["until_ns"]
+    if None in (begin_ns, end_ns, until_ns):
+        return 1.0
+    if end_ns <= begin_ns:
+        return float(begin_ns > until_ns)
+    return min(max((end_ns - max(begin_ns, until_ns)) / (end_ns - begin_ns), 0.0), 1.0)
+
+
+def _is_same(first: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether two rows are on one fault: of one kind and cluster, on common processes, or on one communicator."""
+    if any((first[name] or "") != (row[name] or "") for name in ("cluster_id", "kind")):
+        return False
+    ranks, pids = (
+        [set(json.loads(each[name] or "[]")) for each in (first, row)] for name in ("ranks", "pids")
+    )
+    if not (ranks[0] or ranks[1]):
+        return bool(first["comm_hash"] == row["comm_hash"])
+    if pids[0] and pids[1]:
+        return bool(pids[0] & pids[1] and ranks[0] & ranks[1])
+    return bool(ranks[0] & ranks[1] and first["comm_hash"] == row["comm_hash"])
