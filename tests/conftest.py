@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def data_folder() -> Path:
-    """The folder with recordings and public data: $STALLSCOPE_DATA, or `shared` beside the repository."""
+    """The folder with recordings and public data: $STALLSCOPE_DATA, or `shared` next to the repository."""
     return Path(os.environ.get("STALLSCOPE_DATA") or ROOT.parent / "shared").resolve()
 
 
@@ -49,14 +49,14 @@ def _missing_for_gpu() -> str | None:
 
 def _missing_for_compiler() -> str | None:
     absent = [tool for tool in ("gcc", "nm", "readelf", "strip") if not shutil.which(tool)]
-    return f"no {absent[0]} to build the libraries that are looked at" if absent else None
+    return f"no {absent[0]} to build the libraries that tests examine" if absent else None
 
 
 def _missing_for_kernels() -> str | None:
     if platform.machine() != "x86_64":
-        return "small machines are of x86-64"
+        return "virtual machines run only on x86-64"
     absent = [tool for tool in ("qemu-system-x86_64", "busybox", "cpio") if not shutil.which(tool)]
-    return f"no {absent[0]} to start small machines" if absent else None
+    return f"no {absent[0]} to start virtual machines" if absent else None
 
 
 _MISSING_FOR = {
@@ -131,12 +131,12 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def our_files() -> list[Path]:
     """Every file of the working tree that people write: no hidden folders but .ci, nothing that is built."""
-    found = []
+    paths: list[Path] = []
     for folder, below, files in os.walk(ROOT):
         below[:] = sorted(b for b in below if b == ".ci" or not b.startswith("."))
         below[:] = [b for b in below if b not in ("__pycache__", "build", "dist")]
-        found.extend(Path(folder, file) for file in sorted(files) if file != ".git")  # a worktree's
-    return [path for path in found if path.suffix not in (".o", ".so")]
+        paths.extend(Path(folder, file) for file in sorted(files) if file != ".git")  # a worktree's
+    return [path for path in paths if path.suffix not in (".o", ".so")]
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def run(
         monkeypatch.setattr(sys, "argv", ["stallscope", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.out, told.err
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), output.out, output.err
 
     return call
 
@@ -166,11 +166,11 @@ class FakeGpus:
     state: Path
 
     def have(self, *gpus: Mapping[str, object], **extra: str) -> None:
-        """What each GPU tells from now on; a list of values is told one after the other. extra: whole lines."""
+        """The values that each GPU reports from now on; a list is reported value by value. extra: whole lines."""
         lines = list(extra.values())
-        for number, told in enumerate(gpus):
-            which = str(told.get("which", number))
-            for key, value in told.items():
+        for number, values in enumerate(gpus):
+            which = str(values.get("which", number))
+            for key, value in values.items():
                 each = value if isinstance(value, list) else [value]
                 lines += [f"{which} {key} {one}" for one in each if key != "which"]
         new = self.state.with_suffix(".new")
@@ -199,9 +199,9 @@ def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake_gpus(fake_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
     """GPUs for this process: the bindings are the real ones, and load the library as they would the driver's."""
     pynvml = pytest.importorskip("pynvml")
-    found = FakeGpus(fake_nvml, tmp_path / "gpus")
-    found.have()
-    monkeypatch.setenv("FAKE_NVML", str(found.state))
+    fake = FakeGpus(fake_nvml, tmp_path / "gpus")
+    fake.have()
+    monkeypatch.setenv("FAKE_NVML", str(fake.state))
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(fake_nvml / "libnvidia-ml.so.1")))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    return found
+    return fake

@@ -36,24 +36,23 @@ from stallscope.events.trace import Trace
 from stallscope.store import node
 
 RANKS = 2
-DB, SAID = Path("/tmp/trace.db"), Path("/tmp/said")
+DB, LOG = Path("/tmp/trace.db"), Path("/tmp/log")
 PATIENCE_S = 600
 MEMORY_MAJOR, RM_CONTROL, N_IOCTLS = 1, 0xC020462A, 30
 
 GROUPS = Path("/sys/fs/cgroup")
 QUOTA_US, PERIOD_US = 10_000, 1_000_000
 LIMITED_RANK, FIRST_STEPS, N_STAYS, N_PAUSES, FREE_STEPS = 1, 20, 7, 3, 8
-"""One rank is in the group for a few pauses of a second each, now and then: far longer than what two ranks differ by in
-a machine that is emulated. Where that is slow, all pauses of a stay fall into one step: there are as many stays as make
-more late steps than chance."""
+"""One rank is in the group several times, for a few pauses of a second. Two ranks of an emulated machine differ by far
+less. On a slow machine all pauses of a stay fall into one step, so that the number of stays exceeds chance."""
 STEPS = FIRST_STEPS + N_STAYS * (4 * N_PAUSES + FREE_STEPS)
-"""Enough for a rank that makes four steps in a quota: one takes about 10 ms of an emulated CPU."""
+"""Enough for a rank that makes four steps in a quota: a step takes about 10 ms of an emulated CPU."""
 MEMORY_BYTES, HELD_BYTES = 64 << 20, 40 << 20
-"""A group has memory for one of the processes that hold so much, not for two."""
+"""A group has memory for one process that holds HELD_BYTES, not for two."""
 
 
 class Child(NamedTuple):
-    """A process that waits for its turn, then does its work and ends or waits. turn, done: ends of pipes."""
+    """A process that waits for its turn, does its work, and ends or waits. turn, done: ends of pipes."""
 
     pid: int
     turn: int
@@ -61,21 +60,21 @@ class Child(NamedTuple):
 
 
 def main() -> None:
-    """One line of JSON after the word RESULT; what went wrong before it."""
+    """Print one line of JSON after the word RESULT, and errors before it."""
     _at("the job starts")
     (GROUPS / "cgroup.subtree_control").write_text("+cpu +memory")
     plan = live.plan_for("healthy", ranks=RANKS, seconds=60)
     with live.started(Plan(**(vars(plan) | {"steps": STEPS}))) as job:
         flags = [word for pid in job.pids for word in ("--pid", str(pid))]
         command = [sys.executable, "-P", "-c", "from stallscope.cli import main; main()"]
-        with SAID.open("w") as out:
+        with LOG.open("w") as out:
             agent = subprocess.Popen(
                 [*command, "trace", "--db", str(DB), "--node", "here", *flags], stdout=out, stderr=out
             )
         try:
-            ended, throttled = _traced(agent, job)
+            exit_code, throttled = _traced(agent, job)
         finally:
-            print(SAID.read_text())
+            print(LOG.read_text())
             agent.kill()
         _at("the trace is read")
         trace, mode = node.read(DB), _mode()
@@ -84,7 +83,7 @@ def main() -> None:
         result = {
             "kernel": platform.release(),
             "mode": mode,
-            "exit_code": ended,
+            "exit_code": exit_code,
             "steps": steps,
             "rounds": [len(seqs) for seqs in of_rank],
             "expected": [n * (N_BUCKETS + 1) for n in steps],
@@ -92,33 +91,35 @@ def main() -> None:
             "n_snapshots": len(trace.snapshots),
             "lost": trace.lost,
             "throttled": throttled,
-            "told_throttled": {rank: _told_throttled(trace, pid) for rank, pid in enumerate(job.pids)},
+            "recorded_throttling": {
+                rank: _recorded_throttling(trace, pid) for rank, pid in enumerate(job.pids)
+            },
             "verdicts": _verdicts(),
         }
-    *_, last_way = IOCTL_WAYS
-    for way in IOCTL_WAYS:
-        _at(f"calls into a driver, by {way}")
-        with Program.load(Options(ioctl_ways=(way,), pids=frozenset(), modes=(mode,))) as program:
-            result.setdefault("driver_calls", {})[way] = _driver_calls(program)
+    *_, last_method = IOCTL_WAYS
+    for method in IOCTL_WAYS:
+        _at(f"calls into a driver, by {method}")
+        with Program.load(Options(ioctl_ways=(method,), pids=frozenset(), modes=(mode,))) as program:
+            result.setdefault("driver_calls", {})[method] = _driver_calls(program)
             if "memory" not in result:
                 result["memory"] = _short_of_memory(program)
-            if way == last_way:  # as long as the machine lives, no memory is read from here on
+            if method == last_method:  # until the machine ends, no memory can be read after this
                 result["under_yama"] = _under_yama(program)
     _at("the end")
     print("RESULT", json.dumps(result), flush=True)
 
 
-def _at(what: str) -> None:
-    print(f"at {time.monotonic():.1f} s: {what}", flush=True)
+def _at(stage: str) -> None:
+    print(f"at {time.monotonic():.1f} s: {stage}", flush=True)
 
 
 def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> tuple[int, dict[str, int]]:
-    """Lets the job run once the agent has attached, one rank under a quota for some steps.
+    """Run the job after the agent has attached, with one rank under a quota for some steps.
 
-    Returns the agent's exit code, and what the kernel counted of the rank's group.
+    Returns the agent's exit code, and the kernel's counts of the rank's group.
     """
     _at("the agent starts")
-    _wait(lambda: SAID.read_text().count("attached to") >= 2 or agent.poll() is not None)
+    _wait(lambda: LOG.read_text().count("attached to") >= 2 or agent.poll() is not None)
     _at("the ranks go")
     job.go()
     counted = _limited(job)
@@ -129,7 +130,7 @@ def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> tuple[int, dict[
 
 
 def _limited(job: live.Job) -> dict[str, int]:
-    """Puts one rank under the quota several times. Returns what the kernel counted of the group."""
+    """Put one rank under the quota several times. Returns the kernel's counts of the group."""
     pid = str(job.pids[LIMITED_RANK])
     n_steps = FIRST_STEPS
     with _group("limited", {"cpu.max": f"{QUOTA_US} {PERIOD_US}"}) as home:
@@ -147,38 +148,38 @@ def _counted(home: Path) -> dict[str, int]:
     return {name: int(value) for name, value in (line.split() for line in lines)}
 
 
-def _told_throttled(trace: Trace, pid: int) -> dict[str, Any]:
-    """What the trace says of one rank: the group's rows, and how long its GPU threads were kept off the CPU by it."""
+def _recorded_throttling(trace: Trace, pid: int) -> dict[str, Any]:
+    """The trace's record of one rank: the group's rows, and the time that its GPU threads lost by the quota."""
     rows = trace.host_events[trace.host_events["kind"] == HostKind.THROTTLED]
     rows = rows[rows["pid"] == pid]
     off = trace.offcpu[(trace.offcpu["pid"] == pid) & (trace.offcpu["category"] == Category.PREEMPTED)]
     return {
         "n": int(rows["value"].sum()),
         "ns": int(rows["duration_ns"].sum()),
-        "quotas": sorted({one.decode() for one in rows["detail"].tolist()}),
-        "groups": sorted({one.decode() for one in rows["file"].tolist()}),
+        "quotas": sorted({text.decode() for text in rows["detail"].tolist()}),
+        "groups": sorted({text.decode() for text in rows["file"].tolist()}),
         "off_cpu_ns": int(off["duration_ns"][off["flags"] & OffCpuFlag.THROTTLED > 0].sum()),
     }
 
 
 def _verdicts() -> list[dict[str, Any]]:
-    """What `stallscope explain` says of the trace."""
-    with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+    """The verdicts of `stallscope explain` on the trace."""
+    with redirect_stdout(io.StringIO()) as output, suppress(SystemExit):
         app(["explain", "--json", str(DB)])
-    report: dict[str, Any] = json.loads(said.getvalue())
+    report: dict[str, Any] = json.loads(output.getvalue())
     return list(report["verdicts"])
 
 
 def _driver_calls(program: Program) -> int:
-    """Calls into a driver that were counted, of N_IOCTLS; memory devices stand for the GPU's."""
+    """Counted calls into a driver, of N_IOCTLS; memory devices replace the GPU's devices."""
     program.know_drivers({MEMORY_MAJOR: Driver.NVIDIA})
     child = _forked(_calls)
     program.follow([child.pid])
     _let(child)
     os.waitpid(child.pid, 0)
-    found = program.operations()
-    of_control = [SYMBOLS[key["symbol"]] == "ioctl:NV_ESC_RM_CONTROL" for key in found.keys]
-    return int(found.values["n_failed"][of_control].sum())
+    operations = program.operations()
+    of_control = [SYMBOLS[key["symbol"]] == "ioctl:NV_ESC_RM_CONTROL" for key in operations.keys]
+    return int(operations.values["n_failed"][of_control].sum())
 
 
 def _calls() -> None:
@@ -189,7 +190,7 @@ def _calls() -> None:
 
 
 def _short_of_memory(program: Program) -> dict[str, Any]:
-    """Two processes want more memory than their group has; only the one that gives way is traced."""
+    """Two processes request more memory than their group has; only the killed process is traced."""
     with _group("small", {"memory.max": str(MEMORY_BYTES)}) as home:
         victim, other = _forked(lambda: _reclaims(home) + _held()), _forked(lambda: _held()[:0])
         program.events.drain()
@@ -200,15 +201,15 @@ def _short_of_memory(program: Program) -> dict[str, Any]:
             (home / "cgroup.procs").write_text(str(child.pid))
             _let(child)
         ends = [os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]) for child in (victim, other)]
-        told = host.rows(program.events.drain(), [victim.pid], time.monotonic_ns())
+        rows = host.rows(program.events.drain(), [victim.pid], time.monotonic_ns())
     names = {victim.pid: "victim", other.pid: "other"}
-    kills = told[told["kind"] == HostKind.OOM_KILL]
+    kills = rows[rows["kind"] == HostKind.OOM_KILL]
     return {
         "ends": ends,
         "kills": [[names.get(row["pid"]), names.get(row["by_pid"])] for row in kills],
-        "statuses": told["value"][told["kind"] == HostKind.EXIT].tolist(),
-        "reclaim_ns": int(told["duration_ns"][told["kind"] == HostKind.RECLAIM].sum()),
-        "told_of": sorted({names.get(pid, str(pid)) for pid in told["pid"].tolist()}),
+        "statuses": rows["value"][rows["kind"] == HostKind.EXIT].tolist(),
+        "reclaim_ns": int(rows["duration_ns"][rows["kind"] == HostKind.RECLAIM].sum()),
+        "traced": sorted({names.get(pid, str(pid)) for pid in rows["pid"].tolist()}),
     }
 
 
@@ -217,14 +218,14 @@ def _held() -> bytes:
 
 
 def _reclaims(home: Path) -> bytes:
-    """Looks for memory as a process does that meets its group's limit; there is none to be had."""
+    """Reclaim memory like a process that reaches its group's limit; no memory can be reclaimed."""
     with suppress(OSError):
         (home / "memory.reclaim").write_text("16M")
     return b""
 
 
 def _forked(work: Callable[[], bytes | None]) -> Child:
-    """A child that does the work when it is let; it stays if that gives something to keep."""
+    """A child that does the work when _let() is called; it stays if the work returns a value to keep."""
     turn, done = os.pipe(), os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -240,14 +241,14 @@ def _forked(work: Callable[[], bytes | None]) -> Child:
 
 
 def _let(child: Child) -> None:
-    """Have the child do its work; returns when it is done, or the child has ended."""
+    """Let the child work; returns when the work is done, or the child has ended."""
     os.write(child.turn, b".")
     os.read(child.done, 1)
 
 
 @contextmanager
 def _group(name: str, limits: Mapping[str, str]) -> Iterator[Path]:
-    """A control group with limits; what is left in it afterwards is free of them."""
+    """A control group with limits; the remaining processes leave it afterwards."""
     home = GROUPS / name
     home.mkdir()
     for file, value in limits.items():
@@ -257,9 +258,9 @@ def _group(name: str, limits: Mapping[str, str]) -> Iterator[Path]:
         (GROUPS / "cgroup.procs").write_text(pid)
 
 
-def _wait(is_there: Callable[[], bool]) -> None:
+def _wait(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + PATIENCE_S
-    while not is_there() and time.monotonic() < end_s:
+    while not condition() and time.monotonic() < end_s:
         time.sleep(0.1)
 
 
@@ -268,7 +269,7 @@ def _has_ended(job: live.Job) -> bool:
 
 
 def _n_steps(job: live.Job, rank: int) -> int:
-    """How many steps a rank has made by its own clock."""
+    """Number of steps of a rank, by the rank's own file."""
     clock = job.folder / f"rank{rank}.csv"
     return len(list(csv.DictReader(clock.open()))) if clock.exists() else 0
 
@@ -278,14 +279,14 @@ PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def _under_yama(program: Program) -> dict[str, object]:
-    """Where a thread hangs whose memory nobody may read (ptrace_scope 3, until the machine ends), and what was said."""
+    """The stack of a hanging thread whose memory no process may read (ptrace_scope 3), and the messages about it."""
     PTRACE_SCOPE.write_text("3")
-    said: list[str] = []
-    told: list[tuple[str, ...]] = []
+    messages: list[str] = []
+    stacks: list[tuple[str, ...]] = []
 
     def keep(_pid: int, words: tuple[str, ...]) -> int:
-        told.append(words)
-        return len(told)
+        stacks.append(words)
+        return len(stacks)
 
     with subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -296,13 +297,13 @@ def _under_yama(program: Program) -> dict[str, object]:
             Memory(child.pid).read(1 << 20, 8)
         except Unreadable as refusal:
             is_forbidden = refusal.errno == errno.EPERM
-        Stacks(1, keep, said.append, program.walk_python, program.peek).now(child.pid, [child.pid])
+        Stacks(1, keep, messages.append, program.walk_python, program.peek).now(child.pid, [child.pid])
         child.kill()
-    return {"is_forbidden": is_forbidden, "frames": [list(words) for words in told], "said": said}
+    return {"is_forbidden": is_forbidden, "frames": [list(words) for words in stacks], "messages": messages}
 
 
 def _mode() -> str:
-    """How functions were hooked, as the trace says."""
+    """The method by which probes were attached, by the trace's facts."""
     with node.reading(DB) as connection:
         facts = connection.execute("SELECT facts FROM sessions").fetchone()[0]
     return str(json.loads(facts)["hooks"])

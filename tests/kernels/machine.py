@@ -94,8 +94,8 @@ def initramfs(root: Path, source: Path, emulated: Path) -> Path:
     return packed
 
 
-def said(kernel: Path, initramfs: Path, *, timeout_s: float = BOOT_S) -> str:
-    """What the script inside has printed on this kernel (a vmlinuz)."""
+def output(kernel: Path, initramfs: Path, *, timeout_s: float = BOOT_S) -> str:
+    """The output of the script inside on this kernel (a vmlinuz)."""
     command = ["nice", "-n", "5", "qemu-system-x86_64", "-kernel", str(kernel), "-initrd", str(initramfs)]
     command += ["-append", _BOOT, "-nographic", "-no-reboot"]
     command += ["-m", "1500", "-smp", "2", "-cpu", _CPU, "-nic", "none"]
