@@ -39,7 +39,9 @@ MAY_IMPORT = {
         "store.hub",
     ],
     "stress": ["events", "exporters"],
+    "agent_sinks": ["capture", "events", "exporters", "store"],
     "agent": [
+        "agent_sinks",
         "alerts",
         "capture",
         "diagnose",
@@ -72,6 +74,13 @@ MAY_IMPORT = {
 }
 
 PUBLIC = {
+    "capture": [
+        "capture.gpu",
+        "capture.probes",
+        "capture.session",
+        "capture.stacks",
+        "capture.stacks_now",
+    ],
     "diagnose": ["diagnose", "diagnose.arrays", "diagnose.processes", "diagnose.timeline", "diagnose.views"],
 }
 """The modules of a part that other parts import, by the names in `__all__`; its other files are inner files."""

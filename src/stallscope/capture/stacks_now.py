@@ -18,6 +18,8 @@ from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.process import Target
 
+__all__ = ["Now", "stacks_now"]
+
 
 class Now(NamedTuple):
     """A process's stack. state: the kernel's letter for its main thread. waits_for: the object of its system call."""

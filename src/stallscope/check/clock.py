@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from stallscope.capture.probes.clock import wall_clock
+from stallscope.capture.probes import wall_clock
 from stallscope.check.distribution import commands
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.trace import WallClock

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stallscope.capture.gpu import nvml
-from stallscope.capture.gpu.gpu_state import GpuStates
+from stallscope.capture.gpu import GpuStates, nvml
 from stallscope.check.distribution import commands
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.errors import CannotTrace

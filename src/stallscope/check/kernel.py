@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.gpu.drivers import majors
-from stallscope.capture.probes import preflight
-from stallscope.capture.probes.optional_programs import IOCTL_WAYS
-from stallscope.capture.probes.program import Options, Program
-from stallscope.capture.stacks.memory import forbidden
+from stallscope.capture.gpu import majors
+from stallscope.capture.probes import IOCTL_WAYS, Options, Program, preflight
+from stallscope.capture.stacks import forbidden
 from stallscope.check.distribution import commands
 from stallscope.check.finding import Finding, failed, passed, warned
 from stallscope.errors import CannotTrace

@@ -6,9 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from stallscope.capture.probes import elf, operations
-from stallscope.capture.probes.discovery import Discovery, Library, functions
-from stallscope.capture.probes.elf import NotElf
+from stallscope.capture.probes import Discovery, Library, NotElf, elf, functions, operations
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.counted import counted
 

@@ -1,0 +1,209 @@
+"""From the records of the kernel to rows of a sink: one second's worth at a time, records also in between."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from stallscope.capture.gpu.driver_calls import DriverCalls
+from stallscope.capture.gpu.gpus import Gpus
+from stallscope.capture.gpu.visible_devices import GpuNumbers
+from stallscope.capture.host import HostEvents
+from stallscope.capture.probes.collector import Collector
+from stallscope.capture.probes.governor import Governor
+from stallscope.capture.probes.program import Program
+from stallscope.capture.process.annotation_socket import Label, Labels
+from stallscope.capture.process.comm_split import Splits
+from stallscope.capture.process.processes import Processes, Snapshots
+from stallscope.capture.process.status import Tally
+from stallscope.capture.process.workload import workload
+from stallscope.capture.rows import records
+from stallscope.capture.rows.call_statistics import Tallies
+from stallscope.capture.rows.device_numbers import Renumbering
+from stallscope.capture.rows.lost_records import Losses
+from stallscope.capture.rows.snapshots import snapshots
+from stallscope.capture.sink import Sink
+from stallscope.capture.stacks.sampler import Stacks
+from stallscope.capture.stacks.silent_ranks import Examined, Unseen
+from stallscope.capture.stacks.thread_samples import Samples
+from stallscope.events import layout
+from stallscope.events.kernel import Kind
+from stallscope.events.layout import Array, Table
+from stallscope.events.names import Op
+
+_WITH_A_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
+"""Tables whose `device` is the number of the GPU within the process."""
+
+
+class Delivery:
+    """Delivers rows of the tables in events.layout, and the start and end of processes and communicators.
+
+    node: the number of this machine in the rows. gpu_processes: processes that use a GPU. raw_file: also write every
+    raw event into this file. note: prints a line for the user.
+    """
+
+    def __init__(
+        self,
+        probes: Program,
+        sink: Sink,
+        *,
+        node: int,
+        governor: Governor,
+        gpu_processes: Callable[[], Iterable[int]],
+        note: Callable[[str], None],
+        has_stacks: bool,
+        labels: Labels | None = None,
+        gpus: Gpus | None = None,
+        driver_calls: DriverCalls | None = None,
+        raw_file: Path | None = None,
+    ):
+        self.tally = Tally()
+        self.collector = Collector(probes.arrivals, probes.events, probes.natives, probes.stacks)
+        self.samples = Samples(probes.processes, peek=probes.peek) if has_stacks else None
+        self._events: list[Array] = []
+        self._probes, self._sink, self._node, self._raw_file = probes, sink, node, raw_file
+        self._labels, self._gpus, self._driver_calls = labels, gpus, driver_calls
+        self._governor = governor
+        numbers = gpus.gpu_numbers if gpus else GpuNumbers()
+        self._processes = Processes(node, gpus=numbers)
+        self._renumbering = Renumbering(numbers)
+        self._last = Snapshots()
+        self._host = HostEvents(
+            node, probes.entries, drivers=lambda: driver_calls.known if driver_calls else {}
+        )
+        self._splits = Splits()
+        self._losses = Losses()
+        self._tallies = Tallies(node, probes.operations, probes.balances, governor, own_pid=os.getpid())
+        self._stacks = (
+            Stacks(node, sink.stack, note, probes.walk_python, probes.peek, probes.know_native)
+            if has_stacks
+            else None
+        )
+        self._unseen = Unseen(node, self._stacks, gpu_processes) if self._stacks else None
+
+    def records(self) -> None:
+        """Deliver the records since the last call."""
+        arrivals, events, natives, python_stacks = self.collector.taken()
+        if self._stacks:
+            self._stacks.take(natives, python_stacks)
+        self._events.append(events)
+        self._deliver_records(arrivals, events)
+
+    def second(self, *, is_last: bool = False) -> None:
+        """Deliver records, processes and their states, and losses. is_last: no further record completes another."""
+        now_ns = time.monotonic_ns()
+        if is_last:
+            self._splits.n_patience = 0
+        self.records()
+        events, self._events = layout.joined(self._events), []
+        counted = self._tallies.rows(now_ns)
+        for table, rows in counted:
+            self._append(table, rows)
+        self._deliver_states(events, now_ns)
+        if self._driver_calls:
+            self._deliver_callers(self._driver_calls, dict(counted)[layout.OPERATIONS], now_ns)
+        if self.samples and self._stacks:
+            self._append_named(layout.SAMPLES, self.samples.taken(self._node, now_ns, self._stacks.number))
+        self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
+        self._annotate(self._labels.taken() if self._labels else [])
+        for table, rows in self._gpus.taken() if self._gpus else ():
+            self._append(table, rows)
+        losses = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
+        self._sink.lost(now_ns, losses)
+        self.tally.n_lost = self._losses.n_lost
+
+    def _deliver_records(self, arrivals: Array, events: Array) -> None:
+        tables = records.tables(arrivals, events, node=self._node, splits=self._splits)
+        for table in layout.EVENT_TABLES:
+            if table.name in tables:
+                self._append(table, tables[table.name])
+        for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events, self._splits), strict=True):
+            self._sink.communicator_ended(int(pid), int(comm_hash), ended_ns=int(ended_ns))
+        self._processes.joined(tables["communicators"])
+        self.tally.add_rounds(tables["collectives"])
+        for process in self._processes.located(tables["collectives"]):
+            self._sink.process_located(process.pid, process.device)
+        if self._raw_file:
+            with self._raw_file.open("ab") as file:
+                records.raw(events).tofile(file)
+
+    def _deliver_states(self, events: Array, now_ns: int) -> None:
+        """A snapshot of each traced process; the start and the end of each process."""
+        state = self._probes.processes()
+        born = records.of_kind(events, Kind.PROCESS)
+        first_ns = dict.fromkeys(state.pids.tolist(), now_ns)
+        first_ns |= dict(zip(born["pid"].tolist(), born["ts_ns"].tolist(), strict=True))
+        new = self._processes.first_seen(first_ns)
+        self._append(layout.PROCESSES, new)
+        if len(new):
+            self._governor.renew()
+        self._annotate(_belongings(new, self._processes))
+        for process in self._processes.placed():
+            self._sink.process_placed(process.pid, process.rank, nranks=process.nranks)
+        self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
+        if self._stacks:
+            self._stacks.follow(state.pids.tolist())
+            positions = self._stacks.of_silent(state, now_ns, members=self._processes.members())
+            self._append_named(layout.POSITIONS, positions)
+        if self._unseen:
+            self._deliver_unseen(self._unseen.examine(frozenset(state.pids.tolist()), now_ns), now_ns)
+        exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
+        self._deliver_ends(dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True)), now_ns)
+        self.tally.n_processes = len(self._processes)
+
+    def _deliver_ends(self, exit_ns: dict[int, int], now_ns: int) -> None:
+        if exit_ns:
+            self._append(layout.MEMORY, self._tallies.ended(exit_ns, now_ns))
+            self._probes.forget(exit_ns.keys())
+        for pid in self._processes.gone(exit_ns):
+            ended_ns = exit_ns.get(pid, now_ns)
+            self._renumbering.forget(pid)
+            if self._stacks:
+                self._stacks.forget(pid)
+            self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
+            self._sink.process_ended(pid, ended_ns)
+
+    def _deliver_unseen(self, examined: Examined, now_ns: int) -> None:
+        """Ranks that have made no call yet, and their code locations."""
+        self._append(layout.PROCESSES, self._processes.first_seen(dict.fromkeys(examined.pids, now_ns)))
+        self._append_named(layout.SNAPSHOTS, examined.snapshots)
+        self._append_named(layout.POSITIONS, examined.positions)
+
+    def _deliver_callers(self, calls: DriverCalls, counted: Array, now_ns: int) -> None:
+        """Processes that call into the GPU driver without being traced: their labels, and their end."""
+        calls.refresh()
+        traced = frozenset(self._processes.pids())
+        self._annotate(calls.named(counted["pid"][counted["op"] == Op.IOCTL].tolist(), traced, now_ns))
+        if ended := self._tallies.strays(traced):
+            self._append(layout.MEMORY, self._tallies.ended(ended, now_ns))
+            self._probes.forget(ended)
+            calls.forget(ended)
+
+    def _annotate(self, labels: list[Label]) -> None:
+        if labels:
+            self._sink.annotated(labels)
+
+    def _append(self, table: Table, rows: Array) -> None:
+        """Deliver rows with the kernel's numbers of GPUs and stacks."""
+        if not len(rows):
+            return
+        if table in _WITH_A_DEVICE:
+            self._renumbering.renumber(rows)
+        if "stack" in (rows.dtype.names or ()):
+            rows["stack"] = self._stacks.numbers(rows["stack"]) if self._stacks else layout.UNKNOWN
+        self._append_named(table, rows)
+        self.tally.n_records += len(rows)
+
+    def _append_named(self, table: Table, rows: Array) -> None:
+        """Deliver rows whose stacks have the sink's numbers."""
+        if len(rows):
+            self._sink.append(table, rows)
+
+
+def _belongings(new: Array, processes: Processes) -> list[Label]:
+    """The container, pod or job of each of these new processes, as labels."""
+    return [
+        Label(int(row["ts_ns"]), int(row["pid"]), name, value)
+        for row in new
+        for name, value in workload(int(row["pid"]), processes.started_with(int(row["pid"]))).items()
+    ]

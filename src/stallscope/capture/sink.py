@@ -1,0 +1,76 @@
+"""The receiver of captured rows: a node trace, a hub, metrics."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from stallscope.capture.process.annotation_socket import Label
+from stallscope.events.layout import Array, Table
+
+
+class Sink(Protocol):
+    """Takes rows and life-cycle events of one machine. Calls come from one thread, and must not wait for a network."""
+
+    def append(self, table: Table, rows: Array) -> None:
+        """New rows, as few as one. `symbol` is an index into operations.SYMBOLS; `stack` a number from stack().
+
+        A sink does not change the rows, and copies those that it keeps.
+        """
+
+    def stack(self, pid: int, frames: Sequence[str]) -> int:
+        """The number of a stack, innermost frame first; events.layout.UNKNOWN in a sink without stacks."""
+
+    def annotated(self, labels: Sequence[Label]) -> None:
+        """New labels of processes."""
+
+    def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
+        """Records lost since the last call: kind, CPU and number."""
+
+    def process_ended(self, pid: int, ended_ns: int) -> None:
+        """The end of a process whose row was appended before."""
+
+    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
+        """The rank of a process, where a communicator and no launcher states it."""
+
+    def process_located(self, pid: int, device: int) -> None:
+        """The number of a process's GPU, once it is known."""
+
+    def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
+        """The end of a process's membership in a communicator."""
+
+
+class Sinks:
+    """Several sinks as one. The first one numbers the stacks."""
+
+    def __init__(self, *sinks: Sink):
+        self._sinks = sinks
+
+    def append(self, table: Table, rows: Array) -> None:
+        for sink in self._sinks:
+            sink.append(table, rows)
+
+    def stack(self, pid: int, frames: Sequence[str]) -> int:
+        return self._sinks[0].stack(pid, frames)
+
+    def annotated(self, labels: Sequence[Label]) -> None:
+        for sink in self._sinks:
+            sink.annotated(labels)
+
+    def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
+        for sink in self._sinks:
+            sink.lost(ts_ns, losses)
+
+    def process_ended(self, pid: int, ended_ns: int) -> None:
+        for sink in self._sinks:
+            sink.process_ended(pid, ended_ns)
+
+    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
+        for sink in self._sinks:
+            sink.process_placed(pid, rank, nranks=nranks)
+
+    def process_located(self, pid: int, device: int) -> None:
+        for sink in self._sinks:
+            sink.process_located(pid, device)
+
+    def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
+        for sink in self._sinks:
+            sink.communicator_ended(pid, comm_hash, ended_ns=ended_ns)
