@@ -13,11 +13,12 @@ from stallscope.capture.probes import elf, operations
 from stallscope.capture.probes.operations import SYMBOLS, Hook
 from stallscope.capture.probes.program import MODES, Program
 from stallscope.capture.rows import records
-from stallscope.capture.rows.call_statistics import AlwaysOn, Tallies
+from stallscope.capture.rows.call_statistics import Tallies
 from stallscope.events.kernel import HookGroup, Kind
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, Direction, HostMemory, MemoryKind, Op
 
+from .always_on import AlwaysOn
 from .conftest import TARGETS
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]

@@ -26,10 +26,12 @@ from stallscope.capture.probes.maps import Entries
 from stallscope.capture.probes.operations import FIRST_IOCTL, SYMBOLS
 from stallscope.capture.probes.optional_programs import IOCTL_WAYS
 from stallscope.capture.probes.program import Program
-from stallscope.capture.rows.call_statistics import AlwaysOn, Tallies
+from stallscope.capture.rows.call_statistics import Tallies
 from stallscope.events import kernel
 from stallscope.events.names import HostKind, Op
 from stallscope.store import node
+
+from .always_on import AlwaysOn
 
 MEMORY, MISC = 1, 10
 """Major numbers of /dev/null, /dev/random and of /dev/loop-control on any Linux (Documentation/admin-guide/devices)."""

@@ -17,10 +17,11 @@ from stallscope.capture.probes import elf, operations
 from stallscope.capture.probes.operations import ENTRIES, SYMBOLS, Entry, Hook
 from stallscope.capture.probes.program import Program
 from stallscope.capture.rows import records
-from stallscope.capture.rows.call_statistics import AlwaysOn, Tallies
+from stallscope.capture.rows.call_statistics import Tallies
 from stallscope.events.kernel import HookGroup, Kind
 from stallscope.events.names import Direction, Op
 
+from .always_on import AlwaysOn
 from .conftest import Puppet
 
 N_CALLS = 3

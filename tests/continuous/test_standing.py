@@ -23,7 +23,7 @@ from stallscope.store.hub.store import Batch, HubStore
 
 from ..diagnose.builders import MS, Job, data_parallel, dp_trace, every, trace_of
 from ..diagnose.slack import slack_trace
-from ..store.hub.rows import sql
+from ..store.hub.rows import sql, without_commits
 
 TENANT = "a"
 
@@ -233,7 +233,7 @@ def requests_of(trace: Trace, n: int) -> list[bytes]:
 def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: HubStore):
     """More of c1 than is looked at, and a straggler in c2 behind it."""
     with closing(Standing(store, bounds=Bounds(turn_rows=500, most_rows=1_000))) as standing:
-        with store.paused():
+        with without_commits(store):
             flood = [store.append(as_arrow(dp_trace(seed=seed), f"f{seed}", "c1")) for seed in range(8)]
             late = store.append(as_arrow(slow_job(), "s1", "c2"))
         for one in (*flood, late):

@@ -15,9 +15,10 @@ from stallscope.receive import logs as decoding
 from stallscope.receive.otlp import Decoded, Decoder
 from stallscope.store.hub import schema
 
+from .loop_decoder import by_loop
 from .requests import NOW_NS, add_logs, logs
 
-DECODERS = {"ptars": decoding.by_ptars, "loop": decoding.by_loop}
+DECODERS = {"ptars": decoding.by_ptars, "loop": by_loop}
 
 
 @pytest.fixture(params=DECODERS)

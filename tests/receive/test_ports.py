@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from stallscope.receive.receiver import Bounds
 from stallscope.store.hub.limits import Limits
 
+from ..store.hub.rows import without_commits
 from .requests import NOW_NS, logs
 from .senders import ARROW, AS_A, LOGS, METRICS, TRACES, Hub, running
 
@@ -202,7 +203,7 @@ def test_json_nested_without_end_is_refused(hub: Hub):
 
 def test_a_full_hub_says_when_to_come_back_and_loses_nothing(tmp_path: Path):
     with running(tmp_path, limits=Limits(max_queue_rows=10, retry_after_s=1.5)) as hub:
-        with hub.store.paused():
+        with without_commits(hub.store):
             waiting = [hub.receiver.otlp("logs", one_log(f"w{i}", n=8), "a") for i in range(1)]
             error = refused(hub, LOGS, one_log("too many", n=8))
             answer = post(hub, "/v1/logs", one_log("too many", n=8))

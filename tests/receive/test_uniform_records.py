@@ -14,6 +14,7 @@ from stallscope.receive.otlp import Decoder
 from stallscope.receive.record_shape import Unlike
 from stallscope.store.hub import schema
 
+from .loop_decoder import by_loop
 from .requests import NOW_NS, add_logs, logs
 
 KINDS = {
@@ -92,7 +93,7 @@ def decoded(body: bytes, way: Any) -> object:
 @given(message=of_one_shape())
 def test_they_say_what_they_say_to_the_decoder_that_takes_everything(message):
     body = message.SerializeToString()
-    assert decoded(body, decoding.by_shape) == decoded(body, decoding.by_loop)
+    assert decoded(body, decoding.by_shape) == decoded(body, by_loop)
 
 
 def collectives(n: int = 1000) -> ExportLogsServiceRequest:
@@ -128,7 +129,7 @@ def test_a_byte_that_is_wrong_is_never_read_as_something_else(data):
         found = decoded(bytes(body), decoding.by_shape)
     except Unlike:
         return
-    assert found == decoded(bytes(body), decoding.by_loop)
+    assert found == decoded(bytes(body), by_loop)
 
 
 def test_the_usual_records_are_read_all_at_once():
@@ -156,7 +157,7 @@ def test_records_of_another_shape_are_left_to_the_others(other):
     body = logs([{"attributes": {"a": 1}, "body": "x"}] * 7 + [other]).SerializeToString()
     with pytest.raises(Unlike):
         decoding.by_shape(body, NOW_NS)
-    assert decoded(body, decoding.decoder()) == decoded(body, decoding.by_loop)
+    assert decoded(body, decoding.decode) == decoded(body, by_loop)
 
 
 def test_text_that_is_none_is_refused_like_by_the_others():
@@ -164,7 +165,7 @@ def test_text_that_is_none_is_refused_like_by_the_others():
     with pytest.raises(Unlike):
         decoding.by_shape(body, NOW_NS)
     with pytest.raises(BadInput):
-        decoding.decoder()(body, NOW_NS)
+        decoding.decode(body, NOW_NS)
 
 
 NUMBERS = [0, 1, 127, 128, (1 << 14) - 1, 1 << 14, (1 << 56) - 1, 1 << 56, (1 << 63) - 1, -1, -(1 << 63)]

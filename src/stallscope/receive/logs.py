@@ -1,7 +1,7 @@
 """OTLP logs: from protobuf bytes to flat records.
 
-Records of one shape are decoded together (uniform_records.py), others by ptars (Rust) or, without ptars, in a loop.
-All three give equal results; tests compare them. Raises BadInput for an invalid ExportLogsServiceRequest.
+Records of one shape are decoded together (uniform_records.py), others by ptars (Rust). Tests compare both with a third
+decoder that loops over protobuf objects. Raises BadInput for an invalid ExportLogsServiceRequest.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput
 from stallscope.receive import uniform_records
 from stallscope.receive.any_value import any_value, as_dict
-from stallscope.receive.decoded import Aligned, Array, Attributes, AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.decoded import Aligned, Array, Attributes, Flat, Group, dumped
 from stallscope.receive.record_attributes import of_one_type, quoted
 from stallscope.receive.record_shape import Unlike
 from stallscope.receive.timestamps import moments
@@ -28,22 +28,15 @@ _Typed = tuple[pa.Array, pa.Array, pa.Array, pa.Array, pa.Array]
 Decoder = Callable[[bytes, int], Flat]
 
 
-def decoder() -> Decoder:
-    """The fastest available decoder: (bytes, the hub's time in ns) -> records."""
+def decode(body: bytes, now_ns: int) -> Flat:
+    """Decode a request: as matrices if its records are uniform, otherwise by ptars. now_ns: the hub's time.
+
+    Raises BadInput.
+    """
     try:
-        _handler()
-    except ImportError:
-        any_records: Decoder = by_loop
-    else:
-        any_records = by_ptars
-
-    def decode(body: bytes, now_ns: int) -> Flat:
-        try:
-            return by_shape(body, now_ns)
-        except Unlike:
-            return any_records(body, now_ns)
-
-    return decode
+        return by_shape(body, now_ns)
+    except Unlike:
+        return by_ptars(body, now_ns)
 
 
 @cache
@@ -59,7 +52,7 @@ def by_shape(body: bytes, now_ns: int) -> Flat:
     """Decode records that all have the same fields and attributes. Raises Unlike for other records."""
     decoded = uniform_records.records(body)
     fields, n = decoded.fields, decoded.attributes.n
-    columns = _Columns(
+    columns = RecordColumns(
         time=fields.get(1, np.zeros(n, np.uint64)),
         observed=fields.get(11),
         severity=fields.get(2),
@@ -71,7 +64,7 @@ def by_shape(body: bytes, now_ns: int) -> Flat:
         span_id=fields.get(10),
         body=of_one_type(fields[5]) if 5 in fields else None,
     )
-    return _flat(columns, decoded.attributes, decoded.group, decoded.groups, now_ns)
+    return flat_records(columns, decoded.attributes, decoded.group, decoded.groups, now_ns)
 
 
 def by_ptars(body: bytes, now_ns: int) -> Flat:
@@ -89,7 +82,7 @@ def by_ptars(body: bytes, now_ns: int) -> Flat:
     groups = _groups(resources, scopes, resource_of_scope)
     attributes = _attributes(records.field("attributes"))
     body_column = records.field("body")
-    columns = _Columns(
+    columns = RecordColumns(
         time=np.asarray(records.field("time_unix_nano")),
         observed=np.asarray(records.field("observed_time_unix_nano")),
         severity=np.asarray(records.field("severity_number")),
@@ -101,46 +94,7 @@ def by_ptars(body: bytes, now_ns: int) -> Flat:
         span_id=_hex(records.field("span_id")),
         body=_typed(body_column),
     )
-    return _flat(columns, attributes, _parents(records_of), groups, now_ns)
-
-
-def by_loop(body: bytes, now_ns: int) -> Flat:
-    """Decode with protobuf's own parser and a loop over all attributes."""
-    from google.protobuf.message import DecodeError
-    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-
-    try:
-        message = ExportLogsServiceRequest.FromString(body)
-    except DecodeError as error:
-        raise BadInput(f"the request is not a valid OTLP logs message: {error}") from error
-    groups: list[Group] = []
-    records: list[Any] = []
-    group_of: list[int] = []
-    for place, resource_logs in enumerate(message.resource_logs):
-        resource = as_dict(resource_logs.resource.attributes)
-        for scope_logs in resource_logs.scope_logs:
-            group_of += [len(groups)] * len(scope_logs.log_records)
-            groups.append(group_of_scope(resource, resource_logs, scope_logs, place))
-            records += scope_logs.log_records
-    attributes, bodies = AttributesBuilder(), AttributesBuilder()
-    for number, record in enumerate(records):
-        for pair in record.attributes:
-            attributes.add(number, pair.key, any_value(pair.value))
-        bodies.add(number, "", any_value(record.body))
-    body_values = bodies.attributes()
-    columns = _Columns(
-        time=np.array([r.time_unix_nano for r in records], np.uint64),
-        observed=np.array([r.observed_time_unix_nano for r in records], np.uint64),
-        severity=np.array([r.severity_number for r in records], np.int32),
-        severity_text=pa.array([r.severity_text for r in records], pa.string()),
-        event_name=pa.array([r.event_name for r in records], pa.string()),
-        flags=np.array([r.flags for r in records], np.uint32),
-        dropped=np.array([r.dropped_attributes_count for r in records], np.uint32),
-        trace_id=pa.array([r.trace_id.hex() or None for r in records], pa.string()),
-        span_id=pa.array([r.span_id.hex() or None for r in records], pa.string()),
-        body=(body_values.text, body_values.integer, body_values.number, body_values.truth, body_values.json),
-    )
-    return _flat(columns, attributes.attributes(), np.array(group_of, np.int64), groups, now_ns)
+    return flat_records(columns, attributes, _parents(records_of), groups, now_ns)
 
 
 def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any, place: int = 0) -> Group:
@@ -156,7 +110,7 @@ def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Columns:
+class RecordColumns:
     """The records' top-level fields (n,) from a decoder; None for fields that no record has."""
 
     time: Array
@@ -171,8 +125,8 @@ class _Columns:
     body: _Typed | None
 
 
-def _flat(
-    columns: _Columns, attributes: Attributes | Aligned, group: Array, groups: list[Group], now_ns: int
+def flat_records(
+    columns: RecordColumns, attributes: Attributes | Aligned, group: Array, groups: list[Group], now_ns: int
 ) -> Flat:
     n = len(group)
     times = moments(columns.time, columns.observed, now_ns)

@@ -46,12 +46,12 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes requests. of_logs: the decoder of logs, see logs.decoder(). series: state of cumulative counters.
+    """Decodes requests. of_logs: the decoder of logs, see logs.decode(). series: state of cumulative counters.
 
     max_bytes: of the rows of one request.
     """
 
-    of_logs: logs.Decoder = field(default_factory=logs.decoder)
+    of_logs: logs.Decoder = logs.decode
     series: Series = field(default_factory=Series)
     now_ns: Callable[[], int] = time.time_ns
     max_bytes: int = 128 << 20

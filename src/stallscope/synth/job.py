@@ -71,11 +71,6 @@ class Job:
         """Node number, by rank."""
         return np.arange(self.nranks) // self.ranks_per_node
 
-    @property
-    def stage_of(self) -> Array:
-        """Pipeline stage, by rank."""
-        return np.arange(self.nranks) // (self.dp * self.tp)
-
     def stage(self, number: int) -> slice:
         """The ranks of one pipeline stage."""
         width = self.dp * self.tp

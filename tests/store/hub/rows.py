@@ -1,7 +1,8 @@
 """Rows and batches for tests of the hub's store."""
 
-from collections.abc import Sequence
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import duckdb
@@ -71,3 +72,25 @@ def reopened(store: HubStore, folder: Path, **limits: float) -> HubStore:
 
 
 __all__ = ["NOW_NS", "appended", "closing", "collectives", "events", "reopened", "sql"]
+
+
+def maintained(store: HubStore) -> None:
+    """Run the due maintenance now: seal, merge, expire, checkpoint."""
+    store._compactor.round()
+
+
+@contextmanager
+def without_commits(store: HubStore) -> Iterator[None]:
+    """Block commits inside the with block: a full hub."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        ended.wait()
+
+    store._writer.call(wait)
+    begun.wait()
+    try:
+        yield
+    finally:
+        ended.set()

@@ -13,7 +13,7 @@ from stallscope.store.hub import schema, upkeep
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
-from .rows import appended, collectives, events, files, sql
+from .rows import appended, collectives, events, files, maintained, sql
 
 STILL = Limits(maintenance_s=3600, settle_s=0)
 COUNT = "SELECT count(*) FROM stored_events"
@@ -98,7 +98,7 @@ def test_setting_the_clock_forward_and_back_leaves_no_row_unsealed(tmp_path: Pat
             monkeypatch.setattr(time, "time_ns", lambda shift_s=shift_s: real_ns() + shift_s * 10**9)
             appended(store, events=events([f"at {shift_s}"]))
         time.sleep(0.1)
-        store.keep_house()
+        maintained(store)
         assert "events" not in store.snapshot("a").hot and sql(store, COUNT) == [(3,)]
 
 

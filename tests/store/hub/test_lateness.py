@@ -18,6 +18,8 @@ from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS, SealedLateness, spl
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
+from .rows import maintained
+
 N_RANKS, SECOND_NS = 3, 10**9
 
 
@@ -98,13 +100,13 @@ def test_a_file_is_summed_once_by_the_housekeeping_and_merged_files_again(
     monkeypatch.setattr(SealedLateness, "_computed", counted)
     before = asked(store)
     assert len(summed) == 3
-    store.keep_house()
+    maintained(store)
     assert asked(store) == before
     assert len(summed) == 3, "nothing is worked out again"
     for seq in range(40, 45):
         appended(store, collectives=collectives([seq], rank=0, nranks=1))
         store.seal_all()
-    store.keep_house()
+    maintained(store)
     assert store.kept.merged_segments == 8
     n_before = len(summed)
     assert asked(store) == before

@@ -18,7 +18,7 @@ from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.migrations import SCHEMA_VERSION
 from stallscope.store.hub.store import Batch, HubStore
 
-from .rows import NOW_NS, appended, collectives, events, files, reopened, sql
+from .rows import NOW_NS, appended, collectives, events, files, maintained, reopened, sql, without_commits
 
 STILL = Limits(maintenance_s=3600, settle_s=0)
 """No housekeeping but what a test asks for."""
@@ -61,7 +61,7 @@ def test_many_rows_and_few_that_are_committed_together_are_there_after_a_restart
 ):
     sizes = [5_000, 1, 2, 3_000, 3]
     seqs = iter(range(sum(sizes)))
-    with store.paused():
+    with without_commits(store):
         futures = [
             store.append(
                 Batch(f"b{n}", "a", {"collectives": collectives([next(seqs) for _ in range(n)], rank=n)})
@@ -94,7 +94,7 @@ def test_the_same_id_of_another_tenant_is_another_batch(store: HubStore):
 
 
 def test_two_of_one_id_that_wait_together_are_stored_once(store: HubStore):
-    with store.paused():
+    with without_commits(store):
         futures = [store.append(Batch("b", "a", {"events": events(["x"])})) for _ in range(3)]
     assert sorted(f.result(30).is_duplicate for f in futures) == [False, True, True]
     assert n_rows(store) == 1
@@ -212,7 +212,7 @@ def test_rows_that_do_not_fit_are_refused_before_they_wait(
 
 def test_too_much_that_waits_is_refused_and_the_rest_is_stored(tmp_path: Path):
     with closing(HubStore.open(tmp_path, Limits(max_queue_rows=5, retry_after_s=2.5))) as store:
-        with store.paused():
+        with without_commits(store):
             future = store.append(Batch("", "a", {"events": events(["x"] * 4)}))
             with pytest.raises(Overloaded) as told:
                 store.append(Batch("", "a", {"events": events(["y"] * 4)}))
@@ -322,12 +322,12 @@ def test_small_files_are_merged_and_the_old_ones_go_later(tmp_path: Path):
             appended(store, events=events([f"e{i}"], NOW_NS + i))
             store.seal_all()
         old = files(store)
-        store.keep_house()
+        maintained(store)
         (merged,) = files(store)
         assert len(old) == 9 and n_rows(store) == 9
         assert all(path.exists() for path in old), "a question may still read them"
         time.sleep(0.25)
-        store.keep_house()
+        maintained(store)
         assert [path for path in old if path.exists()] == [] and merged.exists()
         assert sql(store, "SELECT name FROM stored_events") == [(f"e{i}",) for i in range(9)]
 
@@ -340,13 +340,13 @@ def test_old_files_expire_by_age_and_by_size(tmp_path: Path):
         for days in (20, 5, 1):
             appended(store, events=events([f"{days} days old"], now_ns - days * day_ns))
             store.seal_all()
-        store.keep_house()
+        maintained(store)
         assert sql(store, "SELECT name FROM stored_events ORDER BY ts") == [("5 days old",), ("1 days old",)]
         sizes = [path.stat().st_size for path in files(store)]
     with closing(
         HubStore.open(tmp_path, Limits(maintenance_s=3600, max_age_s=10 * 86_400, max_bytes=max(sizes)))
     ) as store:
-        store.keep_house()
+        maintained(store)
         assert sql(store, "SELECT name FROM stored_events") == [("1 days old",)]
         assert len(list(tmp_path.rglob("*.parquet"))) <= 3
 
@@ -494,7 +494,7 @@ def test_verdicts_closed_long_ago_go_with_their_chains_and_open_ones_stay(tmp_pa
             appended(store, verdicts=pa.table(told))
             appended(store, causal_chains=pa.table({"causal_chain_id": [name], "state": [state]}))
         appended(store, "b", causal_chains=pa.table({"causal_chain_id": ["old"], "state": ["closed"]}))
-        store.keep_house()
+        maintained(store)
         left = [("fresh",), ("lasting",)]
         assert sql(store, "SELECT verdict_id FROM verdicts ORDER BY 1") == left
         assert sql(store, "SELECT causal_chain_id FROM causal_chains ORDER BY 1") == left

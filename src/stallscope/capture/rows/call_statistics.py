@@ -38,20 +38,6 @@ class Coverage(Protocol):
 
 
 @dataclass
-class AlwaysOn:
-    """The coverage of probes that are always on."""
-
-    since_ns: int
-    _since_ns: dict[HookGroup, int] = field(default_factory=dict)
-
-    def covered(self, group: HookGroup, now_ns: int) -> Covered:
-        """The whole interval since the last result."""
-        interval_ns = now_ns - self._since_ns.get(group, self.since_ns)
-        self._since_ns[group] = now_ns
-        return Covered(interval_ns, interval_ns)
-
-
-@dataclass
 class Tallies:
     """The sums reported so far. operations, balances: read the kernel's maps, as Program does."""
 

@@ -1,10 +1,9 @@
 """The hub's store for other packages: append batches, run named questions, get a tenant's files and hot rows."""
 
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from importlib.resources import files
 from pathlib import Path
 
@@ -205,22 +204,6 @@ class HubStore:
         """Call the listener with each committed batch, in the writer's thread; it must not block."""
         self._writer.subscribe(listener)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Blocks commits inside the with block: to copy the folder, or to test a full hub."""
-        begun, ended = threading.Event(), threading.Event()
-
-        def wait() -> None:
-            begun.set()
-            ended.wait()
-
-        self._writer.call(wait)
-        begun.wait()
-        try:
-            yield
-        finally:
-            ended.set()
-
     @property
     def counters(self) -> Counters:
         """Totals since the start."""
@@ -230,10 +213,6 @@ class HubStore:
     def kept(self) -> CompactorTotals:
         """Totals of the maintenance since the start."""
         return self._compactor.numbers
-
-    def keep_house(self) -> None:
-        """Run the due maintenance now: seal, merge, expire, checkpoint."""
-        self._compactor.round()
 
     def seal_all(self) -> None:
         """Seal every hot row now, so that all data is in files."""
