@@ -50,7 +50,8 @@ def cells(
     self_ns, wait_ns: the process's self time in the step, and its waits.
 
     rise_ns is the lateness gained in the step: the peak minus the lateness carried over from the step before. The
-    carried lateness is the lateness at the step's first call minus the rank's own excess there.
+    carried lateness is the lateness at the step's first call minus the rank's own excess there. A process that waited
+    in the step left a round together with the others, and then its own excess until the peak is gained as well.
     """
     n = len(line.rows)
     if not n:
@@ -67,8 +68,8 @@ def cells(
     length = line.ts_ns[end - 1] - line.ts_ns[np.where(is_start, first, first - 1)]
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
-    rise = late[peak] - carried
     largest_excess = np.maximum(*(_largest_tail(value, first, peak) for value in excess))
+    rise = np.maximum(late[peak] - carried, np.minimum(late[peak], largest_excess) * (waited > 0))
     kept = plan.step[first] >= 0
     return Cells(
         process=line.process[first][kept],
