@@ -103,6 +103,15 @@ def trace(
         Path | None,
         typer.Option("--event-socket", help="Socket that sends changes of incidents to local programs."),
     ] = None,
+    ras: Annotated[
+        bool,
+        typer.Option(
+            "--ras", help="Poll NCCL's RAS service instead, and name ranks that stay behind (no root)."
+        ),
+    ] = False,
+    ras_address: Annotated[
+        str, typer.Option("--ras-address", help="HOST:PORT of the service: NCCL_RAS_ADDR of the job.")
+    ] = "localhost:28028",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every record as a line of JSON instead of the page.")
     ] = False,
@@ -141,13 +150,19 @@ def trace(
         "event_socket": event_socket,
     }
     chosen = settings_from(flags, settings)
+    duration_s = None if duration is None else duration_ns(duration, "--duration") / 1e9
+    if ras:
+        from stallscope.commands.trace_ras import watch
+
+        watch(ras_address, settings=chosen, duration_s=duration_s, as_json=as_json)
+        return
     options = agent.Options(
         db=chosen.db,
         node=chosen.node,
         max_db_bytes=chosen.max_db_bytes,
         max_age_s=chosen.max_age_s,
         pids=tuple(pid or ()),
-        duration_s=None if duration is None else duration_ns(duration, "--duration") / 1e9,
+        duration_s=duration_s,
         hook_budget=chosen.hook_budget_percent / 100,
         record_all=record_all,
         notes_only=quiet or as_json,

@@ -66,7 +66,11 @@ def is_answer(head: bytes) -> bool:
 
 def answers_of(file: Path) -> list[Answer]:
     """The answers in a file, in its order. Raises BadTrace."""
-    text = text_of(file, _MOST_BYTES).replace("\r\n", "\n")
+    return answers_in(text_of(file, _MOST_BYTES).replace("\r\n", "\n"), str(file))
+
+
+def answers_in(text: str, source: str) -> list[Answer]:
+    """The answers in a text. source: its name in messages. Raises BadTrace."""
     try:
         if '"communicators_count"' in text:
             return [_from_json(value) for value in _objects(text)]
@@ -76,7 +80,9 @@ def answers_of(file: Path) -> list[Answer]:
         return [answer for part in parts if (answer := _from_text(part))]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
-        raise BadTrace(f"{file} is a damaged answer of ncclras ({reason}): ask again with -f json") from error
+        raise BadTrace(
+            f"{source} is a damaged answer of ncclras ({reason}): ask again with -f json"
+        ) from error
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

@@ -70,9 +70,12 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
     answers = [answer for parts in each_readable(files, answers_of, unread) for answer in parts]
     if not answers:
         raise BadTrace(f"{files[0]} holds no complete answer of ncclras: ask again with -f json")
-    answers.sort(key=lambda answer: answer.at_ns)
-    change = _change(answers)
-    return _trace(change, n_answers=len(answers))
+    return trace_of_answers(sorted(answers, key=lambda answer: answer.at_ns))
+
+
+def trace_of_answers(answers: list[Answer]) -> Trace:
+    """The trace of answers in the order of time."""
+    return _trace(_change(answers), n_answers=len(answers))
 
 
 def _change(answers: list[Answer]) -> _Change:
