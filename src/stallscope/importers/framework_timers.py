@@ -8,12 +8,14 @@ left out: in these the rank that comes last waits least.
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Gap
+from stallscope.importers.log_lines import wall_ns
 from stallscope.importers.rank_statements import Failure, Statements
 from stallscope.importers.registry import Importer
 from stallscope.importers.texts import lines_of
@@ -40,23 +42,58 @@ _COMMUNICATES = re.compile(
 )
 _CLEAR = 1.1  # a slow rank's timer exceeds the median by this factor
 _SPREAD = 1.05
-_LEAST_ROUNDS = 1
+_TIME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)[ T](?P<time>\d\d:\d\d:\d\d)")
 
 
 def _accepts(file: Path, head: bytes) -> bool:
     return any(word in head for word in _WORDS)
 
 
+@dataclass
+class _Timers:
+    """The timers of one log. times: ms by timer and rank, in order; ranges: minimum and maximum by timer; lowest: the
+    slowest rank of each report with its own and the highest throughput; affected: ranks that NVRx calls stragglers.
+    """
+
+    times: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+    ranges: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    lowest: list[tuple[int, float, float]] = field(default_factory=list)
+    affected: list[int] = field(default_factory=list)
+    writers: set[int] = field(default_factory=set)
+    last_ns: int = 0
+
+    def overlaps(self, other: "_Timers") -> bool:
+        """Whether two logs hold one timer of one rank: they are of different jobs or attempts."""
+        both = (set(self.times[name]) & set(other.times[name]) for name in set(self.times) & set(other.times))
+        return any(both) or bool(self.lowest and other.lowest) or bool(set(self.ranges) & set(other.ranges))
+
+    def merge(self, other: "_Timers") -> None:
+        """Add the timers of further ranks."""
+        for name, by_rank in other.times.items():
+            self.times.setdefault(name, {}).update(by_rank)
+        self.ranges |= other.ranges
+        self.lowest += other.lowest
+        self.affected += other.affected
+        self.writers |= other.writers
+
+
 def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the statements of the timers in some logs."""
-    times: dict[str, dict[int, list[float]]] = {}
-    ranges: dict[str, list[tuple[float, float]]] = {}
-    for file in files:
-        name = ""
-        for line in lines_of(file):
-            name = _take(line, name, times, ranges, statements)
-    for name, by_rank in times.items():
+    statements.sources.append("timers of a training framework")
+    timers = _newest([_timers_of(file) for file in files])
+    if timers is None:
+        gap = Gap(
+            "the timers are of several jobs, at times that the logs do not state", "Give the log of one job."
+        )
+        statements.gaps.append(gap)
+        return
+    statements.writers |= timers.writers
+    for name, by_rank in timers.times.items():
         _compare(name, by_rank, statements)
+    _compare_lowest(timers.lowest, statements)
+    for rank in dict.fromkeys(timers.affected):
+        statements.failures.append(Failure(rank, "slow", "is a straggler by the report of NVRx", 0))
+    ranges = timers.ranges
     is_named = any(failure.kind == "slow" for failure in statements.failures)
     wide = {name: rows for name, rows in ranges.items() if _is_wide(rows) and not _COMMUNICATES.search(name)}
     for name, rows in wide.items():
@@ -72,42 +109,51 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
                 "Log with --timing-log-option all (Megatron-LM), or give a profile of all ranks.",
             )
         )
-    statements.sources.append("timers of a training framework")
 
 
-def _take(
-    line: str,
-    name: str,
-    times: dict[str, dict[int, list[float]]],
-    ranges: dict[str, list[tuple[float, float]]],
-    statements: Statements,
-) -> str:
+def _newest(logs: list[_Timers]) -> _Timers | None:
+    """The timers of one job from its logs; None if the logs are of several jobs and state no times."""
+    logs = sorted(logs, key=lambda log: log.last_ns)
+    newest = logs[-1]
+    others = [log for log in logs[:-1] if not log.overlaps(newest)]
+    if len(others) < len(logs) - 1 and not all(log.last_ns for log in logs):
+        return None
+    for log in others:
+        newest.merge(log)
+    return newest
+
+
+def _timers_of(file: Path) -> _Timers:
+    timers, name = _Timers(), ""
+    for line in lines_of(file):
+        name = _take(line, name, timers)
+        if time := _TIME.search(line[:60]):
+            timers.last_ns = max(timers.last_ns, wall_ns(time["date"], time["time"]))
+    return timers
+
+
+def _take(line: str, name: str, timers: _Timers) -> str:
     """One line. Returns the timer that the next lines belong to."""
     if (row := _RANK_TIME.match(line)) and name:
-        times.setdefault(name, {}).setdefault(int(row[1]), []).append(float(row[2]))
-        statements.writers.add(int(row[1]))
+        timers.times.setdefault(name, {}).setdefault(int(row[1]), []).append(float(row[2]))
+        timers.writers.add(int(row[1]))
     elif row := _MIN_MAX.match(line):
-        ranges.setdefault(row[1], []).append((float(row[2]), float(row[3])))
+        timers.ranges.setdefault(row[1], []).append((float(row[2]), float(row[3])))
     elif row := _NAME.match(line):
         return row[1].strip()
     elif row := _LOWEST.search(line):
-        low, rank, high = float(row[1]), int(row[2]), float(row[3])
-        statements.writers |= {rank, int(row[4])}
-        if high > _CLEAR * low:
-            words = f"reaches {low:.1f} TFLOPS where the fastest rank reaches {high:.1f}"
-            statements.failures.append(Failure(rank, "slow", words, 0))
+        timers.lowest.append((int(row[2]), float(row[1]), float(row[3])))
+        timers.writers |= {int(row[2]), int(row[4])}
     elif row := _AFFECTED.search(line):
-        for rank in _STRAGGLER_RANK.findall(row[1]):
-            statements.failures.append(Failure(int(rank), "slow", "is a straggler by the report of NVRx", 0))
+        timers.affected = [int(rank) for rank in _STRAGGLER_RANK.findall(row[1])]
     elif row := _SCORE.search(line):
-        times.setdefault("relative performance", {}).setdefault(int(row[1]), []).append(
-            1 / max(float(row[2]), 1e-3)
-        )
+        score = timers.times.setdefault("relative performance", {}).setdefault(int(row[1]), [])
+        score.append(1 / max(float(row[2]), 1e-3))
     elif row := _DEEPSPEED.search(line):
         rank = int(row[1] or row[3])
         for timer, value in re.findall(r"([\w\-]+): ([\d.]+)", row[2] or row[4]):
-            times.setdefault(timer, {}).setdefault(rank, []).append(float(value))
-        statements.writers.add(rank)
+            timers.times.setdefault(timer, {}).setdefault(rank, []).append(float(value))
+        timers.writers.add(rank)
     return name
 
 
@@ -117,15 +163,36 @@ def _is_wide(rows: list[tuple[float, float]]) -> bool:
 
 
 def _compare(name: str, by_rank: dict[int, list[float]], statements: Statements) -> None:
-    """Name the ranks with a timer clearly above the other ranks' timers, if they are few."""
-    if len(by_rank) < 3 or _COMMUNICATES.search(name):
+    """Name the ranks with a timer clearly above the other ranks' timers, if they are few.
+
+    The later half of the reports counts: a log may begin with another job, and a rank may become slow.
+    """
+    n_reports = int(np.median([len(own) for own in by_rank.values()]))
+    whole = {
+        rank: own[-max((n_reports + 1) // 2, 1) :]
+        for rank, own in by_rank.items()
+        if 2 * len(own) >= n_reports
+    }
+    if len(whole) < 3 or _COMMUNICATES.search(name):
         return
-    value = {rank: float(np.median(own)) for rank, own in by_rank.items()}
+    value = {rank: float(np.median(own)) for rank, own in whole.items()}
     typical = float(np.median(list(value.values())))
-    slow = [rank for rank, one in value.items() if one > _CLEAR * typical]
+    slow = [rank for rank, ms in value.items() if ms > _CLEAR * typical]
     if slow and 3 * len(slow) <= len(value):
         for rank in slow:
             words = f"{name} takes {value[rank]:.1f} ms where the median rank takes {typical:.1f} ms"
+            statements.failures.append(Failure(rank, "slow", words, 0))
+
+
+def _compare_lowest(reports: list[tuple[int, float, float]], statements: Statements) -> None:
+    """Name the ranks with a clearly lower throughput in a quarter or more of the later reports."""
+    later = reports[-max((len(reports) + 1) // 2, 1) :] if reports else []
+    clear = [(rank, low, high) for rank, low, high in later if high > _CLEAR * low]
+    for rank in dict.fromkeys(rank for rank, _, _ in clear):
+        rows = [(low, high) for of_rank, low, high in clear if of_rank == rank]
+        if 4 * len(rows) >= len(later) and 2 * len(clear) >= len(later):
+            low, high = np.median(np.array(rows), axis=0)
+            words = f"reaches {low:.1f} TFLOPS where the fastest rank reaches {high:.1f}"
             statements.failures.append(Failure(rank, "slow", words, 0))
 
 

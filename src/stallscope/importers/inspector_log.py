@@ -234,12 +234,17 @@ def _communicators(collectives: Array) -> Array:
 
 
 def _processes(logs: _Logs, rows: Array, hosts: list[str]) -> Array:
-    """The rank in the job is the rank in the largest communicator."""
+    """The rank in the job is the rank in the largest communicator of its processes."""
     out = layout.empty(layout.PROCESSES, len(logs.processes))
     size = int(rows["nranks"].max())
     widest = rows[rows["nranks"] == size]
-    widest = widest[widest["comm"] == widest["comm"][0]]
-    ranks = dict(zip(widest["process"].tolist(), widest["rank"].tolist(), strict=True))
+    ranks: dict[int, int] = {}
+    for comm in dict.fromkeys(widest["comm"].tolist()):
+        members = widest[widest["comm"] == comm]
+        if not set(members["process"].tolist()) & set(
+            ranks
+        ):  # the first of a job: several jobs share no process
+            ranks |= dict(zip(members["process"].tolist(), members["rank"].tolist(), strict=True))
     for number, (row, (host, pid)) in enumerate(zip(out, logs.processes, strict=True)):
         row["node"], row["pid"], row["nranks"] = hosts.index(host), pid, size
         row["rank"] = ranks.get(number, UNKNOWN)

@@ -47,7 +47,7 @@ def parse(line: str, *, has_labels: bool) -> Line:
     """One line. has_labels: leading numbers are task numbers of srun --label."""
     ts_ns = 0
     if match := _TIME.match(line):
-        ts_ns = _ns(match["date"].replace("/", "-"), match["time"], match["part"])
+        ts_ns = wall_ns(match["date"].replace("/", "-"), match["time"], match["part"])
         line = line[match.end() :]
     rank: int | None = None
     source = ""
@@ -62,7 +62,7 @@ def parse(line: str, *, has_labels: bool) -> Line:
             source += f"{value} "
         line = line[prefix.end() :]
         if not ts_ns and (match := _TIME.match(line)):
-            ts_ns = _ns(match["date"].replace("/", "-"), match["time"], match["part"])
+            ts_ns = wall_ns(match["date"].replace("/", "-"), match["time"], match["part"])
             line = line[match.end() :]
     if rank is None and (match := _RANK.search(line[:400])):
         rank = int(next(group for group in match.groups() if group))
@@ -71,13 +71,13 @@ def parse(line: str, *, has_labels: bool) -> Line:
 
 def _other_time(line: str) -> int:
     if match := _GLOG.search(line[:80]):
-        return _ns(f"0001-{int(match['month']):02d}-{match['day']}", match["time"], match["part"])
+        return wall_ns(f"0001-{int(match['month']):02d}-{match['day']}", match["time"], match["part"])
     if match := _SYSLOG.match(line):
-        return _ns(f"0001-{_MONTHS[match['month']]:02d}-{int(match['day']):02d}", match["time"], None)
+        return wall_ns(f"0001-{_MONTHS[match['month']]:02d}-{int(match['day']):02d}", match["time"], None)
     return 0
 
 
-def _ns(date: str, time: str, part: str | None) -> int:
+def wall_ns(date: str, time: str, part: str | None = None) -> int:
     """Wall time as UTC. A line without a year is of the current year, or of the year before if it would lie ahead."""
     try:
         moment = datetime.fromisoformat(f"{date}T{time}").replace(tzinfo=UTC)

@@ -93,10 +93,9 @@ class Profile:
 
 _KERNEL_NAME = re.compile(r"nccl|rccl|msccl", re.IGNORECASE)
 _OWN_ALL_REDUCE = re.compile(
-    r"cross_device_reduce|(?:one|two)_?shot_?all_?reduce|multimem_all_reduce|all_?reduce_fusion|customAllReduce",
-    re.IGNORECASE,
+    r"cross_device_reduce|(?<!block)(?<!warp)(?<!block_)(?<!warp_)all_?reduce", re.IGNORECASE
 )
-"""All-reduce kernels of inference engines: vLLM and SGLang, PyTorch's symmetric memory, TensorRT-LLM."""
+"""All-reduce kernels of engines: vLLM, SGLang, AITER, FlashInfer, TensorRT-LLM, symmetric memory of PyTorch."""
 
 _OPS_BY_NAME = (
     (re.compile(r"reduce_?scatter", re.IGNORECASE), Op.REDUCE_SCATTER),
@@ -112,9 +111,7 @@ def op_of_kernel(name: str) -> Op | None:
     """The collective that a kernel's name states; NONE for a communication kernel whose name does not state it, None
     for any other kernel.
     """
-    if _OWN_ALL_REDUCE.search(name):
-        return Op.ALL_REDUCE
-    if not _KERNEL_NAME.match(name):
-        return None
     plain = name.split("(")[0]
+    if not _KERNEL_NAME.match(name):
+        return Op.ALL_REDUCE if _OWN_ALL_REDUCE.search(plain) else None
     return next((op for word, op in _OPS_BY_NAME if word.search(plain)), Op.NONE)

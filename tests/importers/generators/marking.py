@@ -30,7 +30,9 @@ class Mark:
         if self.answer == "healthy" and self.truth.culprits:
             return "wrong"
         if self.accused:
-            return "right" if self.accused == self.truth.culprits else "wrong"
+            is_right = self.accused == self.truth.culprits
+            is_right |= not self.truth.names_all and self.accused <= self.truth.culprits
+            return "right" if is_right else "wrong"
         if self.truth.may_be_unknown or not self.truth.culprits:
             return "right"
         return "inconclusive"
@@ -56,8 +58,11 @@ def mark(form: Format, shape: str, seed: int) -> Mark:
             reports = [diagnosed(trace, Settings()) for trace in read_files([folder]).traces]
         except (BadTrace, NotFound) as error:
             return Mark(shape, seed, truth, f"error: {error}", frozenset())
+    verdicts = [verdict for report in reports for verdict in report.verdicts if verdict.kind in ACCUSING]
+    jobs = [verdict.evidence.job.number for verdict in verdicts if verdict.evidence.job]
+    last = max(jobs, default=0)  # each of several jobs has its own verdicts: the last job's are marked
     accused = frozenset(
-        r for report in reports for v in report.verdicts if v.kind in ACCUSING for r in v.ranks
+        r for v in verdicts if not v.evidence.job or v.evidence.job.number == last for r in v.ranks
     )
     answers = [str(report.answer) for report in reports]
     answer = next((a for a in ("found", "inconclusive") if a in answers), "healthy")

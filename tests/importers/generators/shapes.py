@@ -15,10 +15,12 @@ from .job import Job, random_job
 
 @dataclass(frozen=True)
 class Truth:
-    """culprits: the ranks to name. may_be_unknown: the files may leave the culprits open."""
+    """culprits: the ranks to name. may_be_unknown: the files may leave the culprits open. names_all: the report
+    names all of them, otherwise at least one."""
 
     culprits: frozenset[int]
     may_be_unknown: bool = False
+    names_all: bool = True
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Format:
     """A kind of file. write: the files of a job into an empty folder; is_text: its files may have any encoding.
 
     source: the documentation or the source code that the writer follows, with version or commit. has_groups: the
-    format names groups. names_group_ranks: it states the job's rank of each member. can_append: files of two jobs may
-    be in one file.
+    format names groups. names_group_ranks: it states the job's rank of each member. names_all: it names all slow
+    ranks, not one of them. can_append: files of two jobs may be in one file.
+    can_compress: a compressed file is read.
     """
 
     name: str
@@ -36,7 +39,9 @@ class Format:
     is_text: bool = True
     has_groups: bool = True
     names_group_ranks: bool = True
+    names_all: bool = True
     can_append: bool = True
+    can_compress: bool = True
 
 
 Shape = Callable[[Format, Path, Random], Truth]
@@ -59,7 +64,8 @@ def many_ranks(form: Format, folder: Path, chance: Random) -> Truth:
 
 
 def two_culprits(form: Format, folder: Path, chance: Random) -> Truth:
-    return _plain(form, folder, chance, n_ranks=16, culprits=(2, 9))
+    truth = _plain(form, folder, chance, n_ranks=16, culprits=(2, 9))
+    return replace(truth, names_all=form.names_all)
 
 
 def groups_that_agree(form: Format, folder: Path, chance: Random) -> Truth:
@@ -121,8 +127,10 @@ def other_encoding(form: Format, folder: Path, chance: Random) -> Truth:
     job = random_job(chance)
     form.write(folder, job, chance)
     how = chance.choice(("utf-16", "crlf", "latin-1", "gzip") if form.is_text else ("gzip",))
-    for file in _files(folder):
+    for file in _files(folder) if form.can_compress else ():
         raw = file.read_bytes()
+        if raw[:2] == b"PK":  # a zip file
+            continue
         if how == "utf-16":
             file.write_bytes(raw.decode("utf-8").encode("utf-16"))
         elif how == "crlf":
