@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stallscope.commands.report import print_report
+from stallscope.commands.report import print_reports
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:  # importing these here would slow every command
@@ -47,25 +47,13 @@ def explain_files(
     details: Details,
     html: Path | None = None,
 ) -> Answer:
-    """Print the report on these files; kinds with incompatible measurements get separate reports.
+    """Print one report on these files. Returns its answer. Raises NotFound, BadTrace.
 
     html: also write the report to this file.
-
-    Returns the combined answer: found if any report found a fault, healthy only if all of them are.
-    Raises NotFound, BadTrace.
     """
-    from stallscope.diagnose import Answer
     from stallscope.importers.reading import read_files
 
     reading = read_files(paths)
     for line in reading.unread_lines():
         typer.echo(f"stallscope: not read: {line}", err=True)
-    if html is not None and len(reading.traces) > 1:
-        raise BadInput(f"--html: the files need {len(reading.traces)} reports; give files of one kind")
-    answers = []
-    for number, trace in enumerate(reading.traces):
-        if number and not as_json:
-            typer.echo("")
-        answers.append(print_report(trace, as_json, settings=settings, details=details, html=html))
-    worst_first = (Answer.FOUND, Answer.INCONCLUSIVE, Answer.HEALTHY)
-    return min(answers, key=worst_first.index)
+    return print_reports(reading.traces, as_json, settings=settings, details=details, html=html)

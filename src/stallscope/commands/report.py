@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,17 +34,31 @@ def print_report(
     details: tables to print after the report. missing: the nodes of --nodes without an answer; None: without --nodes.
     html: also write the report to this file, with the heat map and the evidence.
     """
-    from stallscope.diagnose import as_json as report_json
-    from stallscope.diagnose import can_diagnose, has_calls, text
+    return print_reports([trace], as_json, settings=settings, details=details, missing=missing, html=html)
 
+
+def print_reports(
+    traces: Sequence[Trace],
+    as_json: bool,
+    *,
+    settings: Settings,
+    details: Details | None = None,
+    missing: list[dict[str, str]] | None = None,
+    html: Path | None = None,
+) -> Answer:
+    """As print_report, for several sources of one job: one report. Tables and the price are of the first source."""
+    from stallscope.diagnose import as_json as report_json
+    from stallscope.diagnose import joint, text
+
+    trace = traces[0]
     listed = listed_price(trace, settings)
-    report = diagnosed(trace, settings, listed) if can_diagnose(trace) else None
-    is_empty = not has_calls(trace) or (report and not report.examined.get("n_ranks"))
-    if report is None or (is_empty and not report.verdicts and not trace.coverage.gaps):
+    reports = [report for each in traces if (report := _usable_report(each, settings, listed))]
+    if not reports:
         raise NotFound(
             "the trace, or the selected part of it, has no NCCL collectives or CUDA calls; "
             "widen --since, or trace longer"
         )
+    report = joint(reports)
     if html is not None:
         _write_html(html, trace, report)
     if as_json:
@@ -64,6 +79,17 @@ def _write_html(path: Path, trace: Trace, report: Report) -> None:
 
     n_bytes = write_html(path, trace, report, name=path.stem)
     typer.echo(f"{path}: {n_bytes:,} bytes; it contains host names", err=True)
+
+
+def _usable_report(trace: Trace, settings: Settings, listed: Listed | None) -> Report | None:
+    """The report on a trace; None for a trace without usable data."""
+    from stallscope.diagnose import can_diagnose, has_calls
+
+    report = diagnosed(trace, settings, listed) if can_diagnose(trace) else None
+    is_empty = not has_calls(trace) or (report and not report.examined.get("n_ranks"))
+    if report is None or (is_empty and not report.verdicts and not trace.coverage.gaps):
+        return None
+    return report
 
 
 def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) -> Report:

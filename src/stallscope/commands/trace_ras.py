@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:  # importing these here would slow every command
-    from stallscope.diagnose.report.verdict import Report
+    from stallscope.diagnose import Report
     from stallscope.importers.ras_answer import Answer
     from stallscope.settings import Settings
 
@@ -61,8 +61,8 @@ def _with_next(answers: list[Answer], address: str) -> list[Answer]:
 def _print_new(answers: list[Answer], printed: str, *, settings: Settings, as_json: bool) -> str:
     """Print the report on the answers if it differs from the last report. Returns the finding that is now known."""
     from stallscope.commands.report import diagnosed
-    from stallscope.diagnose.report import text
-    from stallscope.diagnose.report.verdict import as_json as report_json
+    from stallscope.diagnose import as_json as report_json
+    from stallscope.diagnose import text
     from stallscope.importers.ras_status import trace_of_answers
 
     report = diagnosed(trace_of_answers(answers), settings)

@@ -24,6 +24,7 @@ from stallscope.diagnose.report.verdict import (
 )
 from stallscope.diagnose.stream import NO_MORE_EVENTS, Change, Numbering, Retention, Stream
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
+from stallscope.diagnose.verdicts.by_source import joint
 
 __all__ = [
     "LABELS",
@@ -43,6 +44,7 @@ __all__ = [
     "compared",
     "diagnose",
     "has_calls",
+    "joint",
     "json_row",
     "measures",
     "standstill",
