@@ -242,13 +242,18 @@ def device_cost(
 ) -> Delays:
     """The delays of a process by its GPU, with the growth of the job's steps as their cost.
 
-    A GPU that is late in many steps works longer in the steps between them as well. among: further late steps of the
-    GPU in the case, which cause a share of the growth. baseline: quiet steps of the job before the case.
+    A GPU that is late in most steps works longer in the steps between them as well. Its lateness is an upper bound,
+    which may contain work of its peers. It limits a measured growth; without a measurement, the excess is the limit.
+    among: further late steps of the GPU in the case, which cause a share of the growth. baseline: quiet steps of the
+    job before the case.
     """
     counted = list({one.step: one for one in [*late, *among]}.values())
-    delays = device_delays(case, process, late)
-    parts = stretches(case, _throughout(case, process, counted), baseline)
+    delays, throughout = device_delays(case, process, late), _throughout(case, process, counted)
+    parts = stretches(case, throughout, baseline)
     grown = growth(parts, [process]) if parts else None
+    if grown and not grown.is_measured:
+        parts = stretches(case, [replace(one, late_ns=one.excess_ns) for one in throughout], baseline)
+        grown = growth(parts, [process]) if parts else None
     share = sum(one.late_ns for one in late) / max(sum(one.late_ns for one in counted), 1.0)
     return _costing(case, [process], delays, grown, share=share) if grown else delays
 

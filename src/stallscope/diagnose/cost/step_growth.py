@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.pauses import shared_pause_ns
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.events.layout import Array
@@ -50,9 +51,9 @@ class Growth:
 class Stretches:
     """Parts of a job in order of time, (k,) each: steps, or the time between releases if hosts run ahead of their GPUs.
 
-    begin_ns: float64, on the common clock. n_steps: steps in it. kind: int64, how many calls a step makes; 0 where that
-    is open. length_ns: float64, mean over
-    the ranks that wait. delay_ns: float64, by named process. excess_ns: float64, by named process, late or not.
+    begin_ns: float64, on the common clock. n_steps: steps in it. kind: int64, equal for steps with as many calls and the
+    same pauses of all ranks; 0 where that is open. length_ns: float64, mean over the ranks that wait. delay_ns:
+    float64, by named process. excess_ns: float64, by named process, late or not.
     is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
     n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
     stretches.
@@ -265,10 +266,13 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     n_quiet = np.count_nonzero(quiet)
     if n_quiet < _FEWEST_QUIET:
         return None
-    usual, spread = _usual(parts, quiet)
+    usual, spread, is_comparable = _usual(parts, quiet)
     spread_ns, is_hit = spread * parts.n_steps, (parts.after(delay_ns) > 0) & ~quiet
     grown = parts.length_ns - usual * parts.n_steps
     is_other = grown > parts.after(delay_ns) + _OTHER * usual * parts.n_steps
+    is_other |= ~is_comparable
+    if not (is_hit & is_comparable).any():
+        return None
     grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(delay_ns) + _OUTLIER * spread_ns)
     grown[~is_hit] = 0.0
     grown = _without_other_kinds(grown, delay_ns, is_hit & is_other)
@@ -278,18 +282,18 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     return _Estimate(grown, grown, error, True)
 
 
-def _usual(parts: Stretches, quiet: Array) -> tuple[Array, Array]:
-    """How long a step of each stretch lasts without delays, and how much that varies: float64 (k,) each.
-
-    By quiet stretches of the same kind where there are enough.
+def _usual(parts: Stretches, quiet: Array) -> tuple[Array, Array, Array]:
+    """How long a step of each stretch lasts without delays, and how much that varies: float64 (k,) each; and whether
+    there are enough quiet stretches of its kind: bool (k,).
     """
     step = parts.length_ns / np.maximum(parts.n_steps, 1)
     usual, spread = np.empty((2, len(step)))
+    is_comparable = np.zeros(len(step), bool)
     for kind in np.unique(parts.kind).tolist():
         here = parts.kind == kind
-        alike = quiet & here if np.count_nonzero(quiet & here) > _FEWEST_QUIET else quiet
-        usual[here], spread[here] = _typical(step[alike])
-    return usual, spread
+        is_comparable[here] = np.count_nonzero(quiet & here) >= _FEWEST_QUIET
+        usual[here], spread[here] = _typical(step[quiet & here if is_comparable[here].all() else quiet])
+    return usual, spread, is_comparable
 
 
 def _typical(values: Array) -> tuple[float, float]:
@@ -366,13 +370,14 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     kept, n_calls = n_known > 0, np.zeros(n, np.int64)
     np.maximum.at(n_calls, table.step[is_known], (table.end_row - table.first_row)[is_known])
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
-    delay, excess = _by_named(table, late, named, is_warm)
+    paused = _paused(case, n)
+    delay, excess = _by_named(table, late, named, is_counted=~(is_warm | paused))
     begin_ns = np.full(n, np.inf)
     np.minimum.at(begin_ns, table.step, case.arrival_ns[table.first_row])
     parts = Stretches(
         begin_ns=begin_ns[kept],
         n_steps=np.ones(int(kept.sum())),
-        kind=n_calls[kept],
+        kind=(4 * n_calls + 2 * paused + np.append(paused[1:], False))[kept],
         length_ns=total[kept] / n_known[kept],
         delay_ns={process: each[kept] for process, each in delay.items()},
         excess_ns={process: each[kept] for process, each in excess.items()},
@@ -385,14 +390,24 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     return replace(parts, step_at_most_ns=_shortest_warm_up(parts, _is_normal(table, n)[kept]))
 
 
+def _paused(case: Case, n: int) -> Array:
+    """Whether all ranks pause in each step, as for a checkpoint: bool (n,).
+
+    The pause may lie before the first arrival of the step: then the step before lasts longer.
+    """
+    pause_ns = shared_pause_ns(case.table, case.pace.least_ns, case.plan.program)
+    return np.asarray(np.bincount(case.table.step[pause_ns > 0], minlength=n) > 0)
+
+
 def _by_named(
-    table: Cells, late: Sequence[LateStep], named: Sequence[int], is_warm: Array
+    table: Cells, late: Sequence[LateStep], named: Sequence[int], *, is_counted: Array
 ) -> tuple[dict[int, Array], dict[int, Array]]:
     """The delay and the excess of each named process in each step.
 
-    A step with half of the process's median delay also counts as late, although no verdict is based on it.
+    A step with half of the process's median delay also counts as late, although no verdict is based on it. This holds
+    for the steps of is_counted, bool (n,): ranks differ by nature in pauses and in the warm-up.
     """
-    delay, excess = ({process: np.zeros(len(is_warm)) for process in named} for _ in range(2))
+    delay, excess = ({process: np.zeros(len(is_counted)) for process in named} for _ in range(2))
     for one in late:
         delay[one.process][one.step] = max(delay[one.process][one.step], one.late_ns, one.excess_ns)
     for process in named:
@@ -400,7 +415,7 @@ def _by_named(
         mine, own = delay[process], excess[process]
         own[table.step[here]] = np.maximum(table.excess_ns[here], 0.0)
         typical = float(np.median(mine[mine > 0])) if mine.any() else np.inf
-        is_late = ~is_warm & (own >= _ALSO_LATE * typical)
+        is_late = is_counted & (own >= _ALSO_LATE * typical)
         mine[is_late] = np.maximum(mine[is_late], own[is_late])
     return delay, excess
 

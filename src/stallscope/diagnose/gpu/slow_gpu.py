@@ -4,13 +4,14 @@ The excess of a rank's host time over its peers within the calls also delays the
 it is subtracted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group, median_of_others, medians, numbered
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.gpu.gpu_clock import GpuTime
+from stallscope.diagnose.gpu.overlap import OverlappedWork, overlapped_work
 from stallscope.diagnose.lateness.late_steps import LateStep, Pace
 from stallscope.diagnose.lateness.recurrence import beyond_chance
 from stallscope.diagnose.thresholds import Thresholds
@@ -46,12 +47,14 @@ class SlowDevice:
 @dataclass(frozen=True)
 class DeviceExcess:
     """by_cell_ns, most_ns: float64 (c,), device time of a process in a step beyond its peers', at least and at most.
-    error_ns: float64 (p,). noise_ns: the variation of a quiet GPU's excess from step to step.
+    error_ns: float64 (p,). noise_ns: the variation of a quiet GPU's excess from step to step. overlapped: the work of
+    GPUs that work during collectives, of which by_cell_ns also counts the part that peers did while they waited.
     """
 
     by_cell_ns: Array
     most_ns: Array
     error_ns: Array
+    overlapped: OverlappedWork
     noise_ns: float = 0.0
 
 
@@ -79,6 +82,7 @@ def device_excess(
         by_cell_ns=np.maximum(by_cell, 0.0),
         most_ns=np.maximum(np.maximum(by_cell, most), 0.0),
         error_ns=times.error_ns,
+        overlapped=overlapped_work(line, plan, table, times),
         noise_ns=_noise_ns(table, by_cell, line.n_processes),
     )
 
@@ -152,9 +156,22 @@ def slow_devices(
             continue
         values = more.by_cell_ns[cells[during]]
         is_irregular = bool(np.std(values) >= _IRREGULAR * np.mean(values))
-        kept = [by_step[int(step)] for step in table.step[cells[during]] if int(step) in by_step]
-        slow[process] = SlowDevice(kept, is_irregular, "start and end of collectives on the GPUs")
+        kept = cells[during][is_late[during]]
+        steps = [by_step[step] for step in table.step[kept].tolist()]
+        slow[process] = SlowDevice(
+            _without_overlap(steps, more.overlapped.late_ns(kept)),
+            is_irregular,
+            "start and end of collectives on the GPUs",
+        )
     return slow
+
+
+def _without_overlap(late: list[LateStep], late_ns: Array) -> list[LateStep]:
+    """Late steps of a GPU, with an excess that lacks the time in which its peers worked as well. late_ns: NaN unknown."""
+    return [
+        one if np.isnan(ns) else replace(one, excess_ns=min(one.excess_ns, ns))
+        for one, ns in zip(late, late_ns.tolist(), strict=True)
+    ]
 
 
 def _noise_ns(table: Cells, by_cell_ns: Array, n_processes: int) -> float:

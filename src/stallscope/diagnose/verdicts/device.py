@@ -33,6 +33,7 @@ def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, exami
     return replace(
         location(case, [process], delays, examined=examined),
         kind="device",
+        late_ms={"median": round(float(np.median(values)), 3), "max": round(float(values.max()), 3)},
         n_incidents=delays.n_incidents,
         causes=[part],
         confidence=round(min(1 - 0.5**delays.n_late, 0.9 if slow.is_irregular else 0.95), 3),
