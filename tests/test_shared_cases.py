@@ -19,9 +19,7 @@ ACCUSING = ("straggler", "hang", "mismatch", "device", "failure")
 ANSWERS = (0, 20, 21)
 """Exit codes of `explain`: healthy, found, inconclusive."""
 
-KNOWN_FAILURES: dict[str, str] = {
-    "k40-gpu-slow-rank3": "gpu: lateness of a slow GPU",
-}
+KNOWN_FAILURES: dict[str, str] = {}
 
 pytestmark = pytest.mark.shared
 

@@ -29,7 +29,8 @@ P2P = (Op.SEND, Op.RECV)
 class Call:
     """One line of the program: each group of ranks enters a collective of its own.
 
-    work_ns: host time before it, for all ranks or by rank. gpu_ns: GPU time before it. waits: the host
+    work_ns: host time before it, for all ranks or by rank. gpu_ns: GPU time before it. overlaps: the GPU does this work
+    while the collective before it runs. waits: the host
     synchronises after it. after_ns: host work before that, with a jitter of 3 %. With op SEND a group is (source,
     destination): one sends, the other receives.
     """
@@ -39,6 +40,7 @@ class Call:
     count: int = 1000
     work_ns: int | tuple[int, ...] = 2 * MS
     gpu_ns: int = 0
+    overlaps: bool = False
     waits: bool = False
     after_ns: int = 0
 
@@ -74,7 +76,8 @@ class Job:
     """What runs, and on which hosts. extra: calls made before the program in some steps.
 
     offset_ns: how far the clock of each host is ahead. gpu_late_ns: by (rank, step), GPU time before the first
-    call. slow_links: by group, from which step its transfers take how much longer. quiet_ns: how long the capture runs
+    call. gpu_factor: by rank, how many times as long its GPU works. gpu_jitter: relative scatter of each piece of GPU
+    work. slow_links: by group, from which step its transfers take how much longer. quiet_ns: how long the capture runs
     after the last call.
     """
 
@@ -87,6 +90,8 @@ class Job:
     node: tuple[int, ...] = ()
     offset_ns: tuple[int, ...] = (0,)
     gpu_late_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    gpu_factor: Mapping[int, float] = field(default_factory=dict)
+    gpu_jitter: float = 0.0
     slow_links: Mapping[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
     has_gpu_times: bool = False
     jitter_ns: int = 20_000
@@ -136,6 +141,7 @@ class _Machine:
         self.rng = np.random.default_rng(job.seed)
         self.now = [START_NS] * n
         self.gpu_free = [0] * n
+        self.gpu_done = [0] * n
         self.ledger = np.zeros((n, N_CATEGORIES), np.int64)
         self.n_syncs = [0] * n
         self.last_wait = [(UNKNOWN, UNKNOWN)] * n
@@ -196,6 +202,9 @@ class _Machine:
         seq = self.n_rounds.get(key, 0)
         self.n_rounds[key] = seq + 1
         gpu_work = call.gpu_ns + (self.job.gpu_late_ns.get((rank, step), 0) if number == 0 else 0)
+        enqueued = self.now[rank] + ENQUEUE_NS
+        worked = self.gpu_done[rank] if call.overlaps else self.gpu_free[rank]
+        self.gpu_done[rank] = max(enqueued if call.overlaps else 0, worked) + self._on_gpu(rank, gpu_work)
         peer = UNKNOWN if not is_p2p else group[1 - group.index(rank)]
         row = {
             "ts_ns": self.now[rank],
@@ -212,12 +221,17 @@ class _Machine:
             "n_syncs": self.n_syncs[rank],
             "wait_enter_ns": self.last_wait[rank][0],
             "wait_leave_ns": self.last_wait[rank][1],
-            "gpu_start_ns": max(self.now[rank] + ENQUEUE_NS, self.gpu_free[rank] + gpu_work),
+            "gpu_start_ns": max(enqueued, self.gpu_free[rank], self.gpu_done[rank]),
             "ledger_ns": self.ledger[rank].copy(),
         }
         self.rows.append(row)
         self._spend(rank, Category.ON_CPU, ENQUEUE_NS)
         return row
+
+    def _on_gpu(self, rank: int, ns: int) -> int:
+        """How long the rank's GPU works."""
+        scatter = self.job.gpu_jitter * self.rng.standard_normal() if self.job.gpu_jitter else 0.0
+        return int(ns * self.job.gpu_factor.get(rank, 1.0) * (1 + scatter))
 
     def _after(self, call: Call, rank: int, end_ns: int) -> int:
         """Do the host work before a wait; the wait ends no earlier than a synchronise call takes."""

@@ -259,8 +259,12 @@ def device_cost(
 
 
 def _throughout(case: Case, process: int, late: list[LateStep]) -> list[LateStep]:
-    """The late steps of a process, and each step between the first and the last as a typical late step."""
+    """The late steps of a process. If these are most steps from the first to the last, also the steps between,
+    each as a typical late step.
+    """
     table, by_step = case.judged, {one.step: one for one in late}
+    if len(by_step) < case.limits.steady_share * (max(by_step) - min(by_step) + 1):
+        return late
     late_ns, excess_ns = (
         float(np.median([getattr(one, name) for one in late])) for name in ("late_ns", "excess_ns")
     )

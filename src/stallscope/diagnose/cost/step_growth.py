@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.lateness.late_steps import LateStep
-from stallscope.diagnose.lateness.pauses import shared_pause_ns
+from stallscope.diagnose.lateness.pauses import is_usual_in_pauses, shared_pause_ns
+from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.events.layout import Array
@@ -267,6 +268,8 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     if n_quiet < _FEWEST_QUIET:
         return None
     usual, spread, is_comparable = _usual(parts, quiet)
+    if is_comparable.any():  # a kind of step that varies by more than the delays does not show them
+        is_comparable &= spread <= max(spread[is_comparable].min(), np.median(delay_ns[delay_ns > 0]))
     spread_ns, is_hit = spread * parts.n_steps, (parts.after(delay_ns) > 0) & ~quiet
     grown = parts.length_ns - usual * parts.n_steps
     is_other = grown > parts.after(delay_ns) + _OTHER * usual * parts.n_steps
@@ -275,11 +278,11 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
         return None
     grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(delay_ns) + _OUTLIER * spread_ns)
     grown[~is_hit] = 0.0
-    grown = _without_other_kinds(grown, delay_ns, is_hit & is_other)
+    grown, error_of_others = _without_other_kinds(grown, delay_ns, is_hit & is_other)
     n = float(parts.n_steps[is_hit].sum()) / max(float(parts.n_steps[quiet].mean()), 1.0)
     error = float((spread_ns[is_hit] ** 2).mean()) ** 0.5 if is_hit.any() else 0.0
     error *= (n + n * n / n_quiet) ** 0.5 * (_ERRORS + 5.0 / (n_quiet - 1))
-    return _Estimate(grown, grown, error, True)
+    return _Estimate(grown, grown, error + error_of_others, True)
 
 
 def _usual(parts: Stretches, quiet: Array) -> tuple[Array, Array, Array]:
@@ -304,14 +307,21 @@ def _typical(values: Array) -> tuple[float, float]:
     return float(cut_off.mean()), max(spread, float(cut_off.std()))
 
 
-def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> Array:
-    """Growth, with the growth of saves and validations replaced by the growth of stretches with a similar delay."""
+def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> tuple[Array, float]:
+    """Growth; in saves and validations replaced by the growth of stretches with a similar delay. And the error of the
+    sum of the replaced growth.
+    """
     alike = (delay_ns > 0) & ~is_other
     if not is_other.any() or not alike.any():
-        return grown
-    part = float(grown[~is_other].sum()) / float(delay_ns[alike].sum())
+        return grown, 0.0
+    part = min(max(float(grown[~is_other].sum()) / float(delay_ns[alike].sum()), 0.0), 1.0)
     is_like = (delay_ns > 0) & (delay_ns <= _LIKE * np.median(delay_ns[alike]))
-    return np.where(is_other, np.where(is_like, min(max(part, 0.0), 1.0) * delay_ns, 0.0), grown)
+    error = (
+        _ERRORS
+        * float(np.std((grown - part * delay_ns)[alike]))
+        * np.count_nonzero(is_other & is_like) ** 0.5
+    )
+    return np.where(is_other, np.where(is_like, part * delay_ns, 0.0), grown), error
 
 
 def _quiet(parts: Stretches, typical_ns: float) -> Array:
@@ -343,13 +353,14 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
     A queue absorbs the first part of a delay. So the mean cost of a ns is at most the cost of the last ns.
     """
     known = parts.is_usual & np.append(False, parts.is_usual[:-1])
-    columns = [parts.n_steps, delay_ns] + ([np.append(0.0, delay_ns[:-1])] if parts.is_step else [])
-    x, y = np.column_stack(columns)[known].astype(np.float64), parts.length_ns[known]
+    delays = [delay_ns, np.append(0.0, delay_ns[:-1])] if parts.is_step else [delay_ns]
+    kinds = [parts.n_steps * (parts.kind == kind) for kind in np.unique(parts.kind[known])]
+    x, y = np.column_stack([*kinds, *delays])[known].astype(np.float64), parts.length_ns[known]
     n_free = len(y) - x.shape[1]
     if n_free < _FEWEST_FREE or np.linalg.matrix_rank(x) < x.shape[1]:
         return None
     by, *_ = np.linalg.lstsq(x, y, rcond=None)
-    of_delay = np.array([0.0] + [1.0] * (x.shape[1] - 1))
+    of_delay = np.array([0.0] * len(kinds) + [1.0] * len(delays))
     variance = float(((y - x @ by) ** 2).sum()) / n_free * float(of_delay @ np.linalg.inv(x.T @ x) @ of_delay)
     return float(of_delay @ by), variance**0.5 * (_ERRORS + 5.0 / n_free)
 
@@ -370,8 +381,9 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     kept, n_calls = n_known > 0, np.zeros(n, np.int64)
     np.maximum.at(n_calls, table.step[is_known], (table.end_row - table.first_row)[is_known])
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
-    paused = _paused(case, n)
-    delay, excess = _by_named(table, late, named, is_counted=~(is_warm | paused))
+    pause_ns = shared_pause_ns(table, case.pace.least_ns, case.plan.program)
+    paused = _paused(table, pause_ns, n)
+    delay, excess = _by_named(case, late, named, is_warm=is_warm, pause_ns=pause_ns)
     begin_ns = np.full(n, np.inf)
     np.minimum.at(begin_ns, table.step, case.arrival_ns[table.first_row])
     parts = Stretches(
@@ -390,34 +402,47 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     return replace(parts, step_at_most_ns=_shortest_warm_up(parts, _is_normal(table, n)[kept]))
 
 
-def _paused(case: Case, n: int) -> Array:
+def _paused(table: Cells, pause_ns: Array, n: int) -> Array:
     """Whether all ranks pause in each step, as for a checkpoint: bool (n,).
 
     The pause may lie before the first arrival of the step: then the step before lasts longer.
     """
-    pause_ns = shared_pause_ns(case.table, case.pace.least_ns, case.plan.program)
-    return np.asarray(np.bincount(case.table.step[pause_ns > 0], minlength=n) > 0)
+    return np.asarray(np.bincount(table.step[pause_ns > 0], minlength=n) > 0)
 
 
 def _by_named(
-    table: Cells, late: Sequence[LateStep], named: Sequence[int], *, is_counted: Array
+    case: Case, late: Sequence[LateStep], named: Sequence[int], *, is_warm: Array, pause_ns: Array
 ) -> tuple[dict[int, Array], dict[int, Array]]:
     """The delay and the excess of each named process in each step.
 
-    A step with half of the process's median delay also counts as late, although no verdict is based on it. This holds
-    for the steps of is_counted, bool (n,): ranks differ by nature in pauses and in the warm-up.
+    A step with half of the process's median delay also counts as late, although no verdict is based on it. In a pause
+    of all ranks it counts if it exceeds the differences of ranks in pauses, or if it is the turn of a periodic delay.
     """
-    delay, excess = ({process: np.zeros(len(is_counted)) for process in named} for _ in range(2))
+    table = case.table
+    delay, excess = ({process: np.zeros(len(is_warm)) for process in named} for _ in range(2))
     for one in late:
         delay[one.process][one.step] = max(delay[one.process][one.step], one.late_ns, one.excess_ns)
     for process in named:
-        here = slice(*np.searchsorted(table.process, [process, process + 1]))
+        here = np.arange(*np.searchsorted(table.process, [process, process + 1]).tolist())
         mine, own = delay[process], excess[process]
         own[table.step[here]] = np.maximum(table.excess_ns[here], 0.0)
         typical = float(np.median(mine[mine > 0])) if mine.any() else np.inf
-        is_late = is_counted & (own >= _ALSO_LATE * typical)
+        large = here[(table.excess_ns[here] >= _ALSO_LATE * typical) & ~is_warm[table.step[here]]]
+        is_late = table.step[large[~is_usual_in_pauses(table, pause_ns, large, limits=case.limits)]]
         mine[is_late] = np.maximum(mine[is_late], own[is_late])
+        mine[_in_turn(mine, table.step[here[pause_ns[here] > 0]])] = typical
     return delay, excess
+
+
+def _in_turn(delay_ns: Array, pauses: Array) -> Array:
+    """The pauses without a known delay that are the turn of a periodic delay: int64, steps."""
+    steps = np.flatnonzero(delay_ns)
+    period = period_steps(steps, delay_ns[steps])
+    if period is None:
+        return pauses[:0]
+    turn = int(np.bincount(steps % period).argmax())
+    inside = (pauses > steps[0]) & (pauses < steps[-1] + period) & (delay_ns[pauses] == 0)
+    return pauses[inside & (pauses % period == turn)]
 
 
 def _is_normal(table: Cells, n: int) -> Array:

@@ -167,7 +167,7 @@ def slow_devices(
 
 
 def _without_overlap(late: list[LateStep], late_ns: Array) -> list[LateStep]:
-    """Late steps of a GPU, with an excess that lacks the time in which its peers worked as well. late_ns: NaN unknown."""
+    """Late steps of a GPU; the excess lacks the time in which its peers worked as well. late_ns: NaN unknown."""
     return [
         one if np.isnan(ns) else replace(one, excess_ns=min(one.excess_ns, ns))
         for one, ns in zip(late, late_ns.tolist(), strict=True)

@@ -1,0 +1,48 @@
+"""GPUs that work during collectives: their work before a collective begins at the start of the one before."""
+
+import pytest
+
+from .builders import MS, Call, Job, trace_of
+from .reports import only, report_of
+
+RANKS, N_CALLS, WORK_NS = (tuple(range(8)),), 6, 8 * MS
+
+
+def backward_pass(*, is_overlapped: bool, factor: float, n_steps: int = 30):
+    """Work on the GPU, then a reduction, six times a step; the host waits at the end."""
+    program = tuple(
+        Call(
+            RANKS,
+            count=1000 + i,
+            work_ns=MS // 10,
+            gpu_ns=WORK_NS,
+            overlaps=is_overlapped and i > 0,
+            waits=i == N_CALLS - 1,
+        )
+        for i in range(N_CALLS)
+    )
+    return trace_of(
+        Job(program, 8, n_steps, gpu_factor={3: factor}, gpu_jitter=0.01, has_gpu_times=True, jitter_ns=2000)
+    )
+
+
+@pytest.mark.parametrize("is_overlapped", [True, False])
+@pytest.mark.parametrize("factor", [1.25, 1.6])
+def test_a_slow_gpu_is_late_by_its_own_longer_work(is_overlapped, factor):
+    """With overlap the peers work while they wait: their work is not part of the slow GPU's lateness."""
+    verdict = only(report_of(backward_pass(is_overlapped=is_overlapped, factor=factor)))
+    assert (verdict.kind, verdict.ranks) == ("device", [3])
+    late_ms = N_CALLS * (factor - 1) * WORK_NS / MS
+    assert verdict.late_ms["median"] == pytest.approx(late_ms, rel=0.15)
+
+
+def test_the_cost_of_a_gpu_that_is_slow_from_the_start_ends_near_the_truth():
+    n_steps, factor = 30, 1.25
+    cost = only(report_of(backward_pass(is_overlapped=True, factor=factor, n_steps=n_steps))).cost
+    true_s = 7 * n_steps * N_CALLS * (factor - 1) * WORK_NS / 1e9
+    assert cost.gpu_seconds * 0.9 <= true_s <= 1.1 * cost.may_be_gpu_seconds
+    assert cost.may_be_gpu_seconds <= 1.5 * true_s
+
+
+def test_gpus_of_equal_speed_are_healthy():
+    assert report_of(backward_pass(is_overlapped=True, factor=1.0)).healthy
