@@ -52,8 +52,8 @@ class Growth:
 class Stretches:
     """Parts of a job in order of time, (k,) each: steps, or the time between releases if hosts run ahead of their GPUs.
 
-    begin_ns: float64, on the common clock. n_steps: steps in it. kind: int64, equal for steps with as many calls and the
-    same pauses of all ranks; 0 where that is open. length_ns: float64, mean over the ranks that wait. delay_ns:
+    begin_ns: float64, on the common clock. n_steps: steps in it. kind: int64, equal for steps with as many calls and
+    the same pauses of all ranks; 0 where that is open. length_ns: float64, mean over the ranks that wait. delay_ns:
     float64, by named process. excess_ns: float64, by named process, late or not.
     is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
     n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
