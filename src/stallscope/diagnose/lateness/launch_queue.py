@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stallscope.diagnose.arrays.spans import largest_in
 from stallscope.diagnose.timeline.rounds import Rounds
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
@@ -24,9 +25,15 @@ def held_in_launches(line: Timeline, met: Rounds, spans: Sequence[tuple[int, int
 
     spans: first and last row of each, of one process in order. Only time on the CPU and in launches counts.
     """
-    blocked_row = np.array([_longest(line, first, last) for first, last in spans], np.int64)
+    if not spans:
+        return np.zeros(0, bool)
+    first, last = np.array(spans, np.int64).T
+    blocked_row = largest_in(
+        line.host_ns, first, last + 1
+    )  # the row before which the process was busy the longest
     out = np.zeros(len(blocked_row), bool)
     candidates = np.flatnonzero(_may_be_queued(line, blocked_row))
+    candidates = candidates[_may_have_entered(line, met, blocked_row[candidates])]
     before = [_entered(line, met, row) for row in blocked_row[candidates].tolist()]
     last_of = _last_members(met, np.unique(np.concatenate([np.zeros(0, np.int64), *before])))
     for i, rounds in zip(candidates.tolist(), before, strict=True):
@@ -35,21 +42,27 @@ def held_in_launches(line: Timeline, met: Rounds, spans: Sequence[tuple[int, int
     return out
 
 
-def _longest(line: Timeline, first: int, last: int) -> int:
-    """The row before which the process was busy the longest."""
-    return first + int(np.argmax(line.host_ns[first : last + 1]))
-
-
 def _may_be_queued(line: Timeline, rows: Array) -> Array:
     """Whether most of the time before each of some rows was spent on the CPU or in launches: bool (k,)."""
     before = np.maximum(rows - 1, 0)
-    if not len(rows):
-        return np.zeros(0, bool)
     spent = np.zeros(len(rows))
     for category in (Category.ON_CPU, Category.LAUNCH):
         after, ahead = (line.rows.column("ledger_ns", at, category - 1) for at in (rows, before))
         spent += after.astype(np.float64) - ahead
     return np.asarray(~line.is_first[rows] & (spent >= _MOST * (line.ts_ns[rows] - line.ts_ns[before])))
+
+
+def _may_have_entered(line: Timeline, met: Rounds, rows: Array) -> Array:
+    """Whether _entered() may return a round for each row: bool (k,).
+
+    The latest end of all earlier rounds of the process decides, and not only of the last _EXAMINED_CALLS.
+    """
+    last_ns = met.last_ns[met.round]
+    base = last_ns.min()
+    shift = line.process * (last_ns.max() - base + 1) - base
+    latest_ns = (np.maximum.accumulate(last_ns + shift) - shift)[rows - 1]
+    begin, end = met.arrival_ns[rows - 1], met.arrival_ns[rows]
+    return np.asarray(latest_ns >= begin + _MOST * (end - begin))
 
 
 def _entered(line: Timeline, met: Rounds, row: int) -> Array:

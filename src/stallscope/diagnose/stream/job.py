@@ -187,8 +187,18 @@ class Job:
             changes = self._updated(
                 self._explained(trace, shown), result.step, at_ns, is_whole=is_whole, is_exact=is_exact
             )
+        self.trigger.reported = self._reported()
         self._trim(result, usable, most_rows)
         return changes
+
+    def _reported(self) -> dict[Who, int]:
+        """The late steps of the processes that an open incident names."""
+        return {
+            process: incident.reported.evidence.n_late_steps or 0
+            for incident in self.incidents.open
+            if incident.candidate.sort == candidates.RANK
+            for process in incident.candidate.processes
+        }
 
     def standstill(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """Check for a hang after enough time without calls."""

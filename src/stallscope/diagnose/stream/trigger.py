@@ -13,6 +13,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import P2P_OPS, Category
 
 _WAIT = Category.WAIT_GPU - 1
+_MORE = 0.2  # growth of a reported number of late steps that is worth another report, see incidents
 _AGAIN = 4  # waiting rows are compared again when a quarter as many have arrived
 _ROW = np.dtype(
     [("process", "i8"), ("comm", "u8"), ("seq", "i8"), ("ts", "i8"), ("own", "i8"), ("nranks", "i4")]
@@ -24,7 +25,8 @@ class Trigger:
     """The trigger of a job's evaluations.
 
     least_ns: smallest excess that counts. step_ns: excesses closer together count once. count: by process, excesses
-    since the last evaluation, including excesses that did not lead to a name.
+    since the last evaluation, including excesses that did not lead to a name. reported: late steps of the processes
+    that an open incident names; only many more of them are worth another evaluation.
     """
 
     least_ns: float
@@ -32,6 +34,7 @@ class Trigger:
     step_ns: float = 0.0
     count: dict[int, int] = field(default_factory=dict)
     is_due: bool = False
+    reported: dict[tuple[int, int], int] = field(default_factory=dict)
     _number: dict[tuple[int, int], int] = field(default_factory=dict)
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)
     _last_excess_ns: dict[int, int] = field(default_factory=dict)
@@ -63,7 +66,10 @@ class Trigger:
     def evaluated(self, *, step_ns: float, least_ns: float) -> None:
         """Note an evaluation: only further excesses trigger another evaluation."""
         self.step_ns, self.least_ns, self.is_due = step_ns, least_ns, False
-        self.count = {process: min(n, self.enough - 1) for process, n in self.count.items()}
+        known = {self._number.get(process) for process in self.reported}
+        self.count = {
+            process: 0 if process in known else min(n, self.enough - 1) for process, n in self.count.items()
+        }
 
     def _own_times(self, rows: Array) -> Array:
         """The process's own time before each arrival, for collectives with a round."""
@@ -100,11 +106,16 @@ class Trigger:
         )[group]
         excess = rows["own"][is_whole] - median_of_others(group[is_whole], rows["own"][is_whole])
         odd = np.flatnonzero(excess >= self.least_ns)
+        enough = {
+            self._number[process]: max(self.enough, int(_MORE * n))
+            for process, n in self.reported.items()
+            if process in self._number
+        }
         for process, ts in rows[is_whole][odd][["process", "ts"]].tolist():
             if ts - self._last_excess_ns.get(process, -(1 << 62)) >= 0.5 * self.step_ns:
                 self.count[process] = self.count.get(process, 0) + 1
                 self._last_excess_ns[process] = ts
-                self.is_due |= self.count[process] >= self.enough
+                self.is_due |= self.count[process] >= enough.get(process, self.enough)
         most = 64 * max(len(self._number), 64)
         left = rows[~is_whole][-most:]
         self._open, self._n_open, self._n_new = [left], len(left), 0
