@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +21,7 @@ from stallscope.alerts import service as alerts
 from stallscope.alerts.config import load as load_alerts
 from stallscope.alerts.state import AlertState, state_path
 from stallscope.continuous import Standing
-from stallscope.diagnose import Stream, thresholds_of
+from stallscope.diagnose import Retention, Stream, thresholds_of
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.page.identity_provider import IdentityProvider, ProviderOptions
@@ -48,6 +49,9 @@ from stallscope.store.hub.store import HubStore
 
 _GRACE_S = 5.0
 _LEAST_MEMORY = 500_000_000
+_MOST_PROCESSES = 8
+_BYTES_A_ROW = 1_000
+"""A collective in a stream: 268 bytes, and the arrays of an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,9 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         tokens = Tokens(options.db / TOKENS_FILE)
         memory = _memory(options.settings)
         store = stack.enter_context(closing(HubStore.open(options.db, Limits.within(memory))))
-        standing = stack.enter_context(closing(Standing(store, _streams(options.settings))))
+        standing = stack.enter_context(
+            closing(Standing(store, _streams(options.settings, memory), n_processes=_n_processes()))
+        )
         alert_state = AlertState(state_path(options.db))
         raising = stack.enter_context(closing(alerts.of_hub(store, alert_state, alert_config)))
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
@@ -159,10 +165,21 @@ def _memory(settings: Settings) -> int:
     return wanted or default_bytes()
 
 
-def _streams(settings: Settings) -> Callable[[], Stream]:
-    """Makes the stream of a cluster, with the limits and the price of the settings."""
-    limits, price = thresholds_of(settings), settings.usd_per_gpu_hour
-    return lambda: Stream(limits=limits, usd_per_gpu_hour=price)
+def _streams(settings: Settings, memory_bytes: int) -> Callable[[], Stream]:
+    """Makes the stream of a cluster, with the limits and the price of the settings, and its share of the memory."""
+    most_rows = memory_bytes // 4 // _n_processes() // _BYTES_A_ROW
+    retention = Retention(all_rows=min(most_rows, Retention.all_rows))
+    return partial(
+        Stream,
+        limits=thresholds_of(settings),
+        usd_per_gpu_hour=settings.usd_per_gpu_hour,
+        retention=retention,
+    )
+
+
+def _n_processes() -> int:
+    """The number of processes of the diagnosis: one per core."""
+    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
 
 def _authenticate(tokens: Tokens) -> Callable[[Mapping[str, str]], Identity]:

@@ -7,7 +7,7 @@ from stallscope.continuous.backlog import Backlog, Bounds, Turn
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch
 
-BOUNDS = Bounds(turn_rows=10, behind_s=2.0, most_rows=50, most_wait_s=20.0, kept_s=2.0, most_rows_in=1_000)
+BOUNDS = Bounds(turn_rows=10, behind_s=2.0, calm_s=10.0, most_every=4, most_rows=50, most_rows_in=1_000)
 
 
 class Hand:
@@ -80,31 +80,67 @@ def test_a_batch_of_several_clusters_is_told_apart(backlog: Backlog):
     assert [(turn.key[1], turn.n_rows) for turn in turns(backlog)] == [("a", 2), ("b", 2), ("", 2)]
 
 
-def test_what_is_too_much_is_left_out_counted_and_the_newest_is_looked_at(backlog: Backlog, clock: Hand):
-    for number in range(6):
+def test_more_rows_than_fit_are_sampled_in_whole_rounds_of_all_ranks(backlog: Backlog):
+    n_ranks, n_rounds = 3, 20
+    for _ in range(n_ranks):
+        backlog.add(batch(n_rounds, "c"))
+    taken = turns(backlog)
+    assert sorted(seq for turn in taken for seq in seqs(turn)) == sorted([*range(0, n_rounds, 2)] * n_ranks)
+    assert {turn.every for turn in taken} == {2}
+    assert sum(turn.n_left_out for turn in taken) == n_ranks * n_rounds // 2
+
+
+def test_rows_that_wait_are_sampled_more_coarsely_with_each_turn_and_finely_again_later(
+    backlog: Backlog, clock: Hand
+):
+    backlog.add(batch(40, "c"))
+    clock.now_s += BOUNDS.behind_s + 1
+    first, second = backlog.turn(), backlog.turn()
+    assert first is not None and (first.every, first.n_left_out, first.n_rows) == (2, 20, 20)
+    assert second is None
+    backlog.add(batch(8, "c"))
+    turn = backlog.turn()
+    assert turn is not None and (seqs(turn), turn.every, turn.n_left_out) == ([0, 2, 4, 6], 2, 4)
+    clock.now_s += BOUNDS.calm_s + 1
+    for every, expected in ((2, [0, 2]), (1, [0, 1, 2, 3])):
+        backlog.add(batch(4, "c"))
+        turn = backlog.turn()
+        assert turn is not None and (seqs(turn), turn.every) == (expected, every)
+
+
+def test_other_clusters_and_rows_without_a_round_are_not_sampled(backlog: Backlog):
+    rows = {"ts_ns": [1, 1], "cluster_id": ["c", "c"], "seq": [None, 1]}
+    backlog.add(Batch("", "t", {"collectives": schema.conformed("collectives", pa.table(rows))}))
+    backlog.add(batch(60, "c"))
+    backlog.add(batch(5, "other"))
+    taken = turns(backlog)
+    assert [seq for turn in taken if turn.key[1] == "c" for seq in seqs(turn)] == [None, *range(0, 60, 2)]
+    assert [seqs(turn) for turn in taken if turn.key[1] == "other"] == [[0, 1, 2, 3, 4]]
+
+
+def test_only_beyond_the_coarsest_sample_the_oldest_rows_are_skipped(backlog: Backlog):
+    for number in range(30):
         backlog.add(batch(10, "c", first=10 * number))
-    clock.now_s += 0.5
     (turn,) = turns(backlog)
-    assert (turn.n_rows, turn.n_left_out) == (10, 50)
-    assert seqs(turn) == list(range(50, 60))
+    assert turn.every == BOUNDS.most_every
+    assert seqs(turn) == [seq for seq in range(300) if seq % 4 == 0][-turn.n_rows :]
+    assert turn.n_left_out == 300 - turn.n_rows
 
 
-def test_what_has_waited_for_long_is_left_out_too(backlog: Backlog, clock: Hand):
+def test_rows_that_fit_into_a_turn_are_examined_however_long_they_waited(backlog: Backlog, clock: Hand):
     backlog.add(batch(5, "c"))
-    clock.now_s += 19.5
+    clock.now_s += 100.0
     backlog.add(batch(5, "c", first=5))
-    clock.now_s += 1.0
     (turn,) = turns(backlog)
-    assert (seqs(turn), turn.n_left_out, turn.is_behind) == ([5, 6, 7, 8, 9], 5, True)
+    assert (seqs(turn), turn.n_left_out, turn.is_behind) == ([*range(10)], 0, True)
 
 
-def test_who_is_who_is_never_left_out(backlog: Backlog):
+def test_identities_of_processes_are_never_left_out(backlog: Backlog):
     backlog.add(batch(2, "c", table="processes"))
-    for number in range(6):
+    for number in range(30):
         backlog.add(batch(10, "c", first=10 * number))
-    found = turns(backlog)
-    assert sum(len(turn.tables.get("processes", ())) for turn in found) == 2
-    assert sum(turn.n_left_out for turn in found) == 50
+    taken = turns(backlog)
+    assert sum(len(turn.tables.get("processes", ())) for turn in taken) == 2
 
 
 def test_rows_that_wait_are_told_until_they_are_looked_at(backlog: Backlog, clock: Hand):

@@ -175,7 +175,7 @@ def test_an_open_incident_that_no_stream_sees_again_is_closed(tmp_path: Path, mo
     with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
-    monkeypatch.setattr("stallscope.continuous.standing._TAIL_S", 0.0)
+    monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     monkeypatch.setattr("stallscope.continuous.continued.GRACE_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
         wait_for(lambda: verdicts(store)[0][-1] == "closed")
@@ -196,7 +196,7 @@ def test_an_open_incident_keeps_its_id_begin_and_cost_where_a_restart_reads_no_r
             store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
             wait_for(standing.is_idle)
         ((*before, _),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
-    monkeypatch.setattr("stallscope.continuous.standing._TAIL_S", 0.0)
+    monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store:
         with closing(Standing(store, lambda: Stream(linger_ns=0))) as standing:
             for body in bodies[4:]:

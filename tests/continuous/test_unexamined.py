@@ -34,6 +34,9 @@ class Broken:
     def tick(self) -> list[Any]:
         return []
 
+    def confirmed_ns(self) -> dict[str, int]:
+        return {}
+
 
 def summary_of(store: HubStore, tool: str, cluster: str | None = None) -> str:
     hub = Hub(store, rates.load(), SimpleNamespace())  # type: ignore[arg-type]

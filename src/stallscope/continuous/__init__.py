@@ -1,9 +1,12 @@
 """The continuous diagnosis: rows that arrive at the hub are diagnosed at once, and the verdicts are stored as rows.
 
-standing  the thread that feeds the streams and writes verdicts
-backlog   the rows to examine: a turn for each cluster, and a bound
-continued  incidents that keep their id over restarts and gaps
-rows      the change of an incident as rows of the hub
+standing        the diagnosis of a hub: its clusters, divided into shards
+shard           the thread that feeds the streams of a share of the clusters and writes verdicts
+streams         the streams of one process
+stream_process  the same in a process of its own
+backlog         the rows to examine: a turn for each cluster, a sample of rounds under overload, and a bound
+continued       incidents that keep their id over restarts and gaps
+rows            the change of an incident as rows of the hub
 """
 
 from stallscope.continuous.standing import Standing

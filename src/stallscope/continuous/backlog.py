@@ -1,8 +1,8 @@
 """The rows waiting for examination, by cluster. Each cluster in turn gets a fixed number of rows.
 
 Waiting rows of a cluster are returned together, because many small batches cost more than one large batch. A cluster
-that sends more than can be examined loses its oldest rows, so that its verdicts are current. Lost rows are counted
-and reported.
+that sends more than can be examined is sampled in whole rounds: the collectives of every k-th `seq`, of all ranks. So
+its verdicts are current, and every remaining round is complete. Rows that are left out are counted and reported.
 """
 
 import threading
@@ -31,27 +31,33 @@ _ALWAYS_KEPT = ("processes", "communicators")
 class Bounds:
     """turn_rows: rows of one cluster per turn. behind_s: rows that wait longer are examined in larger batches.
 
-    most_rows, most_wait_s: further or older rows of a cluster are skipped, and the diagnosis continues with the
-    rows of the last kept_s. most_rows_in: rows of all clusters before they are split by cluster.
+    While they wait longer and do not fit into a turn, the cluster is sampled twice as coarsely with each turn; after
+    calm_s without such rows, twice as finely. most_every: the coarsest sample.
+
+    most_rows: waiting rows of a cluster; of more rows in the coarsest sample only the newest are kept. most_rows_in:
+    rows of all clusters before they are split by cluster.
     """
 
     turn_rows: int = 50_000
-    behind_s: float = 2.0
+    behind_s: float = 1.0
+    calm_s: float = 10.0
+    most_every: int = 64
     most_rows: int = 250_000
-    most_wait_s: float = 20.0
-    kept_s: float = 2.0
     most_rows_in: int = 2_000_000
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Rows of one cluster to examine. n_left_out: skipped rows before them."""
+    """Rows of one cluster to examine. n_left_out: rows that were left out since the previous turn. every: the sample
+    is every k-th round.
+    """
 
     key: Key
     tables: Tables
     n_rows: int
     n_left_out: int = 0
     is_behind: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,16 +74,32 @@ class _Queue:
     n_left_out: int = 0
 
 
+@dataclass
+class _Sample:
+    """every: the sample is every k-th round. since_s: time of the last change, or of the last rows that had to wait."""
+
+    every: int = 1
+    since_s: float = 0.0
+
+
 class Backlog:
     """Filled by the thread that commits, emptied by the thread that diagnoses."""
 
-    def __init__(self, bounds: Bounds | None = None, *, clock_s: Callable[[], float] = time.monotonic):
-        self._bounds, self._clock_s = bounds or Bounds(), clock_s
+    def __init__(
+        self,
+        bounds: Bounds | None = None,
+        *,
+        owns: Callable[[Key], bool] = lambda key: True,
+        clock_s: Callable[[], float] = time.monotonic,
+    ):
+        """owns: the clusters whose rows are kept."""
+        self._bounds, self._owns, self._clock_s = bounds or Bounds(), owns, clock_s
         self._changed = threading.Condition()
         self._came: deque[tuple[Batch, float]] = deque()
         self._n_in = 0
         self._lanes: dict[Key, _Queue] = {}
         self._order: deque[Key] = deque()
+        self._samples: dict[Key, _Sample] = {}
         self._n_taken = 0
         self._is_ended = False
 
@@ -93,6 +115,14 @@ class Backlog:
             self._n_in += n_rows
             self._changed.notify()
         return 0
+
+    def clear(self) -> None:
+        """Drop the waiting rows: they are stored, and will be read again."""
+        with self._changed:
+            self._came.clear()
+            self._lanes.clear()
+            self._order.clear()
+            self._n_in = 0
 
     def end(self) -> None:
         """Accept no more rows."""
@@ -133,6 +163,7 @@ class Backlog:
             key = self._order.popleft()
             lane = self._lanes[key]
             is_behind = self._clock_s() - lane.parts[0].at_s > self._bounds.behind_s
+            every = self._sample(key, lane, is_behind=is_behind)
             self._skip(lane)
             parts: list[_Part] = []
             n_rows = 0
@@ -146,7 +177,7 @@ class Backlog:
                 self._order.append(key)
             else:
                 del self._lanes[key]
-        return Turn(key, _joined(parts), n_rows, n_left_out, is_behind)
+        return Turn(key, _joined(parts), n_rows, n_left_out, is_behind, every)
 
     def done(self) -> None:
         """The rows of the last turn have been examined."""
@@ -158,27 +189,48 @@ class Backlog:
         with self._changed:
             came, self._came = self._came, deque()
         for batch, at_s in came:
-            parts = by_cluster(batch)
+            parts = {key: tables for key, tables in by_cluster(batch).items() if self._owns(key)}
             with self._changed:
                 self._n_in -= _n_rows(batch.tables)
                 for key, tables in parts.items():
                     if key not in self._lanes:
                         self._lanes[key] = _Queue()
                         self._order.append(key)
-                    lane, n_rows = self._lanes[key], _n_rows(tables)
-                    lane.parts.append(_Part(tables, n_rows, at_s))
-                    lane.n_rows += n_rows
+                    lane, sample = self._lanes[key], self._samples.get(key)
+                    part = _sampled(_Part(tables, _n_rows(tables), at_s), sample.every if sample else 1)
+                    lane.parts.append(part)
+                    lane.n_rows += part.n_rows
+                    lane.n_left_out += _n_rows(tables) - part.n_rows
+
+    def _sample(self, key: Key, lane: _Queue, *, is_behind: bool) -> int:
+        """Adapt the sample of a cluster to the waiting rows. Returns its k."""
+        bounds, now_s = self._bounds, self._clock_s()
+        sample = self._samples.get(key, _Sample())
+        has_too_many = is_behind and lane.n_rows > bounds.turn_rows
+        while (has_too_many or lane.n_rows > bounds.most_rows) and sample.every < bounds.most_every:
+            self._samples[key] = sample = _Sample(2 * sample.every, now_s)
+            n_before = lane.n_rows
+            lane.parts = deque(_sampled(part, sample.every) for part in lane.parts)
+            lane.n_rows = sum(part.n_rows for part in lane.parts)
+            lane.n_left_out += n_before - lane.n_rows
+            has_too_many = False
+        if is_behind:
+            sample.since_s = now_s
+        every = sample.every
+        if every > 1 and now_s - sample.since_s > bounds.calm_s:
+            sample.every, sample.since_s = every // 2, now_s
+            if sample.every == 1:
+                del self._samples[key]
+        return every
 
     def _skip(self, lane: _Queue) -> None:
-        """Skip the rows beyond the bounds."""
-        bounds, now_s = self._bounds, self._clock_s()
-        if lane.n_rows <= bounds.most_rows and now_s - lane.parts[0].at_s <= bounds.most_wait_s:
+        """Skip the oldest rows beyond the bound: other tables are not sampled."""
+        bounds = self._bounds
+        if lane.n_rows <= bounds.most_rows:
             return
         recent: list[_Part] = []
         n_before = lane.n_rows
-        while len(lane.parts) > 1 and (
-            lane.n_rows > bounds.turn_rows or now_s - lane.parts[0].at_s > bounds.kept_s
-        ):
+        while len(lane.parts) > 1 and lane.n_rows > bounds.turn_rows:
             part = lane.parts.popleft()
             lane.n_rows -= part.n_rows
             if identities := {name: rows for name, rows in part.tables.items() if name in _ALWAYS_KEPT}:
@@ -189,6 +241,16 @@ class Backlog:
             lane.parts.appendleft(whole)
             lane.n_rows += whole.n_rows
         lane.n_left_out += n_before - lane.n_rows
+
+
+def _sampled(part: _Part, every: int) -> _Part:
+    """The part with the collectives of every k-th round only; collectives without a round are kept."""
+    rows = part.tables.get("collectives")
+    if every == 1 or rows is None:
+        return part
+    is_left_out = pc.not_equal(pc.bit_wise_and(rows["seq"], pa.scalar(every - 1, rows["seq"].type)), 0)
+    kept = rows.filter(pc.invert(pc.fill_null(is_left_out, fill_value=False)))
+    return _Part({**part.tables, "collectives": kept}, part.n_rows - len(rows) + len(kept), part.at_s)
 
 
 def by_cluster(batch: Batch) -> dict[Key, dict[str, pa.Table]]:

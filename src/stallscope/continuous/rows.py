@@ -12,11 +12,11 @@ from stallscope.store.hub import schema
 
 
 def stored_row(
-    change: Change, cluster: str, *, opened_us: int, now_us: int, n_left_out: int = 0
+    change: Change, cluster: str, *, opened_us: int, now_us: int, n_left_out: int = 0, every: int = 1
 ) -> dict[str, Any]:
     """The row of `verdicts` after a change. Times of the incident in us since 1970.
 
-    n_left_out: rows of the cluster that arrived too fast to be examined.
+    n_left_out: rows of the cluster that arrived too fast to be examined. every: every k-th round is examined.
     """
     verdict = change.verdict
     row = verdict_row(verdict)
@@ -35,6 +35,7 @@ def stored_row(
             verdict_as_json(verdict)
             | ({"closed_because": change.reason} if change.reason else {})
             | ({"n_rows_not_looked_at": n_left_out} if n_left_out else {})
+            | ({"examined_every_nth_round": every} if every > 1 else {})
         ),
     }
 

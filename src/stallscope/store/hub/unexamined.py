@@ -14,6 +14,7 @@ class _Cluster:
     last_s: float
     n_rows: int = 0
     failure: str = ""
+    every: int = 1
 
 
 class Unexamined:
@@ -24,8 +25,8 @@ class Unexamined:
         self._lock = threading.Lock()
         self._clusters: dict[tuple[str, str], _Cluster] = {}
 
-    def add(self, tenant: str, cluster: str, *, n_rows: int = 0, failure: str = "") -> None:
-        """Record unexamined rows, or a failed evaluation with its reason."""
+    def add(self, tenant: str, cluster: str, *, n_rows: int = 0, failure: str = "", every: int = 1) -> None:
+        """Record unexamined rows, or a failed evaluation with its reason. every: every k-th round was examined."""
         with self._lock:
             now_s = self._clock_s()
             known = self._clusters.get((tenant, cluster))
@@ -34,6 +35,7 @@ class Unexamined:
             known.last_s = now_s
             known.n_rows += n_rows
             known.failure = failure or known.failure
+            known.every = max(known.every, every)
 
     def reason(self, tenant: str, cluster: str | None) -> str:
         """Why an answer about a cluster (None: all of the tenant's) is incomplete; "" if it is complete."""
@@ -52,5 +54,6 @@ def _sentence(name: str, known: _Cluster) -> str:
     if known.failure:
         parts.append(f"an evaluation failed ({known.failure})")
     if known.n_rows:
-        parts.append(f"{known.n_rows:,} rows were not examined")
+        sample = f" (only every {known.every}th round was)" if known.every > 1 else ""
+        parts.append(f"{known.n_rows:,} rows were not examined{sample}")
     return f"For cluster {name!r} the diagnosis is incomplete: {' and '.join(parts)} in the last minutes."

@@ -1,0 +1,320 @@
+"""The diagnosis of a share of the clusters: a thread feeds their committed rows to streams and writes the verdicts.
+
+There is one stream for each tenant and cluster. The writer's thread only adds committed batches to the backlog; the
+shard's thread takes turns. It feeds each cluster's rows to its stream, and changes become rows of `verdicts` and
+`causal_chains`: opened, replaced while an incident lasts, closed at its end. After a restart, of the hub or of the
+process of the streams, it resumes from the latest stored rows. Rows that arrive too fast are sampled in whole rounds;
+rows that are left out are counted, and reported in the verdicts.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from threading import Thread
+from typing import Any
+
+from stallscope.continuous.backlog import Backlog, Bounds, Key, Turn, by_cluster
+from stallscope.continuous.continued import Continued, joined
+from stallscope.continuous.rows import chain_row, stored_row, table_of
+from stallscope.continuous.stream_process import ProcessEnded, StepFailed
+from stallscope.continuous.streams import Diagnoses
+from stallscope.diagnose import NO_MORE_EVENTS, Change
+from stallscope.errors import Overloaded, StallscopeError
+from stallscope.store.hub import schema, traces
+from stallscope.store.hub.store import Batch, HubStore, Receipt
+
+_LOG = logging.getLogger(__name__)
+_TICK_S = 0.25
+_MOST_REST_S = 0.05
+_LEAST_RUN_S = 60.0
+"""If the process of the streams ends again within this time, the stored rows are not fed again."""
+_TAIL_S = 900.0
+_MOST_TAIL_ROWS = 500_000
+
+
+@dataclass
+class Numbers:
+    """Totals since the start, for /metrics; standing_lag_s: current waiting time of the oldest row."""
+
+    standing_rows: int = 0
+    standing_rows_left_out: int = 0
+    standing_failures: int = 0
+    standing_lag_s: float = 0.0
+    verdicts_opened: int = 0
+    verdicts_closed: int = 0
+
+
+class Shard:
+    """The diagnosis of the clusters for which owns() is true, in one thread. close() before the store is closed."""
+
+    def __init__(
+        self,
+        store: HubStore,
+        streams: Diagnoses,
+        tail: list[Batch],
+        *,
+        owns: Callable[[Key], bool],
+        bounds: Bounds | None = None,
+    ):
+        """tail: the latest stored rows, of any clusters."""
+        self.numbers = Numbers()
+        self._store, self._streams, self._owns = store, streams, owns
+        self._left_out: dict[Key, tuple[int, int]] = {}
+        self._open: set[tuple[str, str]] = set()
+        self._opened_us: dict[tuple[str, str], int] = {}
+        self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._confirmed_ns: dict[Key, dict[str, int]] = {}
+        self._continued = Continued()
+        self._backlog = Backlog(bounds, owns=owns)
+        self._ticked_s = 0.0
+        self._resumed_s = time.monotonic()
+        self._is_interrupted = False
+        self._thread = Thread(target=self._run, args=(tail,), name="hub-standing", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop. Open incidents stay open in the table, and are examined again at the next start."""
+        self._backlog.end()
+        self._thread.join()
+        self._streams.close()
+
+    def is_idle(self) -> bool:
+        """Whether all committed rows have been examined."""
+        return not self._backlog.n_waiting and not self._pending
+
+    def confirmed_ns(self, tenant: str) -> dict[str, int]:
+        """When the diagnosis last confirmed each open incident of a tenant, ns since 1970."""
+        return {
+            incident: at_ns
+            for (owner, _), of_cluster in list(self._confirmed_ns.items())
+            if owner == tenant
+            for incident, at_ns in of_cluster.items()
+        }
+
+    def add(self, batch: Batch) -> None:
+        """Take a committed batch; called in the writer's thread."""
+        if self._backlog.add(batch):
+            for key, tables in by_cluster(batch).items():
+                if self._owns(key):
+                    n_rows = sum(map(len, tables.values()))
+                    self.numbers.standing_rows_left_out += n_rows
+                    self._store.unexamined.add(*key, n_rows=n_rows)
+
+    def _run(self, tail: list[Batch]) -> None:
+        self._guarded(None, lambda: self._resume(tail))
+        tail.clear()
+        while not self._backlog.is_ended:
+            self._backlog.wait(_TICK_S)
+            begin_s = time.monotonic()
+            turn = self._backlog.turn()
+            self._examine(turn)
+            self._backlog.done()
+            if self._is_interrupted:
+                self._restart()
+            self.numbers.standing_lag_s = self._backlog.lag_s
+            # Small batches cost as much as large ones: wait, for at most half of the time, to gather more rows.
+            time.sleep(min(time.monotonic() - begin_s, _MOST_REST_S))
+
+    def _guarded(self, key: Key | None, step: Callable[[], None], *, n_rows: int = 0) -> None:
+        """A failure must not end the diagnosis of other clusters, and must not look like a healthy cluster.
+
+        key: the current cluster, None if there is no single cluster. n_rows: not examined if the step fails.
+        """
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 (counted, logged, and stated in every answer about the cluster)
+            self.numbers.standing_failures += 1
+            self._is_interrupted |= isinstance(error, ProcessEnded)
+            if isinstance(error, (StallscopeError, StepFailed)):
+                _LOG.error("the continuous diagnosis: %s", error)
+            else:
+                _LOG.exception("the continuous diagnosis failed at a batch")
+            if key is not None:
+                kind = error.kind if isinstance(error, StepFailed) else type(error).__name__
+                self._store.unexamined.add(*key, n_rows=n_rows, failure=kind)
+
+    def _restart(self) -> None:
+        """After the end of the process of the streams: resume in a new process, from the latest stored rows.
+
+        Rows that end the process again soon are not fed again.
+        """
+        self._is_interrupted = False
+        for key in self._confirmed_ns:
+            self._store.unexamined.add(*key, failure="the process of the diagnosis ended")
+        self._confirmed_ns.clear()
+        now_s = time.monotonic()
+        if now_s - self._resumed_s >= _LEAST_RUN_S:
+            self._resumed_s = now_s
+            self._backlog.clear()
+            self._guarded(None, lambda: self._resume(stored_tail(self._store)))
+
+    def _examine(self, turn: Turn | None) -> None:
+        """Feed the rows of a turn, advance the time, and store the changes."""
+        if turn is not None:
+            self._guarded(turn.key, lambda: self._feed(turn), n_rows=turn.n_rows)
+        now_s = time.monotonic()
+        if now_s - self._ticked_s >= _TICK_S:
+            self._ticked_s = now_s
+            self._guarded(None, lambda: self._advance(has_rows=turn is not None))
+            self._guarded(None, self._close_expired)
+        self._guarded(None, self._write)
+
+    def _advance(self, *, has_rows: bool) -> None:
+        """Advance the time of all streams, and end the streams without jobs."""
+        advances = self._streams.tick()
+        for key, advance in advances.items():
+            if advance.failure:
+                self.numbers.standing_failures += 1
+                self._store.unexamined.add(*key, failure=advance.failure)
+            self._note(key, advance.changes)
+            self._confirmed_ns[key] = {
+                self._continued.name(key[0], incident): at_ns
+                for incident, at_ns in advance.confirmed_ns.items()
+            }
+        ended = [key for key, advance in advances.items() if not advance.n_jobs and not has_rows]
+        if ended:
+            self._streams.forget(ended)
+            for key in ended:
+                del self._confirmed_ns[key]
+
+    def _feed(self, turn: Turn) -> None:
+        if turn.n_left_out:
+            self._report_left_out(turn)
+        changes = self._streams.feed(
+            turn.key,
+            turn.tables,
+            n_left_out=turn.n_left_out if turn.every == 1 else 0,
+            is_behind=turn.is_behind,
+        )
+        if changes is None:
+            self.numbers.standing_rows_left_out += turn.n_rows
+            self._store.unexamined.add(*turn.key, n_rows=turn.n_rows)
+            return
+        self.numbers.standing_rows += turn.n_rows
+        self._continued.rows_arrived(*turn.key, now_s=time.monotonic())
+        self._note(turn.key, changes)
+
+    def _report_left_out(self, turn: Turn) -> None:
+        tenant, cluster = turn.key
+        self.numbers.standing_rows_left_out += turn.n_left_out
+        self._store.unexamined.add(tenant, cluster, n_rows=turn.n_left_out, every=turn.every)
+        n_before, every_before = self._left_out.get(turn.key, (0, 0))
+        self._left_out[turn.key] = n_before + turn.n_left_out, turn.every
+        if turn.every != every_before:
+            _LOG.warning(
+                "cluster %r of tenant %r sends more than the diagnosis can examine: %d rows were left out, "
+                "the diagnosis continues with every %dth round",
+                cluster,
+                tenant,
+                turn.n_left_out,
+                turn.every,
+            )
+
+    def _note(self, key: Key, changes: list[Change]) -> None:
+        tenant, cluster = key
+        for change in changes:
+            incident, now_us = (tenant, change.incident_id), time.time_ns() // 1000
+            opened_us = self._opened_us.setdefault(incident, now_us)
+            n_left_out, every = self._left_out.get(key, (0, 1))
+            row = stored_row(
+                change, cluster, opened_us=opened_us, now_us=now_us, n_left_out=n_left_out, every=every
+            )
+            row = self._as_first_stored(tenant, change, row)
+            if change.kind == "closed":
+                self._open.discard(incident)
+                self._opened_us.pop(incident, None)
+                self.numbers.verdicts_closed += 1
+            else:
+                self.numbers.verdicts_opened += change.kind == "opened"
+                self._open.add(incident)
+            named = replace(change, incident_id=row["verdict_id"])
+            self._pending[tenant, named.incident_id] = (row, chain_row(named, cluster, now_us))
+
+    def _as_first_stored(self, tenant: str, change: Change, row: dict[str, Any]) -> dict[str, Any]:
+        """The row of a change, under the first id of an incident that continues."""
+        continued, key = self._continued, (tenant, change.incident_id)
+        if change.kind == "opened" and (known := continued.opened(tenant, row)):
+            self._opened_us.pop((tenant, known["verdict_id"]), None)
+        first = continued.first_rows.get(key)
+        row = joined(row, first) if first is not None else row
+        if change.kind == "closed":
+            continued.first_rows.pop(key, None)
+            if change.reason == NO_MORE_EVENTS:
+                continued.offer(tenant, row, now_s=time.monotonic())
+        return row
+
+    def _write(self) -> None:
+        """Store the changed rows; rows that the store has no room for are retried."""
+        by_tenant: dict[str, list[tuple[str, str]]] = {}
+        for key in self._pending:
+            by_tenant.setdefault(key[0], []).append(key)
+        under_way: list[tuple[list[tuple[str, str]], Future[Receipt]]] = []
+        for tenant, keys in by_tenant.items():
+            rows = [self._pending[key] for key in keys]
+            tables = {
+                "verdicts": table_of(schema.VERDICTS, [verdict for verdict, _ in rows]),
+                "causal_chains": table_of(schema.CAUSAL_CHAINS, [chain for _, chain in rows]),
+            }
+            try:
+                under_way.append((keys, self._store.append(Batch("", tenant, tables))))
+            except Overloaded:
+                break
+        for keys, future in under_way:
+            try:
+                future.result(timeout=30)
+            except (Overloaded, TimeoutError):
+                return
+            for key in keys:
+                del self._pending[key]
+
+    def _resume(self, tail: list[Batch]) -> None:
+        """Examine the latest stored rows, in which stored open incidents continue."""
+        stored = {
+            (tenant, row["verdict_id"]): dict(row)
+            for tenant in self._store.tenants()
+            for row in self._store.snapshot(tenant, tables=("verdicts",)).hot["verdicts"].to_pylist()
+            if row["state"] == "open" and self._owns((tenant, row["cluster_id"] or ""))
+        }
+        for key, row in stored.items():
+            self._opened_us[key] = row["opened_at"] = int(row["opened_at"].timestamp() * 1e6)
+            row["updated_at"] = int(row["updated_at"].timestamp() * 1e6)
+            self._continued.offer(key[0], row, now_s=time.monotonic())
+        for batch in tail:
+            for key, tables in by_cluster(batch).items():
+                if not self._owns(key):
+                    continue
+                self._examine(Turn(key, tables, sum(map(len, tables.values()))))
+
+    def _close_expired(self) -> None:
+        """Close incidents that no stream has seen again since a restart or a gap."""
+        now_us = time.time_ns() // 1000
+        for tenant, row in self._continued.expired(now_s=time.monotonic()):
+            if row["state"] == "open":
+                closed = row | {"state": "closed", "closed_at": now_us, "updated_at": now_us}
+                closed.pop("tenant", None)
+                self._opened_us.pop((tenant, row["verdict_id"]), None)
+                rows = table_of(schema.VERDICTS, [closed])
+                self._store.append(Batch("", tenant, {"verdicts": rows})).result(timeout=30)
+
+
+def stored_tail(store: HubStore) -> list[Batch]:
+    """The recently committed rows, one batch per tenant; at most the newest rows."""
+    out = []
+    for tenant in store.tenants():
+        tail_s = _TAIL_S
+        while tail_s > 1.0 and _n_stored(store, tenant, tail_s) > _MOST_TAIL_ROWS:
+            tail_s /= 2
+        tables = {name: store.tail(tenant, name, since_us=_ago_us(tail_s)) for name in traces.TABLES}
+        out.append(Batch("", tenant, {name: rows for name, rows in tables.items() if len(rows)}))
+    return out
+
+
+def _n_stored(store: HubStore, tenant: str, tail_s: float) -> int:
+    since_us = _ago_us(tail_s)
+    return sum(store.tail_rows(tenant, name, since_us=since_us) for name in traces.TABLES)
+
+
+def _ago_us(seconds: float) -> int:
+    return time.time_ns() // 1000 - int(seconds * 1e6)

@@ -1,0 +1,167 @@
+"""Streams in a process of their own: the diagnosis uses another core than the receiver, and its end is not the hub's.
+
+The process starts with the first rows and ends with the hub's end of the pipe. Tables travel in Arrow's stream format.
+If it ends otherwise, the caller gets ProcessEnded, and the next rows start a new process with new streams.
+"""
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pyarrow as pa
+
+from stallscope.continuous.backlog import Key
+from stallscope.continuous.streams import Advance, Streams
+from stallscope.diagnose import Change, Stream
+
+_PATIENCE_S = 120.0
+"""The process is killed if an answer takes longer."""
+
+_END_S = 5.0
+
+
+class StepFailed(Exception):
+    """A step of the diagnosis failed in the other process. kind: the kind of its exception."""
+
+    def __init__(self, kind: str):
+        super().__init__(kind)
+        self.kind = kind
+
+
+class ProcessEnded(StepFailed):
+    """The process of the diagnosis has ended, with all its streams."""
+
+
+class StreamProcess:
+    """The interface of Streams, for streams in another process."""
+
+    def __init__(self, make_stream: Callable[[], Stream]):
+        """make_stream: is sent to the process, so it must be possible to pickle it."""
+        self._make_stream = make_stream
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, None before its start."""
+        return self._process.pid if self._process else None
+
+    def feed(
+        self, key: Key, tables: Mapping[str, pa.Table], *, n_left_out: int = 0, is_behind: bool = False
+    ) -> list[Change] | None:
+        """See streams.Diagnoses."""
+        changes: list[Change] | None = self._answer(
+            "feed", tables, key, n_left_out=n_left_out, is_behind=is_behind
+        )
+        return changes
+
+    def tick(self) -> dict[Key, Advance]:
+        """See streams.Diagnoses."""
+        if self._process is None:
+            return {}
+        advances: dict[Key, Advance] = self._answer("tick", {})
+        return advances
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """See streams.Diagnoses."""
+        if self._process is not None:
+            self._answer("forget", {}, list(keys))
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = self._pipe = None
+
+    def _answer(self, step: str, tables: Mapping[str, pa.Table], *arguments: Any, **options: Any) -> Any:
+        """The result of a step. Raises StepFailed, ProcessEnded."""
+        try:
+            pipe = self._pipe or self._started()
+            pipe.send((step, list(tables), arguments, options))
+            for table in tables.values():
+                pipe.send_bytes(_packed(table))
+            if not pipe.poll(_PATIENCE_S):
+                raise TimeoutError
+            is_good, answer = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise ProcessEnded(self._ended(error)) from error
+        if not is_good:
+            raise StepFailed(answer)
+        return answer
+
+    def _started(self) -> Connection:
+        own, other = socket.socketpair()
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(other.fileno())],
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        self._pipe = Connection(own.detach())
+        self._pipe.send(self._make_stream)
+        return self._pipe
+
+    def _ended(self, error: Exception) -> str:
+        """End what is left of the process. Returns the reason of its end."""
+        process = self._process
+        if process is not None:
+            process.kill() if isinstance(error, TimeoutError) else None
+        self.close()
+        code = process.returncode if process is not None else None
+        if isinstance(error, TimeoutError):
+            return f"the process of the diagnosis gave no answer for {_PATIENCE_S:g} s"
+        if code is not None and code < 0:
+            return f"the process of the diagnosis was ended by {signal.Signals(-code).name}"
+        return f"the process of the diagnosis ended with status {code}"
+
+
+def _packed(table: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    whole = table.combine_chunks()
+    with pa.ipc.new_stream(sink, whole.schema) as writer:
+        writer.write_table(whole)
+    return memoryview(sink.getvalue())
+
+
+def main() -> None:
+    """Answer steps until the hub closes the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the hub ends first, and with it the pipe
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="stallscope diagnosis: %(message)s")
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        streams = Streams(pipe.recv())
+        while True:
+            step, names, arguments, options = pipe.recv()
+            tables = {name: pa.ipc.open_stream(pipe.recv_bytes()).read_all() for name in names}
+            if step == "feed":
+                options["tables"] = tables
+            pipe.send(_result(getattr(streams, step), arguments, options))
+    except (EOFError, OSError):
+        return
+
+
+def _result(
+    step: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[bool, Any]:
+    try:
+        return True, step(*arguments, **options)
+    except Exception as error:
+        logging.getLogger(__name__).exception("a step failed")
+        return False, type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

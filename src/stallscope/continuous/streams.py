@@ -1,0 +1,97 @@
+"""The streams of one process, one for each tenant and cluster. They share a bound of the rows that they keep."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from stallscope.continuous.backlog import Key
+from stallscope.diagnose import Change, Stream
+from stallscope.store.hub import traces
+
+_LOG = logging.getLogger(__name__)
+_MOST_STREAMS = 1_000
+_SKIPPED = "skipped_by_hub"
+
+
+@dataclass(frozen=True)
+class Advance:
+    """A stream after its time has advanced. confirmed_ns: see Stream. failure: the kind of a failure, "" for none."""
+
+    changes: list[Change] = field(default_factory=list)
+    n_jobs: int = 0
+    confirmed_ns: dict[str, int] = field(default_factory=dict)
+    failure: str = ""
+
+
+class Diagnoses(Protocol):
+    """The streams of some clusters, in this process or in another process."""
+
+    def feed(
+        self, key: Key, tables: Mapping[str, pa.Table], *, n_left_out: int = 0, is_behind: bool = False
+    ) -> list[Change] | None:
+        """The changes by new rows of a cluster; None if there are too many clusters."""
+
+    def tick(self) -> dict[Key, Advance]:
+        """The changes by passing time, of all clusters."""
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """End the streams of clusters without jobs."""
+
+    def close(self) -> None:
+        """End all streams."""
+
+
+class Streams:
+    """Streams in this process."""
+
+    def __init__(self, make_stream: Callable[[], Stream]):
+        self._make_stream = make_stream
+        self._streams: dict[Key, Stream] = {}
+
+    def feed(
+        self, key: Key, tables: Mapping[str, pa.Table], *, n_left_out: int = 0, is_behind: bool = False
+    ) -> list[Change] | None:
+        """See Diagnoses."""
+        stream = self._streams.get(key)
+        if stream is None:
+            if len(self._streams) >= _MOST_STREAMS:
+                return None
+            stream = self._streams[key] = self._make_stream()
+            self._share_rows()
+        trace = traces.trace(tables)
+        if n_left_out:
+            trace = replace(trace, lost={_SKIPPED: n_left_out})
+        return stream.feed(trace, is_behind=is_behind)
+
+    def tick(self) -> dict[Key, Advance]:
+        """See Diagnoses. A failure of one stream is part of its answer, and does not end the others."""
+        return {key: _advance(stream) for key, stream in self._streams.items()}
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """See Diagnoses."""
+        for key in keys:
+            self._streams.pop(key, None)
+        self._share_rows()
+
+    def close(self) -> None:
+        """See Diagnoses."""
+        self._streams.clear()
+
+    def _share_rows(self) -> None:
+        """Divide the rows that may be kept among the streams."""
+        whole = getattr(self._make_stream(), "retention", None)
+        if whole is not None and self._streams:
+            part = replace(whole, all_rows=whole.all_rows // len(self._streams))
+            for stream in self._streams.values():
+                stream.retention = part
+
+
+def _advance(stream: Stream) -> Advance:
+    try:
+        return Advance(stream.tick(), stream.n_jobs, stream.confirmed_ns())
+    except Exception as error:  # noqa: BLE001 (logged here, and stated in every answer about the cluster)
+        _LOG.exception("the continuous diagnosis failed at a tick")
+        return Advance(n_jobs=stream.n_jobs, failure=type(error).__name__)

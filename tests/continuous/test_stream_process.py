@@ -1,0 +1,69 @@
+"""Streams in a process of their own give the same verdicts; the end of the process is stated and repaired."""
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stallscope.continuous import Standing
+from stallscope.continuous.stream_process import ProcessEnded, StepFailed, StreamProcess
+from stallscope.continuous.streams import Streams
+from stallscope.diagnose import Stream
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.store import HubStore
+
+from .test_standing import TENANT, as_arrow, slow_job, verdicts, wait_for
+
+
+class Broken(Stream):
+    """A stream whose evaluation fails, as one with a defect does."""
+
+    def feed(self, *_, **__):
+        raise ZeroDivisionError
+
+
+def test_a_stream_in_a_process_returns_the_changes_of_a_stream_here():
+    tables, key = as_arrow(slow_job(), "b1").tables, (TENANT, "c1")
+    expected = Streams(Stream).feed(key, tables)
+    with closing(StreamProcess(Stream)) as streams:
+        changes = streams.feed(key, tables)
+        assert [change.verdict.causes for change in changes] == [change.verdict.causes for change in expected]
+        assert [change.kind for change in changes] == ["opened"]
+        advance = streams.tick()[key]
+        assert advance.n_jobs == 1 and list(advance.confirmed_ns) == [changes[0].incident_id]
+
+
+def test_a_failed_step_is_raised_by_its_kind_and_the_process_continues():
+    with closing(StreamProcess(Broken)) as streams:
+        with pytest.raises(StepFailed, match="ZeroDivisionError"):
+            streams.feed((TENANT, "c1"), as_arrow(slow_job(), "b1").tables)
+        assert streams.tick()[TENANT, "c1"].failure == ""
+
+
+def test_the_end_of_the_process_is_raised_with_its_signal_and_the_next_rows_start_another_process():
+    tables, key = as_arrow(slow_job(), "b1").tables, (TENANT, "c1")
+    with closing(StreamProcess(Stream)) as streams:
+        streams.feed(key, tables)
+        os.kill(streams.pid, signal.SIGKILL)
+        with pytest.raises(ProcessEnded, match="SIGKILL"):
+            streams.feed(key, tables)
+        assert [change.kind for change in streams.feed(key, tables)] == ["opened"]
+
+
+def test_after_the_end_of_the_process_the_answer_is_unknown_and_the_incident_continues(
+    tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("stallscope.continuous.shard._LEAST_RUN_S", 0.0)
+    with (
+        closing(HubStore.open(tmp_path, Limits(maintenance_s=3600))) as store,
+        closing(Standing(store, n_processes=1)) as standing,
+    ):
+        store.append(as_arrow(slow_job(), "b1")).result(30)
+        wait_for(lambda: verdicts(store))
+        (shard,) = standing._shards
+        os.kill(shard._streams.pid, signal.SIGKILL)
+        wait_for(lambda: "the process of the diagnosis" in store.unexamined.reason(TENANT, "c1"))
+        wait_for(lambda: standing.confirmed_ns(TENANT) and standing.is_idle())
+        assert [row[-1] for row in verdicts(store)] == ["open"]
