@@ -94,3 +94,48 @@ def test_a_task_of_ecs_is_told(tmp_path: Path):
 
 def test_of_a_process_that_has_gone_nothing_is_told(tmp_path: Path):
     assert workload(8, {}, tmp_path) == {}
+
+
+def test_owner_of_a_slurm_step(tmp_path: Path):
+    variables = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_JOB_USER": "ann",
+        "SLURM_JOB_ACCOUNT": "ml",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_JOB_QOS": "high",
+        "SLURM_STEP_ID": "0",
+        "SLURM_ARRAY_TASK_ID": "3",
+    }
+    groups = "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0"
+    assert workload(7, variables, process(tmp_path, groups)) == {
+        "job": "4711",
+        "job_name": "train",
+        "user": "ann",
+        "account": "ml",
+        "partition": "gpu",
+        "qos": "high",
+        "job_step": "0",
+        "array_task": "3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("groups", "unit"),
+    [
+        ("0::/system.slice/train.service", "train.service"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/jupyter.service", "jupyter.service"),
+        ("0::/user.slice/user-1000.slice/session-3.scope", None),
+        ("0::/system.slice/slurmd.service", None),
+        (CGROUPS["nested"], None),
+    ],
+)
+def test_systemd_unit_outside_containers(tmp_path: Path, groups: str, unit: str | None):
+    assert workload(7, {}, process(tmp_path, groups)).get("unit") == unit
+
+
+def test_user_is_the_owner_of_the_process_unless_it_is_root(tmp_path: Path):
+    proc = process(tmp_path, "0::/")
+    assert "user" not in workload(7, {}, proc)
+    os.chown(proc / "7", 65534, 65534)
+    assert workload(7, {}, proc)["user"] == "nobody"

@@ -37,6 +37,7 @@ from stallscope.diagnose.verdicts import (
     straggler,
     without_ledger,
 )
+from stallscope.diagnose.verdicts._owners import with_owners
 from stallscope.diagnose.verdicts._pids import with_pids
 from stallscope.events.call_labels import SCHEDULE_FACT
 from stallscope.events.trace import Trace
@@ -89,7 +90,7 @@ def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:
     """The report with failed calls, ended processes, the state of the GPUs, and the evidence for its answer."""
     whole = process_exit.with_deaths(trace, failure.with_failures(trace, partial))
     whole = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, whole))
-    whole = replace(whole, verdicts=with_pids(trace, whole.verdicts))
+    whole = replace(whole, verdicts=with_owners(trace, with_pids(trace, whole.verdicts)))
     return concluded(whole, trace, limits)
 
 

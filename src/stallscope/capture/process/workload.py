@@ -1,4 +1,4 @@
-"""The owner of a process as its users know it: container, pod, namespace, task, job.
+"""The owner of a process as its users know it: the labels of events/owner.py.
 
 From its control groups (v1 and v2) and the environment it was started with. Unknown values are left out. Paths: Docker,
 containerd, CRI-O, Podman, the kubelet's cgroupfs and systemd drivers, Slurm, ECS.
@@ -7,6 +7,7 @@ containerd, CRI-O, Podman, the kubelet's cgroupfs and systemd drivers, Slurm, EC
 import ctypes
 import os
 import platform
+import pwd
 import re
 import stat
 import struct
@@ -19,6 +20,21 @@ _POD = re.compile(
     r"kubepods[^\s]*?[/-]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})\b"
 )
 _SLURM = re.compile(r"/(?:slurm|slurmstepd)[^\s]*?/job_(\d+)(?:/|$)", re.MULTILINE)
+_UNIT = re.compile(r"^0::.*/([^/\s]+\.service)(?:/|$)", re.MULTILINE)
+_NO_UNIT = re.compile(r"^(?:user@\d+|slurmd|slurmstepd|containerd|docker|crio|kubelet)\.service$")
+"""Services that run the processes of other owners."""
+
+_FROM_ENVIRONMENT = {
+    "job_name": "SLURM_JOB_NAME",
+    "array_task": "SLURM_ARRAY_TASK_ID",
+    "job_step": "SLURM_STEP_ID",
+    "account": "SLURM_JOB_ACCOUNT",
+    "partition": "SLURM_JOB_PARTITION",
+    "qos": "SLURM_JOB_QOS",
+    "run": "TORCHELASTIC_RUN_ID",
+}
+"""Output variables of srun and sbatch (https://slurm.schedmd.com/srun.html), and of torchrun."""
+
 _POD_NAMES = ("POD_NAME", "K8S_POD_NAME", "MY_POD_NAME", "KUBERNETES_POD_NAME")
 _NAMESPACES = ("POD_NAMESPACE", "K8S_NAMESPACE", "MY_POD_NAMESPACE", "KUBERNETES_NAMESPACE", "NAMESPACE")
 _JOBS = (
@@ -39,7 +55,7 @@ _MOST_CHARACTERS = 128
 
 
 def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> dict[str, str]:
-    """The known labels of the process among container, pod, pod_uid, namespace, task and job."""
+    """The known labels of the process, see events/owner.py."""
     home = proc / str(pid)
     try:
         groups = (home / "cgroup").read_text()
@@ -54,8 +70,31 @@ def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc"))
         "namespace": (_first(variables, _NAMESPACES) or _inside(home, _SERVICE_ACCOUNT)) if is_pod else "",
         "task": _first_match(_ECS, groups),
         "job": _first(variables, _JOBS) or _first_match(_SLURM, groups),
+        "user": variables.get("SLURM_JOB_USER", "") or _user(home),
+        "unit": _unit(groups),
+        **{label: _first(variables, (name,)) for label, name in _FROM_ENVIRONMENT.items()},
     }
     return {name: _plain(value) for name, value in labels.items() if _plain(value)}
+
+
+def _user(home: Path) -> str:
+    """The name of the process's user, or its number; empty for root, which owns containers of many users."""
+    try:
+        uid = home.stat().st_uid
+    except OSError:
+        return ""
+    if not uid:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _unit(groups: str) -> str:
+    """The innermost service of a process outside containers."""
+    unit = _first_match(_UNIT, groups)
+    return "" if container_in(groups) or _NO_UNIT.match(unit) else unit
 
 
 def container_in(groups: str) -> str:

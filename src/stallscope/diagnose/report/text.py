@@ -1,5 +1,7 @@
 """A report as plain text, for people. No other part parses this text."""
 
+from collections.abc import Mapping
+
 from stallscope.diagnose.causes import Explained, leading
 from stallscope.diagnose.evidence_fields import RankActivity, VerdictEvidence, as_json
 from stallscope.diagnose.processes.summary import lines as summary_lines
@@ -123,6 +125,8 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     if job := verdict.evidence.job:
         times = f", {job.since} until {job.until}" if job.since else ""
         rows.append(("job", f"{job.number} of {job.of}{times}"))
+    if verdict.owner:
+        rows.append(("owner", _owner(verdict.owner)))
     if verdict.since_ns is not None:
         rows.append(("since", _since(verdict)))
     for i, part in enumerate(verdict.causes):
@@ -139,6 +143,17 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
         rows.append(("caveat", verdict.abstained_because))
     rows += [("action" if i == 0 else "", advice) for i, advice in enumerate(verdict.advice)]
     return [f"{head}{verdict.summary}", *_rows(rows)]
+
+
+def _owner(owner: Mapping[str, str]) -> str:
+    """Job, user, account and location; ids that only programs use are in the JSON."""
+    name = f" ({owner['job_name']})" if "job_name" in owner else ""
+    parts = [f"job {owner['job']}{name}"] if "job" in owner else []
+    shown = ("user", "account", "partition", "namespace", "pod", "task", "unit")
+    parts += [f"{label} {owner[label]}" for label in shown if label in owner]
+    if not parts:
+        parts = [f"container {owner['container']}"] if "container" in owner else []
+    return ", ".join(parts)
 
 
 def _since(verdict: Verdict) -> str:

@@ -72,6 +72,7 @@ class Verdict:
     collectives of a group), inconclusive.
     ranks: the ranks with the fault, none for imbalance.
     pids: process ids, one for each of ranks; empty where the source has none. first_step: the first late step.
+    owner: labels of events/owner.py that the named processes share.
     Times are wall-clock ns since 1970, None where no clock was recorded. late_ms: median, max over late steps.
     """
 
@@ -99,6 +100,7 @@ class Verdict:
     severity: str = ""
     pids: list[int] = field(default_factory=list)
     first_step: int | None = None
+    owner: dict[str, str] = field(default_factory=dict)
 
 
 class Answer(StrEnum):
