@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 CLOSE = 0.1
-_MAIN = re.compile(r"^main \(.*_jobs\.py:\d+\)$")
+_MAIN = re.compile(r"^(main|measured) \(.*_jobs\.py:\d+\)$")
 _WORK = ("Base.", "RunAhead.", "__call__", "work (")
 
 
@@ -47,7 +47,7 @@ def stack_share(path: Path) -> float | None:
     for line in path.read_text(errors="replace").splitlines():
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
-        at = next((i for i, frame in enumerate(frames) if _MAIN.match(frame)), None)
+        at = max((i for i, frame in enumerate(frames) if _MAIN.match(frame)), default=None)
         if at is None or not count.isdigit():
             continue
         n_main += int(count)
