@@ -195,6 +195,23 @@ def _input(gpu: Gpu, plan: Plan) -> Disturb:
     return lambda step: None  # the loader itself is late: see job.load_batches
 
 
+def _spin(gpu: Gpu, plan: Plan) -> Disturb:
+    """A second thread of pure Python: each return to the interpreter waits for it, up to 5 ms."""
+
+    def spin() -> None:
+        while True:
+            sum(range(1000))
+
+    threads: list[threading.Thread] = []
+
+    def disturb(step: int) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=spin, daemon=True, name="spinner"))
+            threads[0].start()
+
+    return disturb
+
+
 def _hang(gpu: Gpu, plan: Plan) -> Disturb:
     def disturb(step: int) -> None:
         while True:
@@ -215,6 +232,7 @@ FAULTS: dict[str, Fault] = {
     "alloc": Fault("allocates and frees 16 x 512 MiB every 5 steps", "cuda_alloc", 5, _alloc),
     "copy": Fault("copies 192 MiB of pageable memory to the GPU each step", "host_device_copy", 1, _copy),
     "net": Fault("waits 130 ms for an answer over TCP every 10 steps", "network_wait", 10, _net),
+    "gil": Fault("shares its interpreter lock with a busy thread", "gil", 1, _spin),
     "input": Fault("waits 150 ms for its data loader every 10 steps", "input_starvation", 10, _input),
     "cold": Fault(
         "has 150 ms more to do than the others in its first 7 steps", "", 1, _cold, n_steps=COLD_STEPS
