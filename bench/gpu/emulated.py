@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--sync", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--fault", action="append", default=[], type=faults.parsed)
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--one-gpu", action="store_true")
     parser.add_argument("--gate", action="store_true")
     run(parser.parse_args())
 

@@ -46,6 +46,7 @@ class Shape(NamedTuple):
 
 SHAPES = {
     "ddp": Shape(8, 4096, 8192),
+    "small": Shape(8, 1024, 8192),
     "fsdp": Shape(8, 4096, 32768),
     "launch": Shape(60, 256, 64),
     "graph": Shape(60, 512, 256),
@@ -76,6 +77,9 @@ def options() -> argparse.Namespace:
         "--speed", action="store_true", help="measure the CPU's between two steps: speed<R>.csv"
     )
     parser.add_argument("--alone", action="store_true", help="each rank is a job of its own")
+    parser.add_argument(
+        "--one-gpu", action="store_true", help="NCCL takes each rank for a machine of its own"
+    )
     parser.add_argument("--gate", action="store_true")
     return parser.parse_args()
 
@@ -98,7 +102,7 @@ def launch(chosen: argparse.Namespace) -> int:
     ranks = [
         subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:]],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=environment | of_rank(chosen, rank),
         )
         for rank in range(n_ranks)
     ]
@@ -113,6 +117,14 @@ def launch(chosen: argparse.Namespace) -> int:
     finally:
         for rank in ranks:
             rank.kill()
+
+
+def of_rank(chosen: argparse.Namespace, rank: int) -> dict[str, str]:
+    """The environment of a rank. NCCL refuses two ranks on a GPU, unless they are on different machines."""
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    if chosen.one_gpu:
+        own |= {"NCCL_HOSTID": f"h{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    return own
 
 
 def first_failure(ranks: list["subprocess.Popen[bytes]"]) -> int:
@@ -349,6 +361,7 @@ STEPS: dict[str, Callable[[Any, Any], tuple[Callable[[Any], Any], Callable[[Any]
     "ddp": ddp,
     "fsdp": fsdp,
     "launch": ddp,
+    "small": ddp,
     "graph": graph,
     "inference": inference,
     "requests": inference,

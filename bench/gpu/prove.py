@@ -29,7 +29,7 @@ import keeping
 import slowdown
 from judging import Judged
 from running import STALLSCOPE, Failed, Job, end, explained, sharing_gpus, start_job, tracing
-from scenarios import EMULATED, FIRST, MORE, Scenario
+from scenarios import EMULATED, FIRST, MORE, ONE_GPU, Scenario
 from slowdown import WORKLOADS, Workload
 
 BENCH = Path(__file__).parent.parent
@@ -125,8 +125,8 @@ class Jobs:
                 proof.script,
                 proof.work / slug(part.name),
                 n_ranks=proof.n_ranks * jobs_a_gpu(part),
-                words=(*part.words, "--seconds", seconds),
-                environment=self._sharing if jobs_a_gpu(part) > 1 else {},
+                words=(*part.words, "--seconds", seconds, *(["--one-gpu"] if proof.chosen.one_gpu else [])),
+                environment=self._sharing if jobs_a_gpu(part) > 1 or proof.chosen.one_gpu else {},
             )
         return self._begun[i]
 
@@ -150,6 +150,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of scenarios and workloads")
     parser.add_argument("--skip", nargs="*", default=[], help="likewise")
     parser.add_argument("--from", dest="first", default="", help="begin with this part, in the normal order")
+    parser.add_argument("--one-gpu", action="store_true", help="four ranks on one GPU")
     parser.add_argument("--emulated", action="store_true", help="the demo's job instead of PyTorch")
     return parser.parse_args()
 
@@ -159,7 +160,7 @@ def main() -> None:
     chosen = options()
     begin_s = time.monotonic()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    n_ranks = chosen.ranks or (4 if chosen.emulated else training.n_gpus())
+    n_ranks = chosen.ranks or (4 if chosen.emulated or chosen.one_gpu else training.n_gpus())
     scratch: dict[str, Any] = {"prefix": "stallscope-proof-", "ignore_cleanup_errors": True}
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", **scratch) as work,
@@ -182,13 +183,20 @@ def prove(proof: Proof) -> None:
     parts = wanted(proof.chosen)
     answers: list[Answer] = []
     with ExitStack() as held:
-        is_sharing = any(jobs_a_gpu(part) > 1 for part in parts)
+        is_sharing = any(jobs_a_gpu(part) > 1 for part in parts) or (
+            proof.chosen.one_gpu and not proof.chosen.emulated
+        )
         jobs = Jobs(proof, parts, held.enter_context(sharing_gpus(proof.work)) if is_sharing else {})
         held.callback(jobs.end_all)
         if parts:
             jobs.begin(0)
         agent_starts(proof)
-        if not proof.chosen.emulated and not proof.chosen.only and not proof.chosen.first:
+        if (
+            not proof.chosen.emulated
+            and not proof.chosen.only
+            and not proof.chosen.first
+            and not proof.chosen.one_gpu
+        ):
             with proof.part("hook cost"):
                 measure_hooks(proof)
         with ThreadPoolExecutor(1) as explaining:
@@ -222,6 +230,8 @@ def agent_starts(proof: Proof) -> None:
 def wanted(chosen: argparse.Namespace) -> list[Part]:
     """By --only, --skip and --from, and what this kind of job can do."""
     plan: list[Part] = [*FIRST, *WORKLOADS[:2], *MORE[:9], *WORKLOADS[2:3], *MORE[9:], *WORKLOADS[3:]]
+    if chosen.one_gpu:
+        plan = list(ONE_GPU)
     if chosen.first:
         plan = plan[next(i for i, part in enumerate(plan) if part.name == chosen.first) :]
     if chosen.emulated:

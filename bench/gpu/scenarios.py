@@ -55,8 +55,28 @@ MORE = (
     Scenario("graph healthy", ("--kind", "graph"), 7),
     Scenario("graph sleep", ("--kind", "graph", *_faults("sleep:1:25:60")), 7),
 )
+ONE_GPU_S = 6.5
+ONE_GPU = tuple(
+    scenario._replace(words=("--kind", "small", *scenario.words), seconds=ONE_GPU_S)
+    for scenario in (
+        Scenario("late attach no-sync sleep", (*NO_SYNC, *_faults("sleep:2:14:290")), attaches=True),
+        Scenario("late attach sleep", _faults("sleep:2:14:290"), attaches=True),
+        Scenario("gil", _faults("gil:2")),
+        Scenario("late attach gil", _faults("gil:2"), attaches=True),
+        *FIRST,
+        Scenario("lock", _faults("lock:1:8:150")),
+        Scenario("disk", _faults("disk:0:7:120")),
+        Scenario("stop", _faults("stop:0::300")),
+        Scenario("compute", _faults("compute:2:10:120")),
+        Scenario("alloc", _faults("alloc:3:5:290")),
+        Scenario("hang", _faults("hang:3")),
+    )
+)
+"""Four ranks on a single GPU, by CUDA's Multi-Process Service; NCCL connects them by sockets."""
+
 EMULATED = {
     *("slowdown sync", "slowdown no-sync", "sync sleep", "no-sync sleep", "sync healthy", "no-sync healthy"),
     *("alloc", "lock", "disk", "stop", "compute", "copy", "sync storm", "hang", "input", "late attach sleep"),
+    *("gil", "late attach gil", "late attach no-sync sleep", "lock", "disk", "stop"),
 }
 """Those that the demo's emulated job can run, with its own numbers."""

@@ -113,7 +113,7 @@ def late_steps(
     pause = shared_pause_ns(table, least, program)
     is_held = ~is_late & (table.held_ns >= np.maximum(least, limits.shared_factor * pause))
     is_late &= table.rise_ns >= limits.shared_factor * pause
-    is_late &= ~_absorbed(line, table, is_late, limits)
+    is_late &= ~_absorbed(line, table, is_late, has_pause=pause > 0, limits=limits)
     late = np.flatnonzero(is_late)
     late = late[~_queued(line, met, table, late)]
     is_usual = is_usual_in_pauses(table, pause, late, limits=limits)
@@ -131,16 +131,19 @@ def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:
     return out
 
 
-def _absorbed(line: Timeline, table: Cells, is_late: Array, limits: Thresholds) -> Array:
+def _absorbed(
+    line: Timeline, table: Cells, is_late: Array, *, has_pause: Array, limits: Thresholds
+) -> Array:
     """Late cells of ranks whose late steps last about as long as steps around which no rank is late: no rank had to
     wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step.
 
-    Nothing is known where there are too few such steps to compare with.
+    Nothing is known where there are too few such steps to compare with. has_pause: bool by cell; steps in which all
+    ranks paused are longer for that reason, so they are not compared.
     """
     out = np.zeros(len(is_late), bool)
     length = lengths_ns(line, table)
     late = np.flatnonzero(is_late)
-    quiet = np.flatnonzero(~touched(table.step, np.unique(table.step[late])))
+    quiet = np.flatnonzero(~touched(table.step, np.unique(table.step[late])) & ~has_pause)
     if not len(late) or not len(quiet):
         return out
 
