@@ -16,6 +16,13 @@ if [ ! -e .carry/lib/libelf.so.1 ]; then
 		'cp -L "$1" .carry/lib/' _ {} \;
 fi
 rm -rf .carry/debian
+if [ ! -e .carry/bin/py-spy ]; then
+	mkdir -p .carry/bin
+	"${PYTHON:-.venv/bin/python}" -m pip download --quiet --disable-pip-version-check --no-deps --dest .carry/spy py-spy
+	unzip -qo .carry/spy/*.whl -d .carry/spy
+	find .carry/spy -name py-spy -type f -exec install -m 755 {} .carry/bin/ \;
+	rm -rf .carry/spy
+fi
 if [ ! -d .carry/site ]; then
 	"${PYTHON:-.venv/bin/python}" -m pip install --quiet --disable-pip-version-check --target .carry/site \
 		--python-version "$PYTHON_THERE" --only-binary=:all: --no-compile 'typer>=0.15' 'rich>=13' 'pyyaml>=6' \

@@ -52,6 +52,7 @@ SHAPES = {
     "graph": Shape(60, 512, 256),
     "inference": Shape(24, 1024, 8),
     "requests": Shape(24, 1024, 64),
+    "decode": Shape(20, 512, 8),
 }
 ON_CPU = Shape(4, 128, 64)
 WIDTH_OF_HEAD, N_CACHED = 64, 256
@@ -343,6 +344,29 @@ def graph(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
     return forward, lambda loss: None
 
 
+def decode(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
+    """A token: one CUDA graph of the forward pass, some 100 us. No collectives."""
+    import torch
+
+    with torch.inference_mode():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                model(batch)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+            token = model(batch).float().sum()
+
+    def forward(rows: Any) -> Any:
+        captured.replay()
+        return token
+
+    return forward, lambda loss: None
+
+
 def inference(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
     """A request: rows are copied to the GPU, go through the model, and the answer is copied back. No collectives."""
     import torch
@@ -365,6 +389,7 @@ STEPS: dict[str, Callable[[Any, Any], tuple[Callable[[Any], Any], Callable[[Any]
     "graph": graph,
     "inference": inference,
     "requests": inference,
+    "decode": decode,
 }
 
 

@@ -19,6 +19,7 @@ export PYTHONPATH="$PWD/src:$PWD/bench${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFE
 python3 -c 'import typer, rich, yaml' 2>/dev/null || export PYTHONPATH="$PYTHONPATH:$PWD/.carry/site"
 python3 -c 'import ctypes; ctypes.CDLL("libbpf.so.1")' 2>/dev/null ||
 	export LD_LIBRARY_PATH="$PWD/.carry/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export PATH="$PATH:$PWD/.carry/bin"
 # One that was built here is newer than the one that was carried.
 { command -v clang >/dev/null && ls src/stallscope/capture/*.bpf.o >/dev/null 2>&1; } || cp -f .carry/*.bpf.o src/stallscope/capture/
 BENCH_COMMIT=$(cat .carry/commit) && export BENCH_COMMIT

@@ -139,6 +139,14 @@ WORKLOADS = (
         window_s=0.3,
         jobs_a_gpu=7,
     ),
+    Workload(
+        "slowdown decode",
+        "a token of a CUDA graph of 100 us",
+        ("--kind", "decode", *_BY_CPU),
+        45,
+        window_s=0.3,
+        jobs_a_gpu=4,
+    ),
 )
 """Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a virtual machine is slower or faster
 by 10 % for seconds. Their windows are short, since the CPU's speed still wanders. Seven on a GPU leave the agent CPUs
