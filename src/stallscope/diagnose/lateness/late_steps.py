@@ -131,9 +131,7 @@ def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:
     return out
 
 
-def _absorbed(
-    line: Timeline, table: Cells, is_late: Array, *, has_pause: Array, limits: Thresholds
-) -> Array:
+def _absorbed(line: Timeline, table: Cells, is_late: Array, *, has_pause: Array, limits: Thresholds) -> Array:
     """Late cells of ranks whose late steps last about as long as steps around which no rank is late: no rank had to
     wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step.
 

@@ -1,8 +1,8 @@
 """CUDA calls that failed: the rank that failed first, and its error.
 
-Every failing call is recorded. An error that ends a context (or a driver mismatch) is reported immediately. A refused
-allocation is reported only if the process stops making progress, because allocators retry. Later failures of other
-ranks are usually consequences of the first failure: these ranks are reported as its victims.
+Every failing call is recorded. An error that ends a context is reported immediately. Any other error is reported only
+if the process stops making progress: allocators retry, and libraries try several variants of a kernel. Later failures
+of other ranks are usually consequences of the first failure: these ranks are reported as its victims.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,10 @@ CODES = {
 Codes that are not failures (600: not ready) or occur at a normal exit (4, 709) are left out.
 """
 
+_ENDS_CONTEXT = frozenset(code for code, (name, _) in CODES.items() if name in ("device_error", "gpu_fault"))
+
 NO_CALLS_AFTER_NS = 1_000_000_000
-"""A process continues after a refused allocation if it makes calls or arrives at a round after this time."""
+"""A process continues after an error if it makes calls or arrives at a round after this time."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,21 @@ def returned_ns(trace: Trace, failure: Failure) -> int:
 
 
 def continues(trace: Trace, failure: Failure) -> bool:
-    """Whether the process makes progress after its last refused allocation."""
-    calls, rows = trace.calls, trace.collectives
-    of_process = calls[(calls["node"] == failure.node) & (calls["pid"] == failure.pid)]
-    refused = of_process[of_process["result"] == OUT_OF_MEMORY]["ts_ns"].max()
-    after = refused + NO_CALLS_AFTER_NS
-    arrivals = rows[(rows["node"] == failure.node) & (rows["pid"] == failure.pid)]["ts_ns"]
-    has_memory = (
-        (of_process["ts_ns"] > refused) & (of_process["result"] == 0) & (of_process["op"] == Op.ALLOC)
+    """Whether the process makes progress after its last failing call of this code."""
+    code = int(failure.row["result"])
+    if code in _ENDS_CONTEXT:
+        return False
+    calls, rows, counts = (
+        table[(table["node"] == failure.node) & (table["pid"] == failure.pid)]
+        for table in (trace.calls, trace.collectives, trace.operations)
     )
-    return bool((arrivals > after).any() or (of_process["ts_ns"] > after).any() or has_memory.any())
+    refused = calls[calls["result"] == code]["ts_ns"].max()
+    after = refused + NO_CALLS_AFTER_NS
+    succeeds = (counts["ts_ns"] - counts["interval_ns"] > refused) & (counts["n_seen"] > counts["n_failed"])
+    has_memory = (calls["ts_ns"] > refused) & (calls["result"] == 0) & (calls["op"] == Op.ALLOC)
+    return bool(
+        (rows["ts_ns"] > after).any()
+        or (calls["ts_ns"] > after).any()
+        or succeeds.any()
+        or (code == OUT_OF_MEMORY and has_memory.any())
+    )

@@ -1,11 +1,11 @@
 """Rounds of ranks attached late: their count of rounds does not start at the communicator's creation.
 
 Such a rank's calls are matched to another rank's calls by operation, count and data type, and by their rhythm: the
-correct shift is the shift at which the arrivals of the two ranks stay closest together. Hosts that run ahead may be
-far apart. But no host is released from a wait before the others have entered the same round; on one node's clock, this
-excludes most shifts. A communicator that is older than the capture has no known identity. Its members are found in the
-same way. Both results are estimates, which work well for jobs that synchronise. The rows keep their LATE_ATTACH flag,
-which lowers the confidence of verdicts.
+correct shift is the shift at which the arrivals of the two ranks stay closest together. Hosts that run ahead, or that
+one host delays by most of a step, may be far apart. But no host is released from a wait before the others have entered
+the same round, and all hosts are released together; on one node's clock, this decides. A communicator that is older
+than the capture has no known identity. Its members are found in the same way. Both results are estimates, which work
+well for jobs that synchronise. The rows keep their LATE_ATTACH flag, which lowers the confidence of verdicts.
 
 A restarted agent counts from 0 again, and knows its processes' communicators by their addresses only. Earlier records
 map the addresses to identities. Without such records, calls at the same addresses continue the earlier communicator.
@@ -302,6 +302,9 @@ def _best_shift(
     known, by_wall = between.by_job(reference.node, unit.node), between.by_wall(reference.node, unit.node)
     if reference.node == unit.node:
         candidates = _least(candidates, lambda pair: pair.n_too_early(reference, unit))
+        if all(pair.n_released(reference, unit) >= _FEWEST_RELEASES for pair in candidates):
+            apart_ns = [pair.releases_apart_ns(reference, unit) for pair in candidates]
+            return candidates[int(np.argmin(apart_ns))].shift, min(apart_ns)
     # Ranks of one program wait after the same calls.
     n_waits = min(int(np.count_nonzero(unit.waits)), int(np.count_nonzero(reference.waits)))
     candidates = _least(
@@ -362,6 +365,19 @@ class _Pairing:
     def n_waits_differ(self, reference: _Unit, unit: _Unit) -> int:
         """How often only one of the two waited after the call."""
         return int(np.count_nonzero(reference.waits[self.of_reference] != unit.waits[self.of_unit]))
+
+    def _releases(self, reference: _Unit, unit: _Unit) -> Array:
+        """The releases of both after the rounds for which both are known: int64 (2, k)."""
+        leaves = np.stack([reference.released_ns[self.of_reference], unit.released_ns[self.of_unit]])
+        return leaves[:, (leaves != UNKNOWN).all(axis=0)]
+
+    def n_released(self, reference: _Unit, unit: _Unit) -> int:
+        """The number of rounds after which both were released at a known time."""
+        return self._releases(reference, unit).shape[1]
+
+    def releases_apart_ns(self, reference: _Unit, unit: _Unit) -> float:
+        """The mean difference of the releases; both must be on one clock."""
+        return float(np.abs(np.diff(self._releases(reference, unit), axis=0)).mean())
 
     def n_too_early(self, reference: _Unit, unit: _Unit) -> int:
         """How often a unit was released before the other had entered; both must be on one clock."""

@@ -25,11 +25,7 @@ _MOST_LATER = 16
 def with_failures(trace: Trace, report: Report) -> Report:
     """The report with a verdict on failed calls. It precedes the other verdicts, which may be consequences."""
     failed = failures(trace)
-    ended = [
-        failure
-        for failure in failed
-        if int(failure.row["result"]) != OUT_OF_MEMORY or not continues(trace, failure)
-    ]
+    ended = [failure for failure in failed if not continues(trace, failure)]
     retried = [failure for failure in failed if failure not in ended]
     benign = [*report.benign, *(_remark(failure) for failure in retried)]
     if not ended:
@@ -74,4 +70,10 @@ def _later(trace: Trace, first: Failure, failure: Failure) -> LaterFailure:
 
 def _remark(failure: Failure) -> dict[str, object]:
     subject = f"Rank {failure.rank}" if failure.rank != UNKNOWN else f"Process {failure.pid}"
-    return {"what": f"{subject} got no GPU memory at first, retried and continued", "n_refusals": failure.n}
+    code = int(failure.row["result"])
+    if code == OUT_OF_MEMORY:
+        return {
+            "what": f"{subject} got no GPU memory at first, retried and continued",
+            "n_refusals": failure.n,
+        }
+    return {"what": f"{subject} continued after an error: {CODES[code][1]}", "n_errors": failure.n}
