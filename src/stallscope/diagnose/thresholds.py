@@ -148,8 +148,8 @@ class Thresholds:
     many_launches_per_s: float = 3_000.0
     """From this rate on a process may be bound by its launches ..."""
 
-    launches_per_cpu_s: float = 6_000.0
-    """... with this many launches per second on the CPU (an eager operation costs the host 5 to 20 us) ..."""
+    launches_per_cpu_s: float = 12_000.0
+    """... with this many launches per second on the CPU (an eager operation costs the host 5 to 40 us) ..."""
 
     launching_share: float = 0.5
     """... and it is on the CPU for this share of the time."""

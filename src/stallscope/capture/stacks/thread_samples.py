@@ -56,6 +56,11 @@ _MOST_FRAMES = 48
 _MOST_CHILDREN = 2  # at a time; the next children with the next sample
 _MOST_THREADS = 4
 _REFRESH_NS = 5 * 10**9
+_LISTED_NS = 10**9
+_MOST_OTHERS_S = 1.0
+_MOST_BLOCKED = (
+    2  # processes at a time whose other threads are sampled; the least sampled processes come first
+)
 _ON_GPU = frozenset((Category.WAIT_GPU, Category.DEVICE, Category.COPY, Category.ALLOC, Category.LAUNCH))
 _BLOCKED = frozenset(
     (
@@ -92,14 +97,21 @@ class _Sampled:
     target: Target
     by_own: dict[int, int] = field(default_factory=dict)
     refreshed_ns: int = 0
+    by_tid: dict[int, int] = field(default_factory=dict)
+    listed_ns: int = 0
 
     def python_states(self, now_ns: int, proc: Path) -> dict[int, int]:
-        """The address of the Python state by thread. Raises Unreadable."""
+        """The address of the Python state by thread, listed once a second: between the kernel's report of a thread's
+        state and the reading of its stack there is then little time. Raises Unreadable.
+        """
         if self.target.python is None:
             return {}
         if now_ns - self.refreshed_ns > _REFRESH_NS:
             self.by_own, self.refreshed_ns = threads_of(self.target.pid, proc), now_ns
-        return states(self.target.memory, self.target.python, self.by_own)
+        if now_ns - self.listed_ns > _LISTED_NS:
+            self.by_tid = states(self.target.memory, self.target.python, self.by_own)
+            self.listed_ns = now_ns
+        return self.by_tid
 
     def words(self, state: int) -> Words:
         """The Python frames of a thread, innermost first; empty if they are not valid."""
@@ -128,6 +140,7 @@ class Samples:
         self._turn = 0
         self._faults: dict[int, tuple[int, int, int, int]] = {}
         self._wakers: dict[int, int] = {}
+        self._n_others: Counter[int] = Counter()
         self._others_due_s = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -168,12 +181,18 @@ class Samples:
                 blocked = self._take(self.of_gpu_threads())
                 cost_s = time.thread_time() - begin_s
                 if time.monotonic() >= self._others_due_s:
-                    self._take(key for pid, tid, waker in blocked for key in self.of_others(pid, tid, waker))
+                    self._take_others(blocked)
                     others_s = time.thread_time() - begin_s - cost_s
-                    self._others_due_s = time.monotonic() + others_s / COST_SHARE
+                    self._others_due_s = time.monotonic() + min(others_s / COST_SHARE, _MOST_OTHERS_S)
             except CannotTrace:
                 return
             pause_s = max(EVERY_S, cost_s / COST_SHARE)
+
+    def _take_others(self, blocked: list[tuple[int, int, int]]) -> None:
+        """Sample the threads that some blocked GPU threads wait for."""
+        for pid, tid, waker_tid in sorted(blocked, key=lambda each: self._n_others[each[0]])[:_MOST_BLOCKED]:
+            self._n_others[pid] += 1
+            self._take(self.of_others(pid, tid, waker_tid))
 
     def _take(self, keys: Iterable[_Key]) -> list[tuple[int, int, int]]:
         """Count samples. Returns process, thread and last waker of each sample of a blocked GPU thread."""

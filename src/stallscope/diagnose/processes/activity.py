@@ -29,6 +29,10 @@ _IDLE_SHARE = 0.9
 _IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
 _LEAST_S = 0.5
 _PAUSE_NS = 10**9
+_HALF_SECOND_NS = 500_000_000
+_ENOUGH_INTERVALS = 4
+"""With this many intervals, the first interval counts as start: libraries and GPU are initialised in it."""
+
 _WHOLE = 0.9
 _QUERY_NS = 10**9
 """The GPU driver is queried once a second. Its readings cover the time before the query."""
@@ -136,6 +140,9 @@ class Activity:
     gpu: Gpu | None
     samples: Array
     stacks: dict[int, tuple[str, ...]]
+    spent_ns: Array
+    interval: Array
+    """spent_ns: the time ledger by interval examined, float64 (k, N_CATEGORIES). interval: of each sample."""
 
     @property
     def gpu_busy_at_least(self) -> float:
@@ -183,7 +190,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     begin_ns, end_ns = states["ts_ns"][:-1], states["ts_ns"][1:]
     n_calls = _n_calls(end_ns, counted)
     is_start = _is_start(n_calls)
-    is_start[: _n_importing(trace, node, pid, end_ns)] = True
+    is_start[: max(_n_importing(trace, node, pid, end_ns), int(len(is_start) >= _ENOUGH_INTERVALS))] = True
     is_idle = _idle(spent_ns, n_calls) & ~is_start
     paused_ns = np.minimum(_paused_ns(trace, node, pid, begin_ns, end_ns), spent_ns[:, Category.SLEEP - 1])
     spent_ns[:, Category.SLEEP - 1] -= paused_ns
@@ -211,6 +218,8 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
         gpu=_gpu(trace, node, pid, begin_ns=begin_ns[active], end_ns=end_ns[active]),
         samples=samples,
         stacks=trace.stacks,
+        spent_ns=spent_ns[active].astype(np.float64),
+        interval=np.cumsum(active)[np.searchsorted(end_ns, samples["ts_ns"] - _HALF_SECOND_NS)] - 1,
     )
 
 
@@ -222,8 +231,8 @@ def _n_calls(end_ns: Array, counted: Array) -> Array:
     n_calls = np.zeros(len(end_ns))
     complete = counted[counted["is_estimate"] == 0]
     for row in complete if complete["n"].sum() > len(end_ns) else counted:
-        last = np.searchsorted(end_ns, row["ts_ns"] - 500_000_000)
-        first = np.searchsorted(end_ns, row["ts_ns"] - row["interval_ns"] + 500_000_000)
+        last = np.searchsorted(end_ns, row["ts_ns"] - _HALF_SECOND_NS)
+        first = np.searchsorted(end_ns, row["ts_ns"] - row["interval_ns"] + _HALF_SECOND_NS)
         covered = slice(int(min(first, last)), int(last) + 1)
         n_calls[covered] += row["n"] / max(len(n_calls[covered]), 1)
     return n_calls
@@ -248,7 +257,7 @@ def _n_importing(trace: Trace, node: int, pid: int, end_ns: Array) -> int:
     excess = np.zeros(len(end_ns))
     for row in rows:
         is_import = matches(trace.stacks.get(int(row["stack"]), ()), IMPORTS)
-        index = int(np.searchsorted(end_ns, row["ts_ns"] - 500_000_000))
+        index = int(np.searchsorted(end_ns, row["ts_ns"] - _HALF_SECOND_NS))
         excess[min(index, len(end_ns) - 1)] += int(row["n"]) * (1 if is_import else -1)
     sums = np.cumsum(np.sign(excess))
     n = int(sums.argmax()) + 1
@@ -296,7 +305,7 @@ def _paused_ns(trace: Trace, node: int, pid: int, begin_ns: Array, end_ns: Array
 
 def _within(ts_ns: Array, end_ns: Array, is_left_out: Array) -> Array:
     """Whether rows for the second before ts_ns lie in intervals that are not left out: bool (n,)."""
-    index = np.searchsorted(end_ns, ts_ns - 500_000_000)
+    index = np.searchsorted(end_ns, ts_ns - _HALF_SECOND_NS)
     return (index < len(end_ns)) & ~is_left_out[np.minimum(index, len(is_left_out) - 1)]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.diagnose.processes import code_locations
-from stallscope.diagnose.processes.activity import Activity, item_of
+from stallscope.diagnose.processes.activity import BUDGET, Activity, item_of
 from stallscope.diagnose.processes.code_locations import matches, user_line
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, SampleRole
@@ -22,6 +22,9 @@ _BLOCKED = ("locks", "child", "disk", "network", "sleep", "other")
 _TOGETHER = {"launches": "on_cpu"}
 _LEAST_CHILD = 0.02
 _ENOUGH_STACKS = 5
+LEFT = -2
+"""System call of a sample whose thread left its wait before the call was read: it counts as the waits at its line."""
+
 _CHILD_ENDS = frozenset((61, 247))
 _FILE_LOCKS = frozenset((73, 72))
 _WRITES = frozenset((1, 18, 20, 74, 75, 77, 277, 285, 296, 306, 328))
@@ -51,14 +54,25 @@ class Shares:
 
 @dataclass
 class Bucket:
-    """share: of the wall clock. lines, objects, parts: shares by line of code, object and activity."""
+    """share: of the wall clock. lines, objects, parts: shares by line of code, object and activity.
+
+    by_state: the part of the share in each state of the ledger. variance: of the share. The ledger is exact, so only
+    the division of a state among several buckets is uncertain.
+    """
 
     share: float = 0.0
+    variance: float = 0.0
+    by_state: Shares = field(default_factory=Shares)
     lines: Shares = field(default_factory=Shares)
     objects: Shares = field(default_factory=Shares)
     parts: Shares = field(default_factory=Shares)
     n_samples: int = 0
     seconds: set[int] = field(default_factory=set)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the share."""
+        return float(self.variance**0.5)
 
     @property
     def line(self) -> str:
@@ -75,11 +89,18 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
     out: dict[str, Bucket] = {}
     has_runner = bool((activity.of_role(SampleRole.SAME_PROCESS)["category"] == Category.ON_CPU).any())
-    for row, weight in weighted(activity):
+    at_line: dict[str, tuple[str, str]] = {}
+    rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
+    for row, weight in rows:
         frames = activity.frames(row)
         name, part = _reason(activity, row, frames, has_runner=has_runner)
+        if row["syscall_nr"] == LEFT:
+            name, part = at_line.get(user_line(frames), (name, part))
+        elif item_of(int(row["category"])) in _BLOCKED:
+            at_line[user_line(frames)] = name, part
         bucket = out.setdefault(name, Bucket())
         bucket.share += weight
+        bucket.by_state.add(_stratum(activity, int(row["category"])), weight)
         bucket.n_samples += int(row["n"])
         bucket.seconds.add(int(row["ts_ns"]) // 10**9)
         if line := user_line(frames):
@@ -92,7 +113,20 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.share += share
         bucket.parts.add(item, share)
     _join_lines(out)
+    _add_variances(activity, out)
     return out
+
+
+def _add_variances(activity: Activity, out: dict[str, Bucket]) -> None:
+    """The binomial variance of each bucket's part of each state, by the number of samples of that state."""
+    n_samples: Counter[str] = Counter()
+    for row in activity.of_role(SampleRole.GPU):
+        n_samples[_stratum(activity, int(row["category"]))] += int(row["n"])
+    whole = _stratum_shares(activity)
+    for bucket in out.values():
+        for stratum, share in bucket.by_state.by_name.items():
+            part = min(share / max(whole.of(stratum), 1e-9), 1.0)
+            bucket.variance += whole.of(stratum) ** 2 * part * (1 - part) / max(n_samples[stratum], 1)
 
 
 def _join_lines(out: dict[str, Bucket]) -> None:
@@ -121,6 +155,7 @@ _OPERATIONS = {
     "network_wait",
     "child_program",
     "child_wait",
+    "gpu_wait",
 }
 """Buckets of operations that wait."""
 
@@ -143,30 +178,60 @@ _BY_ITEM = {
 
 
 def weighted(activity: Activity) -> Iterator[tuple[Array, float]]:
-    """The samples of the GPU thread with the share of the wall clock that each row counts for."""
-    counts: Counter[str] = Counter()
-    rows = _with_stacks(activity)
-    for row in rows:
-        counts[_stratum(activity, int(row["category"]))] += int(row["n"])
-    shares = _stratum_shares(activity)
-    for row in rows:
+    """The samples of the GPU thread with the share of the wall clock that each row counts for.
+
+    The ledger's share of a state in an interval is divided among the samples of this state in this interval. Shares of
+    intervals without such samples are divided among all samples of the state.
+    """
+    rows, interval = _with_stacks(activity)
+    n_of: Counter[tuple[str, int]] = Counter()
+    n_all: Counter[str] = Counter()
+    for row, at in zip(rows, interval.tolist(), strict=True):
         stratum = _stratum(activity, int(row["category"]))
-        yield row, shares.of(stratum) * int(row["n"]) / counts[stratum]
+        n_of[stratum, at] += int(row["n"])
+        n_all[stratum] += int(row["n"])
+    shares, by_interval = _stratum_shares(activity), _interval_shares(activity)
+    known: Counter[str] = Counter()
+    for stratum, at in n_of:
+        known[stratum] += by_interval[stratum][at]
+    for row, at in zip(rows, interval.tolist(), strict=True):
+        stratum, n = _stratum(activity, int(row["category"])), int(row["n"])
+        own = by_interval[stratum][at] / n_of[stratum, at]
+        rest = max(shares.of(stratum) - known[stratum], 0.0) / n_all[stratum]
+        whole = max(known[stratum], shares.of(stratum), 1e-9)
+        yield row, n * (own + rest) * shares.of(stratum) / whole
 
 
-def _with_stacks(activity: Activity) -> Array:
-    """The samples of the GPU thread; samples without a stack are left out if enough of their state have a stack."""
-    rows = activity.of_role(SampleRole.GPU)
+def _interval_shares(activity: Activity) -> dict[str, list[float]]:
+    """The share of the wall clock in each stratum and interval."""
+    whole = max(float(activity.spent_ns.sum()), 1.0)
+    out: dict[str, list[float]] = {}
+    for item, categories in BUDGET.items():
+        spent = activity.spent_ns[:, [category - 1 for category in categories]].sum(axis=1) / whole
+        stratum = _stratum_of(activity, item)
+        out[stratum] = [a + b for a, b in zip(out.get(stratum, [0.0] * len(spent)), spent, strict=True)]
+    return out
+
+
+def _with_stacks(activity: Activity) -> tuple[Array, Array]:
+    """The samples of the GPU thread and their intervals; samples without a stack are left out if enough of their state
+    have a stack.
+    """
+    is_gpu = activity.samples["role"] == SampleRole.GPU
+    rows, interval = activity.samples[is_gpu], activity.interval[is_gpu]
     has_stack = rows["stack"] >= 0
     known: Counter[int] = Counter()
     for row in rows[has_stack]:
         known[int(row["category"])] += int(row["n"])
     is_enough = np.array([known[int(category)] >= _ENOUGH_STACKS for category in rows["category"]], bool)
-    return rows[has_stack | ~is_enough]
+    return rows[has_stack | ~is_enough], interval[has_stack | ~is_enough]
 
 
 def _stratum(activity: Activity, category: int) -> str:
-    item = item_of(category)
+    return _stratum_of(activity, item_of(category))
+
+
+def _stratum_of(activity: Activity, item: str) -> str:
     if item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD:
         return "blocked"
     return _TOGETHER.get(item, item)
@@ -175,8 +240,7 @@ def _stratum(activity: Activity, category: int) -> str:
 def _stratum_shares(activity: Activity) -> Shares:
     shares = Shares()
     for item, share in activity.budget.items():
-        pooled = item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD
-        shares.add("blocked" if pooled else _TOGETHER.get(item, item), share)
+        shares.add(_stratum_of(activity, item), share)
     return shares
 
 
@@ -185,8 +249,7 @@ def _unsampled(activity: Activity) -> dict[str, float]:
     sampled = {_stratum(activity, int(category)) for category in activity.of_role(SampleRole.GPU)["category"]}
     missing = {}
     for item, share in activity.budget.items():
-        pooled = item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD
-        if ("blocked" if pooled else _TOGETHER.get(item, item)) not in sampled and share > 0:
+        if _stratum_of(activity, item) not in sampled and share > 0:
             missing[item] = share
     return missing
 
@@ -205,7 +268,7 @@ def _reason(activity: Activity, row: Array, frames: tuple[str, ...], *, has_runn
         return "recompilation", item
     if code_locations.saves(frames):
         return "checkpoint", "fsync" if nr in _SYNCS else "write" if item == "disk" else item
-    if matches(frames, code_locations.LOADS):
+    if matches(frames, code_locations.LOADS) and item not in ("gpu_wait", "launches"):
         return "input_starvation", "in the main process" if item in (
             "on_cpu",
             "disk",

@@ -42,10 +42,17 @@ _RULES: tuple[Callable[[Case], Fault | None], ...] = (
 
 
 def faults(trace: Trace, activity: Activity, limits: Thresholds) -> list[Fault]:
-    """The faults of a process that cost at least limits.fault_share, or limits.wait_share, the largest first."""
+    """The faults of a process that cost at least limits.fault_share, or limits.wait_share, the largest first.
+
+    A share from few samples must exceed the limit by its standard error.
+    """
     case = Case(trace, activity, buckets(activity), limits)
     candidates = [fault for rule in _RULES if (fault := rule(case)) is not None]
-    costly = [fault for fault in candidates if fault.lost(activity) >= _least_share(fault, limits)]
+    costly = [
+        fault
+        for fault in candidates
+        if fault.lost(activity) - case.bucket(fault.cause).error >= _least_share(fault, limits)
+    ]
     named = [fault for fault in costly if fault.cause != "low_utilisation"] or costly
     return sorted(named, key=lambda fault: -fault.share)
 
