@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer.main
 
@@ -44,10 +45,9 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commands(
-    command: object, words: tuple[str, ...]
-) -> list[tuple[tuple[str, ...], typer.main.click.Command]]:
-    found = []
+def _commands(command: Any, words: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
+    """Every command below this command, with the words that select it."""
+    found: list[tuple[tuple[str, ...], Any]] = []
     for name, each in getattr(command, "commands", {}).items():
         found += [((*words, name), each), *_commands(each, (*words, name))]
     return found

@@ -57,10 +57,14 @@ exec "$here/python3" -IS "$here/stallscope.py" "$@"
 """
 
 
-def build(out: Path, wheel: Path, extras: str, prefix: str) -> None:
-    """Write the folder. Raises SystemExit with the failed command."""
+def build(out: Path, wheel: Path, extras: str, prefix: str) -> list[tuple[str, str]]:
+    """Write the folder. Returns the Debian packages and their versions. Raises SystemExit with the failed command."""
     with tempfile.TemporaryDirectory() as scratch:
         root = _unpacked(Path(scratch))
+        packages = [
+            (name, version)
+            for name, version, *_ in (path.stem.split("_") for path in Path(scratch).glob("*.deb"))
+        ]
         _copy_libraries(root, out / "lib")
         _copy_python(root, out)
     requirement = f"{wheel}[{extras}]" if extras else str(wheel)
@@ -70,6 +74,7 @@ def build(out: Path, wheel: Path, extras: str, prefix: str) -> None:
         _fix_paths(out, prefix)
     else:
         _write_scripts(out)
+    return sorted((name, version.replace("%3a", ":")) for name, version in packages)
 
 
 def run(*command: str | Path, folder: Path | None = None) -> None:

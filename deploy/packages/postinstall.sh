@@ -1,5 +1,5 @@
 #!/bin/sh
-# Creates the users of the services and reloads systemd. A service is not started: `systemctl enable --now` does.
+# Creates the users of the services and reloads systemd. The agent is not started: `systemctl enable --now` does.
 set -e
 if command -v systemd-sysusers >/dev/null; then
     systemd-sysusers stallscope.conf
@@ -12,7 +12,5 @@ else
 fi
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
-    for unit in stallscope-agent stallscope-hub; do
-        systemctl try-restart "$unit" || true # after an upgrade
-    done
+    systemctl try-restart stallscope-agent || true # after an upgrade
 fi

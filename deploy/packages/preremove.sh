@@ -4,5 +4,5 @@ case "${1:-remove}" in
 upgrade | 1) exit 0 ;;
 esac
 if [ -d /run/systemd/system ]; then
-    systemctl disable --now stallscope-agent stallscope-hub || true
+    systemctl disable --now stallscope-agent || true
 fi
