@@ -159,3 +159,27 @@ def test_hosts_that_run_far_ahead_are_matched_by_what_they_cannot_have_waited_fo
     shifts = {(comm, number[pid, comm, ts] - seq) for pid, comm, ts, seq in zip(*columns, strict=True)}
     assert len(shifts) == len({comm for comm, _ in shifts})
     assert report_of(trace).healthy
+
+
+def attached_late(trace: Trace, at_ns: int) -> Trace:
+    """The trace of an agent that begins when the job runs: rounds count from there, communicators have no identity."""
+    rows = trace.collectives[trace.collectives["ts_ns"] >= at_ns].copy()
+    rows["comm_handle"] = rows["comm_hash"] % 100_003 + rows["pid"]
+    for pid in np.unique(rows["pid"]).tolist():
+        own = rows["pid"] == pid
+        rows["seq"][own] -= rows["seq"][own].min()
+    rows["comm_hash"], rows["nranks"], rows["comm_rank"] = 0, UNKNOWN, UNKNOWN
+    rows["flags"] |= np.uint32(CollectiveFlag.LATE_ATTACH)
+    return replace(trace, collectives=rows)
+
+
+def test_a_rank_that_delays_all_others_by_most_of_a_step_is_named_although_all_were_attached_late():
+    """The agent begins while the others wait: the slow rank's record has one step more than theirs."""
+    n_steps, slow_rank = 20, 2
+    delays = every(slow_rank, 1, 400 * MS, category=Category.LOCK, first=0, until=n_steps)
+    trace = dp_trace(delays, n_steps=n_steps)
+    rows = trace.collectives
+    is_slow = rows["pid"] == np.unique(rows["pid"])[slow_rank]
+    third_step = rows["ts_ns"][is_slow][3 * 3]
+    report = report_of(attached_late(trace, int(third_step) - 200 * MS))
+    assert blamed(report) == [("straggler", (slow_rank,), 0, "lock_contention")]
