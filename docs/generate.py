@@ -4,6 +4,8 @@
 """
 
 import ast
+import textwrap
+import json
 import dataclasses
 import inspect
 import io
@@ -55,6 +57,7 @@ def pages() -> dict[str, str]:
     written["reference/README.md"] = _page("Reference", _contents(written))
     written["decisions/README.md"] = _page("Decisions", _decisions(DOCS / "decisions"))
     written["../README.md"] = _readme((DOCS.parent / "README.md").read_text())
+    written["single-processes.md"] = _single_processes((DOCS / "single-processes.md").read_text())
     written["../ARCHITECTURE.md"] = _filled(
         (DOCS.parent / "ARCHITECTURE.md").read_text(), "imports", _imports()
     )
@@ -76,6 +79,33 @@ def _readme(text: str) -> str:
     rows = list(measured.rows(DOCS.parent / "bench" / "results"))
     numbers = f"\n## Numbers\n\n{_table(('what', 'measured', 'on'), rows)}" if rows else ""
     return _filled(_filled(text, "first answer", answer), "numbers", numbers)
+
+
+def _single_processes(text: str) -> str:
+    """The page with its table of jobs, from the result of bench/gpu/single_process.py."""
+    result = json.loads((DOCS.parent / "bench" / "results" / "single_process.json").read_text())
+    sums = (
+        f"Trace of commit {result['commit']} on {result['machine']['gpus'][0]}, explained at commit "
+        f"{result['explained_at']}: {result['n_causes_right']} of {result['n_faults']} causes right, "
+        f"{result['n_lines_right']} with the right line of code; {result['n_shares_within_10_points']} right causes "
+        f"with a share within 10 points of the job's own measurement; {result['n_healthy_accused']} of "
+        f"{result['n_healthy']} healthy jobs got a fault. Not run: {', '.join(result['not_run']) or 'none'}."
+    )
+    heads = ("name", "cause", "right", "line", "job", "stallscope", "py-spy", "GPU busy", "torch.profiler")
+    rows = [
+        (
+            each["job"],
+            each["cause"] or "",
+            "yes" if each["is_cause_right"] else "no",
+            "yes" if each["is_line_right"] else "no",
+            *(
+                "" if each[name] is None else f"{each[name]:.2f}"
+                for name in ("job_share", "reported_share", "py_spy_share", "gpu_busy", "profiler_gpu_busy")
+            ),
+        )
+        for each in result["jobs"]
+    ]
+    return _filled(text, "jobs", f"\n{textwrap.fill(sums, 120)}\n\n{_table(heads, rows)}\n")
 
 
 def _filled(text: str, name: str, block: str) -> str:

@@ -56,6 +56,36 @@ def stack_share(path: Path) -> float | None:
     return round(n_fault / n_main, 3) if n_main else None
 
 
+def compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums over all jobs that ran, and for each job the answers of the tools."""
+    known = [row for row in rows if row.get("right") is not None]
+    faulty = [row for row in known if row["causes"]]
+    healthy = [row for row in known if not row["causes"]]
+    return {
+        "n_faults": len(faulty),
+        "n_causes_right": sum(row["right"] for row in faulty),
+        "n_lines_right": sum(row["line_right"] for row in faulty),
+        "n_shares_within_10_points": sum(row["right"] and is_close(row) for row in faulty),
+        "n_healthy": len(healthy),
+        "n_healthy_accused": sum(not row["right"] for row in healthy),
+        "not_run": [row["name"] for row in rows if row.get("right") is None],
+        "jobs": [
+            {
+                "job": row["name"],
+                "cause": row["cause"],
+                "is_cause_right": row["right"],
+                "is_line_right": row["line_right"],
+                "job_share": row["share"],
+                "reported_share": row["reported_share"],
+                "py_spy_share": row.get("py_spy_share"),
+                "gpu_busy": (row["activity"] or {}).get("gpu_busy"),
+                "profiler_gpu_busy": row.get("profiler_gpu_busy"),
+            }
+            for row in known
+        ],
+    }
+
+
 def _short(share: float | None) -> str:
     return "" if share is None else f"{share:.2f}"
 

@@ -24,8 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import report
+from report import RESULTS, commit
 from running import STALLSCOPE
-from single_judging import judged, stack_share, table
+from single_judging import compared, judged, stack_share, table
 
 HERE = Path(__file__).parent
 JOB_S = 45.0
@@ -173,15 +175,32 @@ def write(out: Path, rows: list[dict[str, Any]]) -> None:
     print(text, flush=True)
 
 
-def judge(source: Path, out: Path) -> None:
-    """Examine the trace of an earlier run."""
+def judge(source: Path, out: Path, *, keep: bool) -> None:
+    """Examine the trace of an earlier run. keep: store the comparison as the benchmark's result."""
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder) / "single.db"
         with gzip.open(source / "single.db.gz") as packed, db.open("wb") as target:
             shutil.copyfileobj(packed, target)
-        report = explained(db)
+        answers = explained(db)
     measured = json.loads((source / "single.json").read_text())["jobs"]
-    write(out, [judged(row, report) for row in measured])
+    rows = [judged(row, answers) for row in measured]
+    write(out, rows)
+    if keep:
+        run = json.loads((source / "run.json").read_text())
+        result = {"benchmark": "single_process", **compared(rows), "explained_at": commit(), **run}
+        (RESULTS / "single_process.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def described() -> dict[str, Any]:
+    """The commit of the agent, the day, and the machine of a run."""
+    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpus = (
+        subprocess.run(words, capture_output=True, text=True).stdout.split("\n")
+        if shutil.which(words[0])
+        else []
+    )
+    machine = report.machine() | {"gpus": [gpu for gpu in gpus if gpu]}
+    return {"commit": commit(), "date": time.strftime("%F"), "machine": machine}
 
 
 def main() -> None:
@@ -194,11 +213,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="names of jobs")
     parser.add_argument("--profile", action="store_true", help="also measure with py-spy and torch.profiler")
     parser.add_argument("--judge", type=Path, help="the folder of an earlier run: examine its trace")
+    parser.add_argument(
+        "--keep", action="store_true", help="with --judge: write bench/results/single_process.json"
+    )
     chosen = parser.parse_args()
     end_s = time.monotonic() + chosen.budget
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.judge:
-        judge(chosen.judge, chosen.out)
+        judge(chosen.judge, chosen.out, keep=chosen.keep)
         return
     words = [sys.executable, str(chosen.jobs), "--names"]
     names = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
@@ -210,18 +232,19 @@ def main() -> None:
         agent = subprocess.Popen(
             [*STALLSCOPE, "trace", "--db", str(db)], stderr=(chosen.out / "agent.txt").open("w")
         )
+        (chosen.out / "run.json").write_text(json.dumps(described()) + "\n")
         runner.run_all(order, end_s)
         agent.send_signal(signal.SIGINT)
         agent.wait(timeout=60)
-        report = explained(db)
+        answers = explained(db)
         with db.open("rb") as source, gzip.open(chosen.out / "single.db.gz", "wb", compresslevel=3) as target:
             shutil.copyfileobj(source, target)
-        rows = [judged(runner.measured[name], report) for name in order]
+        rows = [judged(runner.measured[name], answers) for name in order]
         write(chosen.out, rows)
         if chosen.profile:
             others = [name for name in order if name not in (*PROFILED_FIRST, *NOT_PROFILED)]
             runner.profile_all([name for name in PROFILED_FIRST if name in order] + others, end_s)
-            write(chosen.out, [judged(runner.measured[name], report) for name in order])
+            write(chosen.out, [judged(runner.measured[name], answers) for name in order])
 
 
 if __name__ == "__main__":

@@ -59,6 +59,17 @@ def test_memory_that_was_given_in_the_end_is_no_alarm():
     assert any("got no GPU memory" in str(remark["what"]) for remark in report.benign)
 
 
+@pytest.mark.parametrize(("code", "is_failure"), [(209, False), (700, True)])
+def test_an_error_after_which_the_rank_continues_is_a_failure_only_if_it_ends_the_context(code, is_failure):
+    """Libraries try variants of a kernel that the GPU may not have (error 209)."""
+    healthy = dp_trace(n_steps=300)
+    report = report_of(with_calls(healthy, failing(healthy, 1, code, at=0.1)))
+    assert [verdict.kind for verdict in report.verdicts] == ["failure"] * is_failure
+    assert (
+        any("continued after an error" in str(remark["what"]) for remark in report.benign) is not is_failure
+    )
+
+
 @pytest.mark.parametrize("code", [0, 600, 4, 709, -1])
 def test_what_is_no_failure_is_not_told(code):
     healthy = dp_trace()

@@ -376,3 +376,39 @@ def test_the_share_of_other_processes_on_a_gpu_covers_the_second_before_each_rea
     processes["pid"], processes["ts_ns"], processes["alive"] = [PID, PID + 1], START_NS + SECOND_NS, 1
     (activity,) = activities(replace(trace, gpu_use=rows, gpu_processes=processes))
     assert activity.gpu is not None and activity.gpu.others_busy == pytest.approx(0.4)
+
+
+def ranks_of(*budgets: tuple[dict[Category, float], list[Sampled]]) -> Trace:
+    """Ranks of one job without a collective, each with its own budget and samples."""
+    parts = [process(budget, samples) for budget, samples in budgets]
+    stacks: dict[int, tuple[str, ...]] = {}
+    for rank, part in enumerate(parts):
+        for table in (part.snapshots, part.operations, part.samples, part.processes):
+            table["pid"] += rank
+        part.processes["rank"], part.processes["nranks"] = rank, len(parts)
+        part.samples["stack"] += 100 * rank
+        stacks |= {number + 100 * rank: frames for number, frames in part.stacks.items()}
+    tables = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("snapshots", "operations", "samples", "processes")
+    }
+    return replace(parts[0], stacks=stacks, **tables)
+
+
+def test_ranks_without_nccl_that_wait_for_another_rank_are_not_accused():
+    waits = {Category.NET: 0.7, Category.DEVICE: 0.2, Category.ON_CPU: 0.1}
+    receives = [gpu(Category.NET, "/job/train.py:8 all_reduce", nr=232)]
+    computes = {Category.ON_CPU: 0.75, Category.DEVICE: 0.2, Category.NET: 0.05}
+    encodes = [gpu(Category.ON_CPU, "/job/train.py:4 log_json")]
+    report = report_of(ranks_of((waits, receives), (waits, receives), (computes, encodes), (waits, receives)))
+    verdict = only(report)
+    assert (verdict.ranks, verdict.victims, verdict.causes[0].cause.name) == ([2], [0, 1, 3], "host_compute")
+    assert any("wait for rank 2" in str(remark["what"]) for remark in report.benign)
+
+
+def test_ranks_without_nccl_that_all_wait_are_reported_as_they_are():
+    waits = {Category.NET: 0.7, Category.DEVICE: 0.2, Category.ON_CPU: 0.1}
+    receives = [gpu(Category.NET, "/job/train.py:8 all_reduce", nr=232)]
+    report = report_of(ranks_of((waits, receives), (waits, receives)))
+    assert {verdict.causes[0].cause.name for verdict in report.verdicts} == {"network_wait"}
+    assert any("make no NCCL call" in str(remark["what"]) for remark in report.benign)

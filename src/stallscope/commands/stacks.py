@@ -23,6 +23,7 @@ from stallscope.commands.fleet import (
 )
 from stallscope.commands.options import AsJson, SettingsFile, settings_from
 from stallscope.errors import NotFound
+from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.diagnose.views import ProcessStack, StackGroup
@@ -101,7 +102,8 @@ def _data(group: StackGroup) -> dict[str, object]:
 
 def _text(grouped: list[StackGroup]) -> str:
     n = sum(len(group.members) for group in grouped)
-    lines = [f"{n} processes in {len(grouped)} groups of similar stacks, smallest group first"]
+    n_groups = counted(len(grouped), "group")
+    lines = [f"{counted(n, 'process')} in {n_groups} of similar stacks, smallest group first"]
     for number, group in enumerate(grouped, 1):
         names = ", ".join(_name(process) for process in group.members[:8])
         more = f" and {len(group.members) - 8} more" if len(group.members) > 8 else ""

@@ -28,6 +28,7 @@ from stallscope.diagnose.report.evidence import from_counts
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts import without_nccl
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
@@ -56,6 +57,9 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
         late, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
         verdicts = [each for each in verdicts if not (late and each.evidence.pid == steps.pid)] + late
         benign += remarks
+    if without_nccl.is_for(trace, list(known.values())):
+        verdicts, of_ranks = without_nccl.attributed(trace, list(known.values()), verdicts)
+        benign += of_ranks
     counts = _examined(trace, all_steps)
     evidence = from_counts(counts, trace.coverage)
     return Report(
