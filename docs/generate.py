@@ -4,13 +4,13 @@
 """
 
 import ast
-import textwrap
-import json
 import dataclasses
 import inspect
 import io
 import itertools
+import json
 import sys
+import textwrap
 import tokenize
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
