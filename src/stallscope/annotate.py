@@ -114,7 +114,7 @@ def send_labels(label_fields: Iterable[dict[str, Any]], path: str) -> list[str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(_TIMEOUT_S)
         line.connect(path)
-        return [_exchanged(line, one) for one in label_fields]
+        return [_exchanged(line, label_field) for label_field in label_fields]
 
 
 def lightning_callback(annotator: Annotator | None = None) -> Any:

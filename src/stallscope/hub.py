@@ -152,7 +152,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             stack.enter_context(_served(app, api, for_api, "api")),
         ]
         stack.callback(page.stop)
-        ports = Ports(grpc_port_number, *(one.port for one in served))
+        ports = Ports(grpc_port_number, *(entry.port for entry in served))
         _announce(out, options, ports, tokens, certificates)
         yield ports
 

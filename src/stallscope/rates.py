@@ -128,12 +128,18 @@ def listed(seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: s
         return None
     table = load(path)
     check_provider(table, provider)
-    found = lookup(table, gpu=gpu, provider=provider or None)
-    if found is None and named_gpu:
+    listed_rate = lookup(table, gpu=gpu, provider=provider or None)
+    if listed_rate is None and named_gpu:
         raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists all prices")
-    if found is None:
+    if listed_rate is None:
         return None
-    return Listed(found.rate.usd_per_hour, found.rate.gpu, found.rate.provider, table.as_of, table.origin)
+    return Listed(
+        listed_rate.rate.usd_per_hour,
+        listed_rate.rate.gpu,
+        listed_rate.rate.provider,
+        table.as_of,
+        table.origin,
+    )
 
 
 def check_provider(table: RateTable, name: str) -> None:

@@ -56,8 +56,8 @@ def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_name
     }
     words = [] if with_names else names(chosen)
     texts = {
-        name: redacted(json.dumps(told, indent=1), words, with_names=with_names)
-        for name, told in contents.items()
+        name: redacted(json.dumps(output, indent=1), words, with_names=with_names)
+        for name, output in contents.items()
     }
     try:
         replace(path, _packed(texts))
@@ -69,10 +69,10 @@ def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_name
 def names(chosen: Effective) -> list[str]:
     """The names of machines that may occur in the texts, the longest first."""
     hub = chosen.settings.hub.rpartition(":")[0]
-    found = {platform.node(), platform.node().partition(".")[0], chosen.settings.node, hub}
+    result = {platform.node(), platform.node().partition(".")[0], chosen.settings.node, hub}
     with suppress(StallscopeError), reading(chosen.settings.db) as db:
-        found |= {name for (name,) in db.execute("SELECT name FROM nodes")}
-    return sorted(found - {"", "localhost"}, key=lambda name: (-len(name), name))
+        result |= {name for (name,) in db.execute("SELECT name FROM nodes")}
+    return sorted(result - {"", "localhost"}, key=lambda name: (-len(name), name))
 
 
 def redacted(text: str, hosts: Iterable[str], *, with_names: bool = False) -> str:
@@ -95,7 +95,7 @@ def _machine(proc: Path = Path("/proc")) -> dict[str, Any]:
         "n_cpus": os.cpu_count(),
         "memory_kb": _first_number(proc / "meminfo"),
         "driver": driver_version(proc),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": {name: result for name in _PACKAGES if (result := _version(name))},
     }
 
 
@@ -108,10 +108,10 @@ def _version(package: str) -> str:
 
 def _first_number(path: Path) -> int | None:
     try:
-        found = re.search(r"\d+", path.read_text())
+        match = re.search(r"\d+", path.read_text())
     except OSError:
         return None
-    return int(found[0]) if found else None
+    return int(match[0]) if match else None
 
 
 def _trace(db: Path) -> dict[str, Any]:

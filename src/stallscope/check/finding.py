@@ -22,16 +22,16 @@ class Finding:
     advice: str = ""
 
 
-def passed(subject: str, found: str) -> Finding:
+def passed(subject: str, result: str) -> Finding:
     """The subject is ready."""
-    return Finding(subject, State.PASS, found)
+    return Finding(subject, State.PASS, result)
 
 
-def warned(subject: str, found: str, advice: str) -> Finding:
+def warned(subject: str, result: str, advice: str) -> Finding:
     """The subject works with limits."""
-    return Finding(subject, State.WARN, found, advice)
+    return Finding(subject, State.WARN, result, advice)
 
 
-def failed(subject: str, found: str, advice: str) -> Finding:
+def failed(subject: str, result: str, advice: str) -> Finding:
     """The subject does not work."""
-    return Finding(subject, State.FAIL, found, advice)
+    return Finding(subject, State.FAIL, result, advice)

@@ -28,10 +28,10 @@ def findings(proc: Path = Path("/proc")) -> Iterator[Finding]:
 def driver_version(proc: Path) -> str:
     """The version of the loaded kernel module; empty without one."""
     try:
-        found = re.search(r"Module(?: for \S+)?\s+(\d[\d.]+)", (proc / "driver/nvidia/version").read_text())
+        match = re.search(r"Module(?: for \S+)?\s+(\d[\d.]+)", (proc / "driver/nvidia/version").read_text())
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
 def _gpus(proc: Path) -> Iterator[Finding]:

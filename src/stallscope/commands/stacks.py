@@ -85,14 +85,14 @@ def _live() -> list[ProcessStack]:
     return [
         ProcessStack(
             node=platform.node(),
-            pid=one.pid,
-            rank=None if one.rank == UNKNOWN else one.rank,
-            command=one.command,
-            state=_LETTERS.get(one.state, "unknown"),
-            waits_for=one.waits_for,
-            frames=one.frames,
+            pid=entry.pid,
+            rank=None if entry.rank == UNKNOWN else entry.rank,
+            command=entry.command,
+            state=_LETTERS.get(entry.state, "unknown"),
+            waits_for=entry.waits_for,
+            frames=entry.frames,
         )
-        for one in stacks_now()
+        for entry in stacks_now()
     ]
 
 

@@ -115,47 +115,47 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
     return report(findings(case))
 
 
-def report(found: Findings) -> Report:
+def report(case_findings: Findings) -> Report:
     """The report with a verdict for each finding."""
-    case, named = found.case, found.named
+    case, named = case_findings.case, case_findings.named
     if claims := claimed_rank.verdicts(case):
         counts, evidence = of_case(case)
         worded = [_worded(verdict) for verdict in claims]
         return Report(case.trace.source, counts, worded, evidence=evidence, budget=budget_of_case(case))
     examined = _late.examined_totals(case)
-    uneven = found.uneven
+    uneven = case_findings.uneven
     if uneven and named:
         _ = case.waits  # computed once, before two threads need it
     moving, late_ranks = both(
-        lambda: [imbalance.moving(found, uneven, examined)] if uneven else [],
+        lambda: [imbalance.moving(case_findings, uneven, examined)] if uneven else [],
         lambda: straggler.verdicts(case, named, examined),
         n=len(case.line.rows),
     )
     verdicts = [
-        *mismatch.verdicts(case, found.mismatches),
-        *([] if found.mismatches else hang.verdicts(case)),
+        *mismatch.verdicts(case, case_findings.mismatches),
+        *([] if case_findings.mismatches else hang.verdicts(case)),
         *late_ranks,
         *(
             device.verdict(case, p, slow, device_cost(case, p, slow.late), examined=examined)
-            for p, slow in found.device.items()
+            for p, slow in case_findings.device.items()
             if p not in named
         ),
         *(
             imbalance.gpu_work(case, p, slow, device_cost(case, p, slow.late), examined=examined)
-            for p, slow in found.gpu_work.items()
+            for p, slow in case_findings.gpu_work.items()
             if p not in named
         ),
-        *([imbalance.stage(case, found.stage)] if found.stage else []),
+        *([imbalance.stage(case, case_findings.stage)] if case_findings.stage else []),
         *moving,
     ]
-    once, benign = straggler.one_off_verdicts(found, examined)
+    once, benign = straggler.one_off_verdicts(case_findings, examined)
     verdicts += once
     if not verdicts:
         verdicts = (
             change.slow_links(case)
             or change.of_all_ranks(case)
-            or inconclusive.doubtful(found, examined)
-            or inconclusive.absorbed(found, examined)
+            or inconclusive.doubtful(case_findings, examined)
+            or inconclusive.absorbed(case_findings, examined)
         )
     counts, evidence = of_case(case)
     return Report(
@@ -164,7 +164,7 @@ def report(found: Findings) -> Report:
         evidence=evidence,
         budget=budget_of_case(case),
         verdicts=[_worded(verdict) for verdict in verdicts],
-        benign=benign + _absorbed(found) + _warm_up(case),
+        benign=benign + _absorbed(case_findings) + _warm_up(case),
     )
 
 
@@ -172,16 +172,16 @@ def _worded(verdict: Verdict) -> Verdict:
     return replace(verdict, summary=text.summary(verdict))
 
 
-def _absorbed(found: Findings) -> list[dict[str, object]]:
+def _absorbed(case_findings: Findings) -> list[dict[str, object]]:
     """Remarks on host delays that cost nothing."""
     return [
         {
             "what": "host delays absorbed by the queue of the rank's GPU",
-            "rank": int(found.case.line.rank[process]),
+            "rank": int(case_findings.case.line.rank[process]),
             "late_ms": round(float(np.median([step.late_ns for step in late])) / 1e6, 3),
             "n_steps": len(late),
         }
-        for process, late in found.absorption.proved.items()
+        for process, late in case_findings.absorption.proved.items()
     ]
 
 

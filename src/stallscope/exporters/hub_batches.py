@@ -87,11 +87,11 @@ def on_wall_clock(
 
 def _ranks(pids: Array, ranks: Mapping[int, tuple[int, int]], which: int) -> Array:
     """The rank (which 0) or local rank (1) of each row's process."""
-    known, place = np.unique(pids, return_inverse=True)
+    known, index = np.unique(pids, return_inverse=True)
     values_by_process = np.array(
         [ranks.get(pid, (UNKNOWN, UNKNOWN))[which] for pid in known.tolist()], np.int32
     )
-    return values_by_process[place]
+    return values_by_process[index]
 
 
 def clock_row(clock: Clock, *, is_synchronised: bool | None) -> Array:

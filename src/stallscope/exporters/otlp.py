@@ -47,12 +47,12 @@ class OtlpSender:
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
 
-    def incident(self, **told: Any) -> None:
+    def incident(self, **output: Any) -> None:
         """Queue an incident for the next request, by the fields of otlp_messages.Incident.
 
         When the queue is full, the oldest incidents are lost.
         """
-        self._waiting.append(self._messages.Incident(**told))
+        self._waiting.append(self._messages.Incident(**output))
 
     def close(self) -> None:
         """Send a last time and end."""

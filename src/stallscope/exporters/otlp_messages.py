@@ -33,15 +33,15 @@ class Incident(NamedTuple):
 
 def resource(node: str, cluster: str = "") -> Resource:
     """The sender: the agent of one node."""
-    told: dict[str, Value] = {
+    output: dict[str, Value] = {
         "service.name": "stallscope",
         "service.version": __version__,
         "service.instance.id": node,
         "host.name": node,
     }
     if cluster:
-        told["k8s.cluster.name"] = cluster
-    return Resource(attributes=_attributes(told))
+        output["k8s.cluster.name"] = cluster
+    return Resource(attributes=_attributes(output))
 
 
 def metrics_request(meter: Meter, resource_message: Resource, *, now_ns: int) -> ExportMetricsServiceRequest:

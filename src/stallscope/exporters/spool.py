@@ -123,8 +123,8 @@ def read(batch: SpooledBatch) -> dict[str, Array]:
 def _packed(tables: Mapping[str, Array]) -> bytes:
     """One line of JSON (the contents and their checksum), then the arrays' bytes."""
     parts = [rows.tobytes() for rows in tables.values()]
-    told = [[name, rows.dtype.descr, len(rows)] for name, rows in tables.items()]
-    head = {"tables": told, "crc32": zlib.crc32(b"".join(parts))}
+    output = [[name, rows.dtype.descr, len(rows)] for name, rows in tables.items()]
+    head = {"tables": output, "crc32": zlib.crc32(b"".join(parts))}
     return b"".join([json.dumps(head).encode(), b"\n", *parts])
 
 
@@ -142,7 +142,7 @@ def _unpacked(content: bytes) -> dict[str, Array]:
 
 
 def _spooled(path: Path) -> SpooledBatch | None:
-    found = _NAME.fullmatch(path.name)
-    if not found:
+    match = _NAME.fullmatch(path.name)
+    if not match:
         return None
-    return SpooledBatch(int(found[1]), found[2], int(found[3]), path, path.stat().st_size)
+    return SpooledBatch(int(match[1]), match[2], int(match[3]), path, path.stat().st_size)

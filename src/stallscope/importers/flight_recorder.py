@@ -183,15 +183,15 @@ def _communicators(
     dumps: list[Dump], groups: dict[int, Group], with_p2p: set[int], *, first_ns: int
 ) -> Array:
     """Memberships: from the dumps, with their counters, and for ranks without a dump."""
-    rows, told = [], set()
+    rows, output = [], set()
     for dump in dumps:
         for group in dump.groups.values():
             entered, completed = _progress(dump, group, group.comm_hash in with_p2p)
-            place = _position(group, dump.rank)
-            rows.append((group.comm_hash, dump.rank, place, len(group.members), entered, completed))
-            told.add((group.comm_hash, dump.rank))
+            position = _position(group, dump.rank)
+            rows.append((group.comm_hash, dump.rank, position, len(group.members), entered, completed))
+            output.add((group.comm_hash, dump.rank))
     for comm_hash, group in groups.items():
-        silent = [(i, rank) for i, rank in enumerate(group.members) if (comm_hash, rank) not in told]
+        silent = [(i, rank) for i, rank in enumerate(group.members) if (comm_hash, rank) not in output]
         rows += [(comm_hash, rank, i, len(group.members), UNKNOWN, UNKNOWN) for i, rank in silent]
     out = layout.empty(layout.COMMUNICATORS, len(rows))
     out["ts_ns"] = first_ns
@@ -227,13 +227,13 @@ def _snapshots(dumps: list[Dump], with_p2p: set[int], last_ns: int) -> Array:
     rows["ts_ns"], rows["alive"] = last_ns, 1
     for row, dump in zip(rows, dumps, strict=True):
         row["pid"] = dump.rank
-        told = [
+        output = [
             counters
             for name, counters in dump.counters.items()
             if dump.groups[name].comm_hash not in with_p2p and UNKNOWN not in counters
         ]
-        if told:
-            row["n_collectives"], row["n_completed"] = (sum(column) for column in zip(*told, strict=True))
+        if output:
+            row["n_collectives"], row["n_completed"] = (sum(column) for column in zip(*output, strict=True))
     return rows
 
 

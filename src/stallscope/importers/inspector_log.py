@@ -155,16 +155,16 @@ def _round_numbers(rows: Array) -> Array:
 def _places(sequences: Sequence[Array], n_keys: int) -> Array:
     """The position of each key in an order that all sequences share: int64 (n_keys,)."""
     longest = max(sequences, key=len)
-    place = np.full(n_keys, -1.0)
-    place[longest] = np.arange(len(longest))
+    index = np.full(n_keys, -1.0)
+    index[longest] = np.arange(len(longest))
     step = 1.0 / (n_keys + 1)
     for sequence in sequences:
-        if (place[sequence] >= 0).all():
+        if (index[sequence] >= 0).all():
             continue
         last = -1.0
         for key in sequence.tolist():  # a round that the longest log lacks comes after the round before it
-            place[key] = last = place[key] if place[key] >= 0 else last + step
-    return np.argsort(np.argsort(place, kind="stable"), kind="stable")
+            index[key] = last = index[key] if index[key] >= 0 else last + step
+    return np.argsort(np.argsort(index, kind="stable"), kind="stable")
 
 
 def _row(record: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[int, ...] | None:

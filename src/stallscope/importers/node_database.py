@@ -135,11 +135,11 @@ def _calls(whole: Array, op_names: dict[tuple[int, int], str]) -> tuple[Array, t
     picked = whole[np.isin(whole[:, 4], _CALL_SOURCES)]
     called = [op_names.get((int(source), int(op)), "") for source, op in picked[:, 4:6]]
     symbols = ("", *sorted(set(called) - {""}))
-    place = {name: i for i, name in enumerate(symbols)}
+    index = {name: i for i, name in enumerate(symbols)}
     rows = layout.empty(layout.CALLS, len(picked))
     rows["node"], rows["ts_ns"], rows["pid"], rows["tid"] = picked[:, :4].T
     rows["duration_ns"], rows["result"] = picked[:, 6], np.clip(picked[:, 8], -(2**31), 2**31 - 1)
-    rows["symbol"] = [place[name] for name in called]
+    rows["symbol"] = [index[name] for name in called]
     rows["op"] = np.array([op_of(name) for name in symbols])[rows["symbol"]]
     is_sized = np.isin(rows["op"], _SIZED)
     rows["count_bytes"][is_sized] = picked[is_sized, 7]
@@ -188,7 +188,7 @@ def _snapshots(
         path,
         _MOST_ROWS,
     )
-    seen: dict[int, Array] = {}
+    observed: dict[int, Array] = {}
     out = []
     for bucket, source, op, pid, count, off_ns in (tuple(int(value) for value in row) for row in sums):
         length_ns = min(bucket + _MINUTE_NS, ends_ns) - bucket
@@ -198,12 +198,12 @@ def _snapshots(
         rows = layout.empty(layout.SNAPSHOTS, 2)
         rows["pid"], rows["alive"] = pid, 1
         rows["ts_ns"] = bucket, bucket + length_ns
-        before = seen.get(pid, rows["ledger_ns"][0])
+        before = observed.get(pid, rows["ledger_ns"][0])
         off_ns = min(max(off_ns, 0), length_ns)
         rows["ledger_ns"] = before
         rows["ledger_ns"][1, Category.OTHER_OFF - 1] += off_ns
         rows["ledger_ns"][1, Category.ON_CPU - 1] += length_ns - off_ns
-        seen[pid] = rows["ledger_ns"][1]
+        observed[pid] = rows["ledger_ns"][1]
         out.append(rows)
     return np.concatenate(out) if out else layout.empty(layout.SNAPSHOTS)
 

@@ -83,7 +83,7 @@ def _profiles(db: sqlite3.Connection, file: Path) -> list[Profile]:
     strings: dict[int, str] = dict(db.execute("SELECT id, value FROM StringIds"))
     kernels = _rows(db, _KERNELS, ("start", "end", "correlationId", "streamId", "deviceId", "globalPid"), ())
     has_name = _columns(db, _KERNELS)
-    name = next((one for one in ("demangledName", "shortName", "mangledName") if one in has_name), None)
+    name = next((entry for entry in ("demangledName", "shortName", "mangledName") if entry in has_name), None)
     names = [row[0] for row in db.execute(f"SELECT {name} FROM {_KERNELS} ORDER BY rowid")] if name else []
     calls = _rows(db, _CALLS, ("start", "end", "correlationId", "globalTid", "nameId"), ())
     ops = {number: op_of_kernel(strings.get(number, "")) for number in set(names)}
@@ -111,8 +111,8 @@ def _profiles(db: sqlite3.Connection, file: Path) -> list[Profile]:
             strings,
             epoch_ns,
         )
-        mine = steps[(steps[:, 2] >> 24 == pid >> 24) | (steps[:, 2] < 0)] if pid > 0 else steps
-        profile.steps = np.array([(begin + epoch_ns, step) for begin, step, _ in mine.tolist()], STEP)
+        own_rows = steps[(steps[:, 2] >> 24 == pid >> 24) | (steps[:, 2] < 0)] if pid > 0 else steps
+        profile.steps = np.array([(begin + epoch_ns, step) for begin, step, _ in own_rows.tolist()], STEP)
         profiles.append(profile)
     return profiles
 

@@ -66,9 +66,9 @@ def _columns(
     try:
         with pq.ParquetFile(path, read_dictionary=list(as_codes)) as file:
             _check(file, path, wanted, most_rows)
-            found = file.read(columns=list(wanted))
-            found.validate(full=True)
-            return {name: found.column(name) for name in wanted}
+            trace = file.read(columns=list(wanted))
+            trace.validate(full=True)
+            return {name: trace.column(name) for name in wanted}
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadTrace(f"{path} is not a readable Parquet file ({reason[:200]}): copy it again") from error

@@ -156,16 +156,16 @@ def _places(rank: Array, stage: Array, replica: Array, file: Path) -> Array:
     begins = np.concatenate([[True], (np.diff(known[0]) != 0) | (np.diff(known[1]) != 0)])
     start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
     order = np.argsort(known[2])
-    place = (np.arange(len(begins)) - start)[order]
-    return place[np.searchsorted(known[2][order], rank)]
+    slot = (np.arange(len(begins)) - start)[order]
+    return slot[np.searchsorted(known[2][order], rank)]
 
 
 def _operation(kind: str) -> Op:
     return next((op for word, op in _OPS if word in kind), Op.NONE)
 
 
-def _comm_hash(name: str, *place: int) -> int:
-    identity = f"pipeline trace {name} {place}"
+def _comm_hash(name: str, *slot: int) -> int:
+    identity = f"pipeline trace {name} {slot}"
     return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
 
 
@@ -187,8 +187,8 @@ def _spans(rows: _Rows) -> Array:
 
 def _collectives(rows: _Rows, n_stages: int) -> Array:
     parts = [_of_kind(rows.where(rows.kind == i), kind, n_stages) for i, kind in enumerate(rows.kinds)]
-    found = np.concatenate(parts)
-    return found[np.argsort(found["ts_ns"], kind="stable")]
+    result = np.concatenate(parts)
+    return result[np.argsort(result["ts_ns"], kind="stable")]
 
 
 def _of_kind(rows: _Rows, kind: str, n_stages: int) -> Array:

@@ -120,8 +120,8 @@ def _partition(sequences: list[Series]) -> list[list[Series]] | None:
         first, *others = left
         group = [first]
         for other in others:
-            found = match(first, other)
-            if found is not None and found.spread_ns <= _AGREE_NS:
+            result = match(first, other)
+            if result is not None and result.spread_ns <= _AGREE_NS:
                 group.append(other)
         groups.append(group)
         left = [each for each in left if not any(each is member for member in group)]
@@ -152,14 +152,14 @@ def _name(profiles: Sequence[Profile], members: list[Series], position: int, *, 
 def match(first: Series, other: Series) -> Match | None:
     """The shift at which two sequences are the same rounds; None if no shift fits."""
     reach = min(_REACH, max(len(first.call), len(other.call)) - 1)
-    found = [each for shift in range(-reach, reach + 1) if (each := _at(first, other, shift)) is not None]
-    if not found:
+    result = [each for shift in range(-reach, reach + 1) if (each := _at(first, other, shift)) is not None]
+    if not result:
         return None
     prior = len(first.call) - len(other.call)
-    plain = next((each for each in found if each.shift == 0), None) or min(
-        found, key=lambda each: min(abs(each.shift), abs(each.shift - prior))
+    plain = next((each for each in result if each.shift == 0), None) or min(
+        result, key=lambda each: min(abs(each.shift), abs(each.shift - prior))
     )
-    enough = [each for each in found if each.n >= min(3, plain.n)]
+    enough = [each for each in result if each.n >= min(3, plain.n)]
     best = min(enough, key=lambda each: (max(each.spread_ns, _LEAST_SPREAD_NS), abs(each.shift)))
     is_better = max(best.spread_ns, _LEAST_SPREAD_NS) * _CLEARLY < plain.spread_ns
     return best if is_better else plain
@@ -196,13 +196,13 @@ def rounds(profiles: Sequence[Profile], units: Sequence[str]) -> Rounds:
         first = max(members, key=lambda member: len(member.rows))
         shifts = {}
         for member in members:
-            found = Match(0, 0.0, 0.0, len(member.rows)) if member is first else match(first, member)
-            if found is None:
+            result = Match(0, 0.0, 0.0, len(member.rows)) if member is first else match(first, member)
+            if result is None:
                 continue
-            shifts[member.profile] = found.shift
+            shifts[member.profile] = result.shift
             pair = units[first.profile], units[member.profile]
-            if pair[0] != pair[1] and found.spread_ns <= _AGREE_NS and member.ends_together:
-                links.setdefault(pair, []).append(found)
+            if pair[0] != pair[1] and result.spread_ns <= _AGREE_NS and member.ends_together:
+                links.setdefault(pair, []).append(result)
         start = min(shifts.values(), default=0)
         for member in members:
             if member.profile in shifts:
@@ -214,7 +214,7 @@ def rounds(profiles: Sequence[Profile], units: Sequence[str]) -> Rounds:
 
 def _by_group(profiles: Sequence[Profile]) -> Mapping[int, list[Series]]:
     """The collectives of each group by rank, without transfers between two ranks."""
-    found: dict[int, list[Series]] = {}
+    result: dict[int, list[Series]] = {}
     for number, profile in enumerate(profiles):
         if not len(profile.kernels):
             continue
@@ -227,10 +227,10 @@ def _by_group(profiles: Sequence[Profile]) -> Mapping[int, list[Series]]:
         order = order[is_round[profile.kernels["collective"][order]]]
         for comm_hash in np.unique(group[order]).tolist():
             if comm_hash:
-                found.setdefault(comm_hash, []).append(
+                result.setdefault(comm_hash, []).append(
                     _series(number, profile, order[group[order] == comm_hash])
                 )
-    return found
+    return result
 
 
 def _clocks(units: list[str], links: dict[tuple[str, str], list[Match]]) -> dict[str, tuple[int, int]]:

@@ -90,16 +90,16 @@ def is_profile(head: bytes) -> bool:
 def profile_of(file: Path) -> Profile:
     """One file. Raises BadTrace."""
     text = text_of(file, _MOST_BYTES)
-    found = re.search(r'"traceEvents"\s*:\s*\[', text)
-    begin = found.end() if found else text.find("[") + 1 if text.lstrip("\ufeff \t\r\n")[:1] == "[" else 0
+    match = re.search(r'"traceEvents"\s*:\s*\[', text)
+    begin = match.end() if match else text.find("[") + 1 if text.lstrip("\ufeff \t\r\n")[:1] == "[" else 0
     if not begin:
         raise BadTrace(f"{file} has no traceEvents: is it a torch.profiler trace?")
     reader = _Reader(file)
     try:
         with _no_collections():
             end = reader.read(text, begin)
-        before = text[: found.start()] if found else ""
-        metadata = _metadata(before, text[end:] if found else "")
+        before = text[: match.start()] if match else ""
+        metadata = _metadata(before, text[end:] if match else "")
         return reader.profile(metadata)
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         reason = str(error).replace("\n", " ")[:120]
@@ -240,20 +240,20 @@ class _Reader:
 
     def profile(self, metadata: dict[str, Any]) -> Profile:
         """The profile of all events taken. metadata: the file's own fields."""
-        for place, external, _ in self.unnamed:
+        for index, external, _ in self.unnamed:
             if arguments := self.arguments.get(external):
-                self.kernels[place] = (*self.kernels[place][:4], self._number(collective_of(arguments)))
+                self.kernels[index] = (*self.kernels[index][:4], self._number(collective_of(arguments)))
         info = metadata.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
         rank = whole(info.get("rank"))
-        found = _NAME.match(self.file.name)
+        match = _NAME.match(self.file.name)
         base_ns = metadata.get("baseTimeNanoseconds")
         profile = Profile(
             file=self.file,
             rank=named if rank == UNKNOWN and (named := named_rank(self.file)) is not None else rank,
             nranks=whole(info.get("world_size")),
-            pid=int(found["pid"]) if found and len(found["pid"]) <= 9 else self.pid,
-            host=found["host"] if found else "",
+            pid=int(match["pid"]) if match and len(match["pid"]) <= 9 else self.pid,
+            host=match["host"] if match else "",
             names=[name[:128] for name in self.symbols],
             collectives=list(self.collectives),
             calls=np.array(self.calls, CALL),
@@ -341,10 +341,10 @@ def _blocks(text: str, at: int) -> Iterator[tuple[list[Any] | None, int]]:
 
 def _block(text: str, at: int) -> tuple[list[Any], int]:
     """About a megabyte of events decoded at once; none where that part of the text is not a list of events."""
-    found = _CLOSE.search(text, at + _BLOCK)
-    if found is None:
+    match = _CLOSE.search(text, at + _BLOCK)
+    if match is None:
         return [], at
     try:
-        return json.loads(f"[{text[at : found.start() + 1]}]", strict=False), found.end()
+        return json.loads(f"[{text[at : match.start() + 1]}]", strict=False), match.end()
     except ValueError:  # the place is inside an event, or an event is damaged
         return [], at

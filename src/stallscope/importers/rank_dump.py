@@ -178,24 +178,27 @@ def _text(value: object, what: str) -> str:
     return str(value)[:400]
 
 
-def _groups(told: object, known: dict[tuple[str, str, str], Group]) -> dict[str, Group]:
-    if told is None:
+def _groups(output: object, known: dict[tuple[str, str, str], Group]) -> dict[str, Group]:
+    if output is None:
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(output, dict):
         raise _Odd("pg_config is not a table")
-    found = {}
-    for key, one in told.items():
-        if not isinstance(one, dict):
+    result = {}
+    for key, entry in output.items():
+        if not isinstance(entry, dict):
             raise _Odd("a group in pg_config is not a table")
-        name, description = _text(one.get("name", key), "a group's name"), _text(one.get("desc", ""), "desc")
-        ranks = one.get("ranks")
+        name, description = (
+            _text(entry.get("name", key), "a group's name"),
+            _text(entry.get("desc", ""), "desc"),
+        )
+        ranks = entry.get("ranks")
         same = (name, description, ranks if isinstance(ranks, str) else repr(_members(ranks)))
         if same not in known:
             known[same] = Group(name, description, _members(ranks))
             if sum(len(group.members) for group in known.values()) > _MOST_MEMBERSHIPS:
                 raise _Odd(f"more than {_MOST_MEMBERSHIPS:,} memberships")
-        found[name] = known[same]
-    return found
+        result[name] = known[same]
+    return result
 
 
 def _members(value: object) -> tuple[int, ...]:
@@ -238,7 +241,7 @@ def rank_of_dump(file: Path, groups: dict[str, Group]) -> int:
 
 def _calls(entries: list[Any], groups: dict[str, Group]) -> tuple[list[Call], dict[str, str]]:
     """The entries, each round of a group once; and the names of the groups by pg_id."""
-    found: dict[tuple[object, ...], Call] = {}
+    result: dict[tuple[object, ...], Call] = {}
     ids: dict[str, str] = {}
     for number, entry in enumerate(entries):
         if not isinstance(entry, dict):
@@ -250,9 +253,9 @@ def _calls(entries: list[Any], groups: dict[str, Group]) -> tuple[list[Call], di
             groups[call.group] = Group(call.group, _description(entry), ())
         # The parts of a coalesced call share one number and come before the whole.
         key = (call.group, call.op, call.peer, number) if call.seq == UNKNOWN else (call.group, call.seq)
-        known = found.get(key)
-        found[key] = call if known is None else _joined(known, call)
-    return list(found.values()), ids
+        known = result.get(key)
+        result[key] = call if known is None else _joined(known, call)
+    return list(result.values()), ids
 
 
 def _joined(first: Call, second: Call) -> Call:
@@ -261,8 +264,12 @@ def _joined(first: Call, second: Call) -> Call:
 
 
 def _description(entry: dict[str, Any]) -> str:
-    told = entry.get("process_group")
-    return _text(told[1], "process_group") if isinstance(told, (list, tuple)) and len(told) > 1 else ""
+    response = entry.get("process_group")
+    return (
+        _text(response[1], "process_group")
+        if isinstance(response, (list, tuple)) and len(response) > 1
+        else ""
+    )
 
 
 def _call(entry: dict[str, Any]) -> Call:
@@ -352,8 +359,8 @@ def _datatype(datatypes: object) -> Datatype:
 def _knows_starts(dump: dict[str, Any], calls: list[Call]) -> bool:
     """Whether the dump records starts on the GPU; by default PyTorch records none and every call is "scheduled"."""
     status = dump.get("pg_status")
-    rows = [one for one in status.values() if isinstance(one, dict)] if isinstance(status, dict) else []
-    counted = [one.get("last_started_collective") for one in rows]
+    rows = [row for row in status.values() if isinstance(row, dict)] if isinstance(status, dict) else []
+    counted = [row.get("last_started_collective") for row in rows]
     return any(_integer(n, "last_started_collective") > 0 for n in counted) or any(
         call.is_started and not call.is_complete for call in calls
     )
@@ -378,13 +385,13 @@ def _counters(status: object, groups: dict[str, Group], ids: dict[str, str]) -> 
         in_order = dict(zip(sorted(keys, key=int), sorted(groups, key=int), strict=True))
         if all(in_order.get(number) == name for number, name in ids.items()):
             names = in_order
-    found = {}
-    for key, one in status.items():
+    result = {}
+    for key, entry in status.items():
         name = names.get(str(key))
-        if name is None or not isinstance(one, dict):
+        if name is None or not isinstance(entry, dict):
             continue
-        found[name] = (
-            _integer(one.get("last_enqueued_collective"), "last_enqueued_collective"),
-            _integer(one.get("last_completed_collective"), "last_completed_collective"),
+        result[name] = (
+            _integer(entry.get("last_enqueued_collective"), "last_enqueued_collective"),
+            _integer(entry.get("last_completed_collective"), "last_completed_collective"),
         )
-    return found
+    return result

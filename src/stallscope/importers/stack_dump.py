@@ -101,16 +101,16 @@ class _Process:
 
 def collect(files: Iterable[Path], statements: Statements) -> None:
     """Add the stacks of some dumps."""
-    found: list[tuple[Path, _Process]] = []
+    dumps: list[tuple[Path, _Process]] = []
     for file in files:
         processes = [process for process in _processes(file) if process.in_order()]
-        found += [(file, process) for process in processes]
+        dumps += [(file, process) for process in processes]
         if not processes:
             statements.omit("stack dumps without a frame")
-    ranks = _ranks(found)
+    ranks = _ranks(dumps)
     newest: dict[int, _Process] = {}
     are_several = False
-    for (_, process), rank in zip(found, ranks, strict=True):
+    for (_, process), rank in zip(dumps, ranks, strict=True):
         known = newest.get(rank, process)
         are_several |= known.pid != process.pid or (
             not known.pid and known.in_order()[0] != process.in_order()[0]
@@ -135,26 +135,26 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
         )
 
 
-def _ranks(found: list[tuple[Path, _Process]]) -> list[int]:
+def _ranks(dumps: list[tuple[Path, _Process]]) -> list[int]:
     """The rank of each process: from its command line or file if these are unique, otherwise by order."""
-    by_command = [_COMMAND_RANK.search(process.command) for _, process in found]
+    by_command = [_COMMAND_RANK.search(process.command) for _, process in dumps]
     stated = [
         int(match[1]) if match else named_rank(file)
-        for match, (file, _) in zip(by_command, found, strict=True)
+        for match, (file, _) in zip(by_command, dumps, strict=True)
     ]
     ranks = [rank for rank in stated if rank is not None]
-    if len(ranks) == len(found) and _are_distinct(ranks):
+    if len(ranks) == len(dumps) and _are_distinct(ranks):
         return ranks
-    numbered = [ranks_in_name(file)[:1] for file, _ in found]
+    numbered = [ranks_in_name(file)[:1] for file, _ in dumps]
     small = [numbers[0] for numbers in numbered if numbers]
-    if len(small) == len(found) and _are_distinct(small) and max(small) < 4 * len(small):
+    if len(small) == len(dumps) and _are_distinct(small) and max(small) < 4 * len(small):
         return small
-    local = [_LOCAL_RANK.search(process.command) for _, process in found]
+    local = [_LOCAL_RANK.search(process.command) for _, process in dumps]
     numbers = [int(match[1]) for match in local if match]
-    if len(numbers) == len(found) and len(set(numbers)) == len(numbers):
+    if len(numbers) == len(dumps) and len(set(numbers)) == len(numbers):
         return numbers
-    order = sorted(range(len(found)), key=lambda i: (str(found[i][0].parent), found[i][1].pid, i))
-    out = [0] * len(found)
+    order = sorted(range(len(dumps)), key=lambda i: (str(dumps[i][0].parent), dumps[i][1].pid, i))
+    out = [0] * len(dumps)
     for rank, i in enumerate(order):
         out[i] = rank
     return out
@@ -218,14 +218,14 @@ def _frame(name: str, file: str, line: object) -> str:
 def _pyspy(lines: Iterable[str]) -> Iterator[_Process]:
     process = _Process()
     for line in lines:
-        if found := _PYSPY_PROCESS.match(line):
+        if match := _PYSPY_PROCESS.match(line):
             if process.threads:
                 yield process
-            process = _Process(int(found[1]), found[2])
-        elif found := _PYSPY_THREAD.match(line):
-            process.threads.append((found[3] or "", []))
-        elif process.threads and (found := _PYSPY_FRAME.match(line)):
-            process.threads[-1][1].append(_frame(found["name"], found["file"], found["line"]))
+            process = _Process(int(match[1]), match[2])
+        elif match := _PYSPY_THREAD.match(line):
+            process.threads.append((match[3] or "", []))
+        elif process.threads and (match := _PYSPY_FRAME.match(line)):
+            process.threads[-1][1].append(_frame(match["name"], match["file"], match["line"]))
     yield process
 
 
@@ -233,10 +233,10 @@ def _faulthandler(lines: Iterable[str]) -> Iterator[_Process]:
     """The main thread is written last, unless one thread is current."""
     process = _Process()
     for line in lines:
-        if found := _FAULT_THREAD.match(line):
-            process.threads.append(("MainThread" if found["current"] == "Current t" else "", []))
-        elif process.threads and (found := _FAULT_FRAME.match(line)):
-            process.threads[-1][1].append(f"{found['file']}:{found['line']} {found['name']}")
+        if match := _FAULT_THREAD.match(line):
+            process.threads.append(("MainThread" if match["current"] == "Current t" else "", []))
+        elif process.threads and (match := _FAULT_FRAME.match(line)):
+            process.threads[-1][1].append(f"{match['file']}:{match['line']} {match['name']}")
     if process.threads and not any(name for name, _ in process.threads):
         process.threads[-1] = ("MainThread", process.threads[-1][1])
     process.has_main = True
@@ -248,23 +248,23 @@ def _gdb(lines: Iterable[str]) -> Iterator[_Process]:
     process = _Process()
     name = ""
     for line in lines:
-        if (found := _GDB_THREAD.match(line)) is not None:
-            name = "MainThread" if found[1] == "1" else f"Thread {found[1]}"
+        if (match := _GDB_THREAD.match(line)) is not None:
+            name = "MainThread" if match[1] == "1" else f"Thread {match[1]}"
             if name == "MainThread" and any(known == name for known, _ in process.threads):
                 yield process
                 process = _Process()
             process.threads.append((name, []))
             process.has_main = True
             if name == "MainThread":
-                process.pid = int(found[2])
-        elif (found := _GDB_FRAME.match(line)) is not None:
-            if not process.threads or (found[1] == "0" and process.threads[-1][1] and not name):
+                process.pid = int(match[2])
+        elif (match := _GDB_FRAME.match(line)) is not None:
+            if not process.threads or (match[1] == "0" and process.threads[-1][1] and not name):
                 process.threads.append(("", []))
-            where = found["file"] or (found["lib"] or "").rpartition("/")[2]
+            where = match["file"] or (match["lib"] or "").rpartition("/")[2]
             text = (
-                f"{found['file']}:{found['line']} {found['name']}"
-                if found["line"]
-                else f"{found['name']} ({where or '?'})"
+                f"{match['file']}:{match['line']} {match['name']}"
+                if match["line"]
+                else f"{match['name']} ({where or '?'})"
             )
             process.threads[-1][1].append(text)
     yield process

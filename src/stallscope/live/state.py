@@ -27,9 +27,9 @@ _CLASSES |= {Op.LAUNCH: "launch", Op.GRAPH_LAUNCH: "launch"}
 _TABLES = {table.name: table for table in (*layout.TABLES, layout.HOST_EVENTS)}
 _LIGHT = np.dtype(
     [
-        (one.name, one.format)
-        for one in layout.COLLECTIVES.fields
-        if one.name
+        (process_row.name, process_row.format)
+        for process_row in layout.COLLECTIVES.fields
+        if process_row.name
         in (
             *(
                 "ts_ns",
@@ -196,9 +196,9 @@ class Seen:
         away = away[(away["by_pid"] != UNKNOWN) & (away["category"] == Category.PREEMPTED)]
         taken: dict[tuple[str, int], float] = {}
         for row in away:
-            who = (row["by_comm"].decode("utf-8", "replace"), int(row["by_pid"]))
-            taken[who] = taken.get(who, 0.0) + max(int(row["duration_ns"]), 0) / 1e6
-        return sorted(((*who, ms) for who, ms in taken.items()), key=lambda one: -one[2])[:3]
+            key = (row["by_comm"].decode("utf-8", "replace"), int(row["by_pid"]))
+            taken[key] = taken.get(key, 0.0) + max(int(row["duration_ns"]), 0) / 1e6
+        return sorted(((*key, ms) for key, ms in taken.items()), key=lambda process_row: -process_row[2])[:3]
 
     def machine(self) -> list[str]:
         """Host events that affected the job in the last ten seconds."""

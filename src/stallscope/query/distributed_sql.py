@@ -73,7 +73,9 @@ def split(statement: str) -> Split:
 
 def _parsed(statement: str) -> exp.Select:
     try:
-        statements = [one for one in sqlglot.parse(statement, read=_DIALECT) if one is not None]
+        statements = [
+            expression for expression in sqlglot.parse(statement, read=_DIALECT) if expression is not None
+        ]
     except SqlglotError as error:
         message = " ".join(str(error).split("\n")[0].split())
         raise BadInput(f"SQL: {message}") from error
@@ -119,17 +121,19 @@ def _resolve(select: exp.Select) -> None:
         return select.expressions[index].unalias().copy()
 
     if group := select.args.get("group"):
-        group.set("expressions", [by_number(one) for one in group.expressions])
+        group.set("expressions", [by_number(expression) for expression in group.expressions])
     if having := select.args.get("having"):
         having.set("this", having.this.transform(meant))
     if order := select.args.get("order"):
-        for one in order.expressions:
-            one.set("this", by_number(one.this))
+        for expression in order.expressions:
+            expression.set("this", by_number(expression.this))
 
 
 def _of_statement(select: exp.Expr, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
     """Expressions of these kinds in the statement itself, outside inner queries."""
-    yield from (one for one in select.find_all(*kinds) if one.find_ancestor(exp.Select) is select)
+    yield from (
+        expression for expression in select.find_all(*kinds) if expression.find_ancestor(exp.Select) is select
+    )
 
 
 def _is_aggregate(node: exp.Expr) -> bool:
@@ -140,7 +144,7 @@ def _is_aggregate(node: exp.Expr) -> bool:
 
 
 def _aggregates(select: exp.Expr) -> list[exp.Expr]:
-    return [one for one in _of_statement(select, exp.Func) if _is_aggregate(one)]
+    return [expression for expression in _of_statement(select, exp.Func) if _is_aggregate(expression)]
 
 
 def _windows(select: exp.Expr) -> list[exp.Expr]:
@@ -200,10 +204,10 @@ def _ends(select: exp.Select) -> tuple[int | None, int]:
     )
 
 
-def _direction(one: exp.Expr) -> str:
+def _direction(expression: exp.Expr) -> str:
     """DESC and NULLS of a term of ORDER BY; SQLite sorts NULL as the smallest value."""
-    is_down = bool(one.args.get("desc"))
-    first = one.args.get("nulls_first")
+    is_down = bool(expression.args.get("desc"))
+    first = expression.args.get("nulls_first")
     return f"{'DESC' if is_down else 'ASC'} NULLS {'FIRST' if first or (first is None and not is_down) else 'LAST'}"
 
 
@@ -245,7 +249,7 @@ class _Values:
 
     @property
     def node_columns(self) -> tuple[int, ...]:
-        return tuple(i for i, one in enumerate(self.expressions) if _is_node_column(one))
+        return tuple(i for i, expression in enumerate(self.expressions) if _is_node_column(expression))
 
     def node_select(
         self, select: exp.Select, *, group: list[exp.Expr] | None = None, is_distinct: bool = False
@@ -255,13 +259,13 @@ class _Values:
         for word in ("group", "having", "order", "limit", "offset", "distinct", "windows", "qualify"):
             node_select.set(word, None)
         listed = [
-            exp.alias_(one.copy(), name)
-            for one, name in zip(self.expressions, self.names.values(), strict=True)
+            exp.alias_(expression.copy(), name)
+            for expression, name in zip(self.expressions, self.names.values(), strict=True)
         ]
         node_select.set("expressions", listed or [exp.alias_(exp.Literal.number(1), "v0")])
         node_select.set("distinct", exp.Distinct() if is_distinct else None)
         if group:
-            node_select.set("group", exp.Group(expressions=[one.copy() for one in group]))
+            node_select.set("group", exp.Group(expressions=[expression.copy() for expression in group]))
         return _sql(_with_names(node_select))
 
 
@@ -278,11 +282,16 @@ def _final(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
         final.set("distinct", exp.Distinct())
     text = ""
     if group := select.args.get("group"):
-        text += " GROUP BY " + ", ".join(_sql(change(one), "duckdb") for one in group.expressions)
+        text += " GROUP BY " + ", ".join(
+            _sql(change(expression), "duckdb") for expression in group.expressions
+        )
     if having := select.args.get("having"):
         text += " HAVING " + _sql(change(having.this), "duckdb")
     if order := select.args.get("order"):
-        terms = [f"{_sql(change(one.this), 'duckdb')} {_direction(one)}" for one in order.expressions]
+        terms = [
+            f"{_sql(change(expression.this), 'duckdb')} {_direction(expression)}"
+            for expression in order.expressions
+        ]
         text += " ORDER BY " + ", ".join(terms)
     limit, offset = _ends(select)
     text += f" LIMIT {limit}" if limit is not None else ""
@@ -294,9 +303,13 @@ def _can_be_parted(select: exp.Select) -> bool:
     """Whether every term is a group key or an aggregate that sums of parts can compute."""
     if _windows(select) or not (_aggregates(select) or select.args.get("group")):
         return False
-    for one in _aggregates(select):
-        is_plain = isinstance(one, exp.Count | exp.Sum | exp.Min | exp.Max | exp.Avg)
-        if not is_plain or isinstance(one.this, exp.Distinct) or isinstance(one.parent, exp.Filter):
+    for expression in _aggregates(select):
+        is_plain = isinstance(expression, exp.Count | exp.Sum | exp.Min | exp.Max | exp.Avg)
+        if (
+            not is_plain
+            or isinstance(expression.this, exp.Distinct)
+            or isinstance(expression.parent, exp.Filter)
+        ):
             return False
     return True
 
@@ -353,7 +366,9 @@ def _all(select: exp.Select) -> Split:
     def change(node: exp.Expr) -> exp.Expr:
         """Replace every largest expression over one row with a column."""
         looks = _is_aggregate(node) or isinstance(node, exp.Window)
-        looks = looks or any(_is_aggregate(one) or isinstance(one, exp.Window) for one in node.walk())
+        looks = looks or any(
+            _is_aggregate(expression) or isinstance(expression, exp.Window) for expression in node.walk()
+        )
         if not looks:
             return values.column(node) if any(node.find_all(exp.Column)) else node.copy()
         changed = node.copy()

@@ -57,10 +57,10 @@ def _as_trace(source: Path) -> Iterator[Path]:
     if _is_trace(source):
         yield source
         return
-    found = importer_for(source).read(source)
+    trace = importer_for(source).read(source)
     with tempfile.TemporaryDirectory(prefix="stallscope-merge-") as folder:
         path = Path(folder) / "imported.db"
-        node.write(path, found)
+        node.write(path, trace)
         yield path
 
 
@@ -138,10 +138,10 @@ class _Copy:
         if lacking:
             added = ", ".join(f"{value} AS {name}" for name, value in lacking.items())
             source = f"(SELECT *, {added} FROM {table.name})"
-        found = self._db.execute(
+        rows = self._db.execute(
             f"SELECT {wanted}, id FROM {source} WHERE id > ? ORDER BY id LIMIT {_ROWS_AT_ONCE}", (last,)
         ).fetchall()
-        return columns.rows(table, (row[:-1] for row in found)), found[-1][-1] if found else last
+        return columns.rows(table, (row[:-1] for row in rows)), rows[-1][-1] if rows else last
 
     def _renumber(self, rows: Array) -> None:
         rows["node"] = _mapped(rows["node"], self._nodes)

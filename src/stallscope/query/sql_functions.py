@@ -44,10 +44,10 @@ def quantile(values: list[float], q: float) -> float | None:
     """The q-quantile of sorted values, interpolated between neighbours (numpy's and DuckDB's default)."""
     if not values:
         return None
-    place = q * (len(values) - 1)
-    below = int(place)
+    index = q * (len(values) - 1)
+    below = int(index)
     above = min(below + 1, len(values) - 1)
-    return values[below] + (values[above] - values[below]) * (place - below)
+    return values[below] + (values[above] - values[below]) * (index - below)
 
 
 @dataclass

@@ -45,9 +45,9 @@ def _formed(name: str, requests: Sequence[Request]) -> list[tuple[pa.Table, int]
     raws = [request.tables[name] for request in requests]
     rows = in_our_form(pa.concat_tables(raws).combine_chunks(), name)
     lengths = [len(raw) for raw in raws]
-    whose = pa.array(np.repeat(np.arange(len(raws)), lengths))
+    owner = pa.array(np.repeat(np.arange(len(raws)), lengths))
     for column in ("node", "cluster"):
         defaults = [getattr(request, column) or None for request in requests]
         if f"{column}_id" not in rows.column_names and any(defaults):
-            rows = rows.append_column(f"{column}_id", pa.array(defaults, pa.string()).take(whose))
+            rows = rows.append_column(f"{column}_id", pa.array(defaults, pa.string()).take(owner))
     return parted(schema.conformed(name, rows), lengths)

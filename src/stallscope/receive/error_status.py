@@ -79,6 +79,6 @@ def status(answer: Refusal) -> Any:
     return out
 
 
-def retry_after_header(told: Refusal) -> str | None:
+def retry_after_header(output: Refusal) -> str | None:
     """Whole seconds, at least one, for HTTP's Retry-After."""
-    return None if told.retry_after_s is None else str(max(1, math.ceil(told.retry_after_s)))
+    return None if output.retry_after_s is None else str(max(1, math.ceil(output.retry_after_s)))

@@ -97,7 +97,7 @@ def by_ptars(body: bytes, now_ns: int) -> Flat:
     return flat_records(columns, attributes, _parents(records_of), groups, now_ns)
 
 
-def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any, place: int = 0) -> Group:
+def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any, index: int = 0) -> Group:
     """The data shared by a ResourceLogs (or -Metrics, -Spans) and its ScopeLogs."""
     return Group(
         resource,
@@ -105,7 +105,7 @@ def group_of_scope(resource: dict[str, Any], resource_part: Any, scope_part: Any
         scope_part.scope.name,
         scope_part.scope.version,
         scope_part.schema_url or resource_part.schema_url,
-        place,
+        index,
     )
 
 
@@ -148,9 +148,9 @@ def flat_records(
         "otel.trace_id": _quoted(columns.trace_id),
         "otel.span_id": _quoted(columns.span_id),
     }
-    told = {key: values for key, values in extra.items() if values is not None}
+    output = {key: values for key, values in extra.items() if values is not None}
     counts = {"untimed_records": times.n_replaced} if times.n_replaced else {}
-    return Flat(n, direct_columns, told, attributes, group, groups, counts)
+    return Flat(n, direct_columns, output, attributes, group, groups, counts)
 
 
 def _of_body(body: _Typed | None) -> dict[str, pa.Array]:

@@ -48,13 +48,13 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
     extra: list[dict[str, str]] = []
     times = moments(np.array([p.point.time_unix_nano for p in points], np.uint64), None, now_ns)
     counts["untimed_records"] += times.n_replaced
-    for number, (found, ts_ns) in enumerate(zip(points, times.ts_ns.tolist(), strict=True)):
-        point_attributes = {pair.key: any_value(pair.value) for pair in found.point.attributes}
+    for number, (point_entry, ts_ns) in enumerate(zip(points, times.ts_ns.tolist(), strict=True)):
+        point_attributes = {pair.key: any_value(pair.value) for pair in point_entry.point.attributes}
         for key, value in point_attributes.items():
             attributes.add(number, key, value)
-        row, more = _row(found, ts_ns)
-        if found.point.time_unix_nano not in (0, ts_ns):
-            more["otel.time_unix_nano"] = str(found.point.time_unix_nano)
+        row, more = _row(point_entry, ts_ns)
+        if point_entry.point.time_unix_nano not in (0, ts_ns):
+            more["otel.time_unix_nano"] = str(point_entry.point.time_unix_nano)
         value = row["value_double"]
         if value is not None and not math.isfinite(value):
             counts["not_finite_values"] += 1
@@ -63,15 +63,15 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
         elif value is not None and row["is_cumulative"]:
             key = (
                 tenant,
-                shared[found.group],
-                found.metric.name,
-                found.kind,
+                shared[point_entry.group],
+                point_entry.metric.name,
+                point_entry.kind,
                 dumped(sorted(point_attributes.items(), key=str)),
             )
             grown = series.growth(
                 key,
                 ts_ns=ts_ns,
-                start_ns=found.point.start_time_unix_nano,
+                start_ns=point_entry.point.start_time_unix_nano,
                 value=value,
                 is_monotonic=bool(row["is_monotonic"]),
             )
@@ -96,10 +96,10 @@ def _points(message: Any, groups: list[Group], counts: Counter[str]) -> Iterator
         resource = as_dict(resource_metrics.resource.attributes)
         for scope_metrics in resource_metrics.scope_metrics:
             groups.append(group_of_scope(resource, resource_metrics, scope_metrics))
-            seen: set[str] = set()
+            observed: set[str] = set()
             for metric in scope_metrics.metrics:
-                counts["repeated_metric_names"] += metric.name in seen
-                seen.add(metric.name)
+                counts["repeated_metric_names"] += metric.name in observed
+                observed.add(metric.name)
                 kind = metric.WhichOneof("data")
                 if kind is None:
                     counts["empty_metrics"] += 1

@@ -105,9 +105,9 @@ class OfListed:
         ):  # typical of one program's records
             picked, source = values, at
         else:
-            place = np.flatnonzero(fits)
+            indexes = np.flatnonzero(fits)
             pick = np.full(self._n, -1, np.int64)
-            pick[attributes.parent[at[place]]] = place
+            pick[attributes.parent[at[indexes]]] = indexes
             is_found = pick >= 0
             if not is_found.any():
                 return None
@@ -223,8 +223,8 @@ def _as_text(name: str, text: pa.Array, integer: pa.Array) -> pa.Array:
     if name not in sender_aliases.NUMBER:
         return pc.coalesce(text, integer.cast(pa.string()))
     coded = integer.dictionary_encode()
-    ours = [sender_aliases.NUMBER[name](number) or None for number in coded.dictionary.to_pylist()]
-    return pc.coalesce(text, pa.array(ours, pa.string()).take(coded.indices))
+    own_rows = [sender_aliases.NUMBER[name](number) or None for number in coded.dictionary.to_pylist()]
+    return pc.coalesce(text, pa.array(own_rows, pa.string()).take(coded.indices))
 
 
 def _as_integer(text: pa.Array, integer: pa.Array, number: pa.Array) -> pa.Array:
@@ -252,12 +252,12 @@ def _in_our_words(texts: pa.Array, to_ours: Any) -> tuple[pa.Array, Array]:
     """The texts in our vocabulary, and which of them are unchanged."""
     coded = texts.dictionary_encode()
     before = coded.dictionary.to_pylist()
-    ours = [to_ours(word) for word in before]
-    if ours == before:
+    own_rows = [to_ours(word) for word in before]
+    if own_rows == before:
         return texts, np.ones(len(texts), bool)
-    is_same = np.array([a == b for a, b in zip(before, ours, strict=True)])
+    is_same = np.array([a == b for a, b in zip(before, own_rows, strict=True)])
     same = is_same[np.asarray(coded.indices.fill_null(0))]
-    return pa.array(ours, pa.string()).take(coded.indices), same
+    return pa.array(own_rows, pa.string()).take(coded.indices), same
 
 
 def _as_json(values: _Values) -> pa.Array:

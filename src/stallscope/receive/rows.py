@@ -89,13 +89,13 @@ def _of_gpu_model(attribute_table: Aligned | Attributes) -> list[tuple[int, dict
         return []
     attributes = attribute_table.listed()
     about = [code for code, name in enumerate(attributes.names) if name in _keys_about_node()]
-    found: dict[int, dict[str, Any]] = {}
+    result: dict[int, dict[str, Any]] = {}
     for at in np.flatnonzero(np.isin(attributes.code, about))[:_MOST_ABOUT].tolist():
         values = (attributes.text[at], attributes.integer[at], attributes.number[at])
         known = [value.as_py() for value in values if value.is_valid]
         if known:
-            found.setdefault(int(attributes.parent[at]), {})[attributes.key[at].as_py()] = known[0]
-    return list(found.items())
+            result.setdefault(int(attributes.parent[at]), {})[attributes.key[at].as_py()] = known[0]
+    return list(result.items())
 
 
 @dataclass
@@ -111,20 +111,20 @@ class _Lifting:
 
     def column(self, column: schema.Column) -> pa.Array | None:
         """The column's values from record, scope and resource; None if none of them has the attribute."""
-        mine = self.attributes.column(column)
+        own_rows = self.attributes.column(column)
         if self._shared.isdisjoint(keys_of(column.name)):
-            return mine
+            return own_rows
         shared = [_of_group(column, (group.scope, group.resource)) for group in self.flat.groups]
         if all(value is None for value in shared):
-            return mine
+            return own_rows
         kind = schema.arrow_type(column)
         if len(shared) == 1:
             scalar = pa.scalar(shared[0], kind)
-            if mine is None:
+            if own_rows is None:
                 return pa.repeat(scalar, self.flat.n)
-            return mine.fill_null(scalar) if mine.null_count else mine
-        theirs = pa.array(shared, kind).take(pa.array(self.flat.group))
-        return theirs if mine is None else pc.coalesce(mine, theirs)
+            return own_rows.fill_null(scalar) if own_rows.null_count else own_rows
+        rows = pa.array(shared, kind).take(pa.array(self.flat.group))
+        return rows if own_rows is None else pc.coalesce(own_rows, rows)
 
     def left_over(self) -> pa.Array:
         """JSON of attributes without a column: the record's own, then the decoder's, then scope and resource."""

@@ -51,17 +51,17 @@ def records(body: bytes) -> Records:
     as hexadecimal digits; fields that no record has are missing. Raises Unlike.
     """
     groups: list[Group] = []
-    places: list[tuple[list[int], list[int]]] = []
+    indexes: list[tuple[list[int], list[int]]] = []
     for number, (tag, begin, end) in enumerate(_parts(body, 0, len(body))):
         if tag != tag_of(1, 2):
             raise Unlike
-        _add_resource(body, begin, end, number, groups, places)
-    starts = [start for part_starts, _ in places for start in part_starts]
+        _add_resource(body, begin, end, number, groups, indexes)
+    starts = [start for part_starts, _ in indexes for start in part_starts]
     if not starts:
         raise Unlike
-    group = np.repeat(np.arange(len(groups)), [len(part_starts) for part_starts, _ in places])
+    group = np.repeat(np.arange(len(groups)), [len(part_starts) for part_starts, _ in indexes])
     at = np.array(starts, np.int64)
-    ends = np.array([end for _, part_starts in places for end in part_starts], np.int64)
+    ends = np.array([end for _, part_starts in indexes for end in part_starts], np.int64)
     kin = _split(body, at, ends - at, most=_FEW_SHAPES + len(at) // _FEWEST)
     order = None if len(kin) == 1 else np.argsort(np.concatenate([same.which for same in kin]))
     first = kin[0].shape

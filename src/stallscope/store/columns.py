@@ -45,19 +45,19 @@ def insertions(table: Table, rows: Array) -> list[tuple[str, Iterable[tuple[obje
     flat = np.ascontiguousarray(rows).view(_flat(table))
     if len(flat) < _MANY:
         return [(insert_statement(table), values(table, rows))]
-    places, bound = [], []
-    for name, place in zip(flat.dtype.names or (), _places(table), strict=True):
+    indexes, bound = [], []
+    for name, index in zip(flat.dtype.names or (), _places(table), strict=True):
         column = flat[name]
         if column.dtype.kind in "iu" and column[0] == column[-1] and (column == column[0]).all():
-            is_unknown = column[0] == UNKNOWN and place != "?"
-            places.append("NULL" if is_unknown else str(column[0]))
+            is_unknown = column[0] == UNKNOWN and index != "?"
+            indexes.append("NULL" if is_unknown else str(column[0]))
         else:
-            has_unknown = place != "?" and (column.dtype.kind == "S" or (column == UNKNOWN).any())
-            places.append(place if has_unknown else "?")
+            has_unknown = index != "?" and (column.dtype.kind == "S" or (column == UNKNOWN).any())
+            indexes.append(index if has_unknown else "?")
             bound.append(list(map(_text, column.tolist())) if column.dtype.kind == "S" else column.tolist())
     if not bound:
         return [(insert_statement(table), values(table, rows))]
-    row = f"({', '.join(places)})"
+    row = f"({', '.join(indexes)})"
     n_together = _TOGETHER if len(flat) >= _VERY_MANY else 1
     n_in_groups = len(flat) // n_together * n_together
     together = [column[i:n_in_groups:n_together] for i in range(n_together) for column in bound]

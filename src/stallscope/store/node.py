@@ -128,20 +128,20 @@ class NodeTrace:
 
     def insert(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add rows to a table without events. names: the columns of the rows."""
-        places = ", ".join("?" * len(names))
+        text = ", ".join("?" * len(names))
         with _storage(self.path):
-            self._connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({places})", rows)
+            self._connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({text})", rows)
 
     def next_number(self, table: str, column: str) -> int:
         """The smallest number above all numbers in the column."""
         with _storage(self.path):
-            found = self._connection.execute(f"SELECT COALESCE(MAX({column}), 0) + 1 FROM {table}").fetchone()
-        return int(found[0])
+            row = self._connection.execute(f"SELECT COALESCE(MAX({column}), 0) + 1 FROM {table}").fetchone()
+        return int(row[0])
 
     def clock(self, reading: Clock, *, kept: WallClock | None = None) -> None:
         """Store one reading of the monotonic against the wall clock, and the state of the wall clock."""
         row = (reading.node, reading.monotonic_ns, reading.wall_ns, reading.error_ns)
-        said = (
+        message = (
             (kept.is_synchronised, kept.max_error_us, kept.estimated_error_us, kept.frequency_ppm)
             if kept
             else (None,) * 4
@@ -150,7 +150,7 @@ class NodeTrace:
             self._connection.execute(
                 "INSERT INTO clocks (node, monotonic_ns, wall_ns, error_ns, is_synchronised, max_error_us,"
                 " estimated_error_us, frequency_ppm) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, *said),
+                (*row, *message),
             )
 
     def lost(self, node: int, ts_ns: int, losses: Iterable[tuple[str, int | None, int]]) -> None:
@@ -327,8 +327,8 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
         tables = _whole_tables(db) if part.is_whole else {t.name: _read_table(db, t) for t in ARRAYS}
-        for found in tables.values():
-            found["node"] = _renumbered(found["node"], numbers)
+        for result in tables.values():
+            result["node"] = _renumbered(result["node"], numbers)
         _forget_ends(
             tables["processes"], {numbers[node]: ns for node, ns in last_ns.items() if node in numbers}
         )
@@ -432,8 +432,8 @@ def _in_order(rows: Array) -> Array:
 def _read_table(db: sqlite3.Connection, table: Table) -> Array:
     if _is_missing(db, table):
         return empty(table)
-    found = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
-    return columns.rows(table, found)
+    rows = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
+    return columns.rows(table, rows)
 
 
 def _is_missing(db: sqlite3.Connection, table: Table) -> bool:
@@ -446,10 +446,10 @@ def _stacks_of(db: sqlite3.Connection, tables: Iterable[Array]) -> dict[int, tup
     wanted = {number for column in named for number in np.unique(column).tolist()} - {UNKNOWN}
     if not wanted:
         return {}
-    found = (
+    result = (
         (number, text) for number, text in db.execute("SELECT stack, frames FROM stacks") if number in wanted
     )
-    return {number: frames for number, text in found if (frames := _frames(text))}
+    return {number: frames for number, text in result if (frames := _frames(text))}
 
 
 def _frames(text: str) -> tuple[str, ...]:
@@ -492,33 +492,33 @@ _CLOCK_SINCE_2 = {"max_error_us": "INTEGER", "estimated_error_us": "INTEGER", "f
 def _upgrade(db: sqlite3.Connection) -> None:
     """Add the missing tables to a trace, which may be from an earlier version."""
     existing = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    (found,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
+    (result,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
     missing = [table for table in NODE_TABLES if table.name not in existing]
     clock_has = {row[1] for row in db.execute("PRAGMA table_info(clocks)")}
     lacking = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
-    if not missing and not lacking and found == SCHEMA_VERSION:
+    if not missing and not lacking and result == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     _create(db, missing)
     for name in lacking:
         db.execute(f"ALTER TABLE clocks ADD COLUMN {name} {_CLOCK_SINCE_2[name]}")
-    if found < SCHEMA_VERSION:
+    if result < SCHEMA_VERSION:
         db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
     db.execute("COMMIT")
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     try:
-        found = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
+        row = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise BadTrace(
             f"{path} is not a stallscope trace ({error}): check the path, or import it first"
         ) from error
-    if found is None:
+    if row is None:
         raise BadTrace(f"{path} has no schema version: it is damaged")
-    if found > SCHEMA_VERSION:
+    if row > SCHEMA_VERSION:
         raise NewerSchema(
-            f"{path} was written by a newer stallscope (schema {found}, this version supports {SCHEMA_VERSION}): "
+            f"{path} was written by a newer stallscope (schema {row}, this version supports {SCHEMA_VERSION}): "
             "upgrade stallscope"
         )
 

@@ -112,8 +112,8 @@ class HostStall:
     ) -> list[int]:
         if signature.chunks == 1:
             return [self.schedule.position(plan, rank, rng)]
-        places = plan.positions(rank, (Kind.WORK, Kind.COMPUTE, Kind.COLLECTIVE))
-        return [int(place) for place in rng.choice(places, signature.chunks)]
+        slots = plan.positions(rank, (Kind.WORK, Kind.COMPUTE, Kind.COLLECTIVE))
+        return [int(index) for index in rng.choice(slots, signature.chunks)]
 
     def answer(self) -> Answer:
         """The stalled ranks, for this cause; no ranks if all are stalled equally."""

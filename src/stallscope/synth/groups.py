@@ -52,11 +52,11 @@ def groups(job: Job, rng: np.random.Generator) -> dict[Family, Groups]:
         ),
         (Family.PIPELINE, job.pp, (job.dp, job.tp), 0, d * job.tp + t, stage),
     ]
-    found = {}
+    result = {}
     for family, size, shape, axis, group_of, comm_rank in made:
         hashes = rng.integers(1, 2**63, job.nranks // size, dtype=np.uint64)
         if size > 1 or family is Family.WORLD:
-            found[family] = Groups(
+            result[family] = Groups(
                 family=family,
                 size=size,
                 shape=shape,
@@ -66,7 +66,7 @@ def groups(job: Job, rng: np.random.Generator) -> dict[Family, Groups]:
                 comm_rank=comm_rank,
                 spans_nodes=_spans_nodes(group_of, job.node_of),
             )
-    return found
+    return result
 
 
 def _spans_nodes(group_of: Array, node_of: Array) -> bool:
@@ -76,10 +76,10 @@ def _spans_nodes(group_of: Array, node_of: Array) -> bool:
     return bool(np.any(same_group & (np.diff(node_of[order]) != 0)))
 
 
-def communicators(found: dict[Family, Groups], node_of: Array, pid: Array) -> Array:
+def communicators(result: dict[Family, Groups], node_of: Array, pid: Array) -> Array:
     """The `communicators` rows (times are filled in later), family after family, ranks in order."""
-    rows = layout.empty(layout.COMMUNICATORS, len(found) * len(pid))
-    for i, part in enumerate(found.values()):
+    rows = layout.empty(layout.COMMUNICATORS, len(result) * len(pid))
+    for i, part in enumerate(result.values()):
         family_rows = rows[i * len(pid) : (i + 1) * len(pid)]
         family_rows["node"], family_rows["pid"] = node_of, pid
         family_rows["comm_hash"], family_rows["comm_rank"], family_rows["nranks"] = (
@@ -88,5 +88,5 @@ def communicators(found: dict[Family, Groups], node_of: Array, pid: Array) -> Ar
             part.size,
         )
         if part.family is not Family.WORLD:
-            family_rows["parent_hash"] = found[Family.WORLD].comm_hash
+            family_rows["parent_hash"] = result[Family.WORLD].comm_hash
     return rows

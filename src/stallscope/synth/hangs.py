@@ -51,9 +51,9 @@ class MismatchedCall:
         """Change one collective of the step."""
         if plan.step != self.step:
             return 0
-        places = plan.positions(self.ranks[0], (Kind.COLLECTIVE,))
-        places = [i for i in places if plan.program[i].phase is self.where] or places
-        at = int(places[rng.integers(len(places))])
+        slots = plan.positions(self.ranks[0], (Kind.COLLECTIVE,))
+        slots = [i for i in slots if plan.program[i].phase is self.where] or slots
+        at = int(slots[rng.integers(len(slots))])
         made, ranks = plan.program[at], np.array(self.ranks)
         if self.differs == "count":
             plan.mismatches[at] = Mismatch(ranks, count=made.count + 4096)
@@ -91,8 +91,8 @@ class CrossedOrder:
         return 1
 
     def _pair(self, plan: Plan) -> tuple[int, int]:
-        places = plan.positions(self.ranks[0], (Kind.COLLECTIVE,))
-        for first, second in reversed(list(pairwise(places))):
+        slots = plan.positions(self.ranks[0], (Kind.COLLECTIVE,))
+        for first, second in reversed(list(pairwise(slots))):
             inner, outer = plan.program[first].family, plan.program[second].family
             if inner is not outer and (
                 outer is Family.WORLD or (inner, outer) == (Family.EXPERT, Family.DATA)

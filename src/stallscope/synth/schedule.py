@@ -39,5 +39,5 @@ class Schedule:
         if self.where is Phase.BEGIN:
             return plan.positions(rank, (Kind.WORK,), Phase.BEGIN)[0]
         kinds = (Kind.COMPUTE, Kind.COLLECTIVE)
-        places = plan.positions(rank, kinds, self.where) or plan.positions(rank, kinds)
-        return int(places[rng.integers(len(places))])
+        slots = plan.positions(rank, kinds, self.where) or plan.positions(rank, kinds)
+        return int(slots[rng.integers(len(slots))])

@@ -76,7 +76,7 @@ def _operations(collectives: np.ndarray, calls: np.ndarray) -> list[Operation]:
         operations.append(
             Operation(operation=word(Op, int(op)), n=len(took_ms), p50_ms=p50, p99_ms=p99, max_ms=most)
         )
-    return sorted(operations, key=lambda one: -one.n)
+    return sorted(operations, key=lambda operation: -operation.n)
 
 
 TOOL: Tool[Node] = Tool("get_trace_stats", "Contents of the trace", get_trace_stats)

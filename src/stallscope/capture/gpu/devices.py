@@ -49,6 +49,6 @@ class Devices:
             mount, _, behind = line.partition(" - ")
             if mount.split()[2] == number:
                 kind, source = behind.split()[:2]
-                source = _ESCAPED.sub(lambda found: chr(int(found[1], 8)), source)
+                source = _ESCAPED.sub(lambda result: chr(int(result[1], 8)), source)
                 return kind if source in (kind, "none") else f"{source} ({kind})"
         return ""

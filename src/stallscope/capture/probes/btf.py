@@ -114,14 +114,14 @@ def section(elf: bytes, name: str) -> bytes:
     raise KeyError(name)
 
 
-def difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> str:
+def difference(ours: np.dtype[Any], other_rows: np.dtype[Any]) -> str:
     """The first field in which two struct layouts differ, in words; empty when they are the same."""
-    if ours == theirs:
+    if ours == other_rows:
         return ""
-    our_fields, their_fields = dict(ours.fields or {}), dict(theirs.fields or {})
+    our_fields, their_fields = dict(ours.fields or {}), dict(other_rows.fields or {})
     for name, field in our_fields.items():
         if name not in their_fields:
             return f"{name} is missing"
         if their_fields[name] != field:
             return f"{name} is {their_fields[name]}, not {field}"
-    return f"{theirs.names} in {theirs.itemsize} bytes, not {ours.names} in {ours.itemsize}"
+    return f"{other_rows.names} in {other_rows.itemsize} bytes, not {ours.names} in {ours.itemsize}"

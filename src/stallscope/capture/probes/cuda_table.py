@@ -335,4 +335,4 @@ FEW = frozenset(_FEW.split())
 
 def only_counted(launches: tuple[Operation, ...]) -> tuple[Operation, ...]:
     """The same launches as hot functions, without time charged to them."""
-    return tuple(one._replace(inside=Category.NONE, group=HookGroup.HOT) for one in launches)
+    return tuple(launch._replace(inside=Category.NONE, group=HookGroup.HOT) for launch in launches)

@@ -113,7 +113,7 @@ class Group:
         for (pid, _), (spent, _) in self._spent_by.items():
             by_process[pid] += spent
         self.spent = max(by_process.values(), default=0.0)
-        added, inside = max(self._spent_by.values(), key=lambda one: one[1], default=(0.0, 0))
+        added, inside = max(self._spent_by.values(), key=lambda group: group[1], default=(0.0, 0))
         self.inside_share = inside / max(now_ns - self.period_ns, 1)
         self.added_share = added / max(inside, 1)
 
@@ -293,7 +293,7 @@ class Governor:
             with self._lock:
                 self._relieve(now_ns)
             return
-        is_on = [group for group, one in self.groups.items() if one.is_on]
+        is_on = [group for group, entry in self.groups.items() if entry.is_on]
         counts = counted(self.program.slots(), [HookGroup.ALWAYS, *is_on])
         with self._lock:
             self._count_always(counts.pop(HookGroup.ALWAYS), now_ns)

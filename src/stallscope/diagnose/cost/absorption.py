@@ -33,7 +33,7 @@ class Absorption:
 
 def absorption(case: Case, named: Late) -> Absorption:
     """The absorbed delays of ranks that are late repeatedly. named: their late steps by process."""
-    parts = stretches(case, [one for late in named.values() for one in late]) if named else None
+    parts = stretches(case, [late_step for late in named.values() for late_step in late]) if named else None
     if parts is None:
         return Absorption()
     least = case.limits.min_late_steps
@@ -63,9 +63,9 @@ def _may_be_absorbed(case: Case, late: Sequence[LateStep]) -> bool:
     """Whether the GPU had more remaining work, when the host began to wait for it, than the host was late."""
     table, process = case.judged, late[0].process
     here = slice(*np.searchsorted(table.process, [process, process + 1]))
-    after = np.searchsorted(table.step[here], [one.step + 1 for one in late])
+    after = np.searchsorted(table.step[here], [late_step.step + 1 for late_step in late])
     waited = np.append(table.wait_ns[here], 0)[np.minimum(after, len(table.step[here]))]
-    delay = np.array([max(one.late_ns, one.excess_ns) for one in late])
+    delay = np.array([max(late_step.late_ns, late_step.excess_ns) for late_step in late])
     times = HostTimes.of(case.line, case.plan, list(late))
     parts = passed_on(case.line, times, list(late))
     return bool(np.median(waited - delay) >= 0 and np.median(parts) < _PASSED_ON)

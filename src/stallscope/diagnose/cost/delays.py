@@ -33,7 +33,7 @@ _APART_STEPS = 2  # late steps with at most one good step between them are one i
 
 N = TypeVar("N", int, float)
 
-Who = tuple[int, int]
+ProcessKey = tuple[int, int]
 """A process outside a case: node and pid."""
 
 
@@ -50,7 +50,7 @@ class Delays:
 
     late: tuple[LateStep, ...]
     n_late: int
-    by_process: Mapping[Who, int]
+    by_process: Mapping[ProcessKey, int]
     n_incidents: int
     n_rounds: int
     rounds: Mapping[int, tuple[int, int, int]]
@@ -58,19 +58,19 @@ class Delays:
     since_ns: int | None
     until_ns: int | None
     excess: Excess
-    lost_ns: Mapping[Who, float] = field(default_factory=dict)
-    least_ns: Mapping[Who, float] = field(default_factory=dict)
+    lost_ns: Mapping[ProcessKey, float] = field(default_factory=dict)
+    least_ns: Mapping[ProcessKey, float] = field(default_factory=dict)
     is_lower_bound: bool = False
 
     @property
     def steps(self) -> Array:
         """The step numbers of the kept late steps: int64."""
-        return np.array([one.step for one in self.late], np.int64)
+        return np.array([late_step.step for late_step in self.late], np.int64)
 
     @property
     def sizes_ns(self) -> Array:
         """The own excess of the kept late steps: float64."""
-        return np.array([one.excess_ns for one in self.late])
+        return np.array([late_step.excess_ns for late_step in self.late])
 
     @property
     def comm_hash(self) -> int:
@@ -89,18 +89,20 @@ def delays_by_process(
     if not late:
         return {}
     counted = _largest(late, _n_counted(case, _MOST_WAITS))
-    among_all = list({(one.process, one.step): one for one in [*late, *among]}.values())
-    costs, n_counted = _costs(case, counted, among_all), Counter(one.process for one in counted)
-    excess, found, nothing = _excess_by_process(case, late), {}, np.zeros(case.line.n_processes)
-    for process, mine in _by_process(case, late).items():
+    among_all = list(
+        {(late_step.process, late_step.step): late_step for late_step in [*late, *among]}.values()
+    )
+    costs, n_counted = _costs(case, counted, among_all), Counter(late_step.process for late_step in counted)
+    excess, result, nothing = _excess_by_process(case, late), {}, np.zeros(case.line.n_processes)
+    for process, late_steps in _by_process(case, late).items():
         spent = costs.get(process, Cost(nothing, nothing))
-        found[process] = replace(
-            _delays(case, mine, excess[process]),
+        result[process] = replace(
+            _delays(case, late_steps, excess[process]),
             lost_ns=_lost_by(case, spent.lost_ns),
             least_ns=_lost_by(case, spent.least_ns),
-            is_lower_bound=n_counted[process] < len(mine),
+            is_lower_bound=n_counted[process] < len(late_steps),
         )
-    return found
+    return result
 
 
 def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
@@ -108,12 +110,16 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
 
     The others wait for the last late process in a step; earlier late processes add no cost.
     """
-    late = sorted(late, key=lambda one: case.arrival_ns[one.peak_row])
-    last_ones = list({one.step: one for one in sorted(late, key=lambda one: one.late_ns)}.values())
+    late = sorted(late, key=lambda late_step: case.arrival_ns[late_step.peak_row])
+    last_ones = list(
+        {
+            late_step.step: late_step for late_step in sorted(late, key=lambda late_step: late_step.late_ns)
+        }.values()
+    )
     counted = _of_all_sizes(last_ones, _n_counted(case, _MOST_WAITS_IN_ALL))
     costs = list(_costs(case, counted, last_ones, uneven=late).values())
-    all_ns = sum(one.late_ns for one in last_ones)
-    more = all_ns / sum(one.late_ns for one in counted)
+    all_ns = sum(late_step.late_ns for late_step in last_ones)
+    more = all_ns / sum(late_step.late_ns for late_step in counted)
     lost_ns = more * np.sum([spent.lost_ns for spent in costs], axis=0)
     if case.line.is_p2p.any():  # indirect waits are not all recorded
         lost_ns = np.maximum(lost_ns, all_ns)
@@ -142,14 +148,14 @@ def _costs(
             case.arrival_ns,
             waits=case.waits,
             by_round=by_round,
-            late=mine,
+            late=late_steps,
             among=among,
             share=share,
-            passed_on=passed_on(case.line, times, mine),
+            passed_on=passed_on(case.line, times, late_steps),
             step_ns=case.step_ns,
             limits=case.limits,
         )
-        for process, mine in _by_process(case, late).items()
+        for process, late_steps in _by_process(case, late).items()
     }
 
 
@@ -167,29 +173,33 @@ def as_steps_grew(
     among: further late steps of these processes in the case, which cause a share of the growth. baseline: quiet steps
     of the job before the case.
     """
-    counted = {(one.process, one.step): one for each in delays.values() for one in each.late}
-    counted |= {(one.process, one.step): one for one in among}
-    parts, found = stretches(case, list(counted.values()), baseline), dict(delays)
+    counted = {
+        (late_step.process, late_step.step): late_step for each in delays.values() for late_step in each.late
+    }
+    counted |= {(late_step.process, late_step.step): late_step for late_step in among}
+    parts, result = stretches(case, list(counted.values()), baseline), dict(delays)
     sizes_ns: defaultdict[int, float] = defaultdict(float)
-    for one in counted.values():
-        sizes_ns[one.process] += one.late_ns
+    for late_step in counted.values():
+        sizes_ns[late_step.process] += late_step.late_ns
     for group in groups:
         grown = growth(parts, group) if parts else None
         if grown is None:
             continue
         whole_ns = max(sum(sizes_ns[process] for process in group), 1.0)
         for process in group:
-            share = sum(one.late_ns for one in delays[process].late) / whole_ns
-            found[process] = _costing(case, group, delays[process], grown, share=share)
-    return found
+            share = sum(late_step.late_ns for late_step in delays[process].late) / whole_ns
+            result[process] = _costing(case, group, delays[process], grown, share=share)
+    return result
 
 
 def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *, share: float) -> Delays:
     """Delays with a share of a growth as their cost, divided equally among the processes that waited."""
-    members = {case.who(process) for process in group}
-    waited = [who for who in delays.lost_ns if who not in members]
-    waited = waited or [who for who in map(case.who, range(case.line.n_processes)) if who not in members]
-    modelled = sum(ns for who, ns in delays.least_ns.items() if who not in members)
+    members = {case.process_key(process) for process in group}
+    waited = [key for key in delays.lost_ns if key not in members]
+    waited = waited or [
+        key for key in map(case.process_key, range(case.line.n_processes)) if key not in members
+    ]
+    modelled = sum(ns for key, ns in delays.least_ns.items() if key not in members)
     most = grown.most_ns * share
     least = grown.least_ns * share if grown.is_measured else max(grown.least_ns * share, min(modelled, most))
     return replace(
@@ -199,7 +209,7 @@ def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *,
     )
 
 
-def _lost_by(case: Case, lost_ns: Array) -> dict[Who, float]:
+def _lost_by(case: Case, lost_ns: Array) -> dict[ProcessKey, float]:
     """The lost time by process identity, for the processes that lost time."""
     kept_waiting = np.flatnonzero(lost_ns > 0)
     columns = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, lost_ns))
@@ -212,14 +222,14 @@ def _n_counted(case: Case, most_waits: int) -> int:
 
 def _largest(late: list[LateStep], most: int) -> list[LateStep]:
     """The longest late steps."""
-    return late if len(late) <= most else sorted(late, key=lambda one: -one.late_ns)[:most]
+    return late if len(late) <= most else sorted(late, key=lambda late_step: -late_step.late_ns)[:most]
 
 
 def _of_all_sizes(late: list[LateStep], most: int) -> list[LateStep]:
     """A sample of late steps, evenly from the longest to the shortest."""
     if len(late) <= most:
         return late
-    by_size = sorted(late, key=lambda one: -one.late_ns)
+    by_size = sorted(late, key=lambda late_step: -late_step.late_ns)
     indices = (2 * np.arange(most) + 1) * len(late) // (2 * most)
     return [by_size[i] for i in indices.tolist()]
 
@@ -227,9 +237,9 @@ def _of_all_sizes(late: list[LateStep], most: int) -> list[LateStep]:
 def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
     """The delays of a process by its GPU. Each other process loses at most the delays."""
     delays = _delays(case, _by_process(case, late)[process], _excess_by_process(case, late)[process])
-    lost = float(sum(one.excess_ns for one in late))
+    lost = float(sum(late_step.excess_ns for late_step in late))
     others = (other for other in range(case.line.n_processes) if other != process)
-    return replace(delays, lost_ns={case.who(other): lost for other in others})
+    return replace(delays, lost_ns={case.process_key(other): lost for other in others})
 
 
 def device_cost(
@@ -247,14 +257,18 @@ def device_cost(
     among: further late steps of the GPU in the case, which cause a share of the growth. baseline: quiet steps of the
     job before the case.
     """
-    counted = list({one.step: one for one in [*late, *among]}.values())
+    counted = list({late_step.step: late_step for late_step in [*late, *among]}.values())
     delays, throughout = device_delays(case, process, late), _throughout(case, process, counted)
     parts = stretches(case, throughout, baseline)
     grown = growth(parts, [process]) if parts else None
     if grown and not grown.is_measured:
-        parts = stretches(case, [replace(one, late_ns=one.excess_ns) for one in throughout], baseline)
+        parts = stretches(
+            case, [replace(late_step, late_ns=late_step.excess_ns) for late_step in throughout], baseline
+        )
         grown = growth(parts, [process]) if parts else None
-    share = sum(one.late_ns for one in late) / max(sum(one.late_ns for one in counted), 1.0)
+    share = sum(late_step.late_ns for late_step in late) / max(
+        sum(late_step.late_ns for late_step in counted), 1.0
+    )
     return _costing(case, [process], delays, grown, share=share) if grown else delays
 
 
@@ -262,39 +276,40 @@ def _throughout(case: Case, process: int, late: list[LateStep]) -> list[LateStep
     """The late steps of a process. If these are most steps from the first to the last, also the steps between,
     each as a typical late step.
     """
-    table, by_step = case.judged, {one.step: one for one in late}
+    table, by_step = case.judged, {late_step.step: late_step for late_step in late}
     if len(by_step) < case.limits.steady_share * (max(by_step) - min(by_step) + 1):
         return late
     late_ns, excess_ns = (
-        float(np.median([getattr(one, name) for one in late])) for name in ("late_ns", "excess_ns")
+        float(np.median([getattr(late_step, name) for late_step in late]))
+        for name in ("late_ns", "excess_ns")
     )
-    found = list(late)
+    result = list(late)
     for i in range(*np.searchsorted(table.process, [process, process + 1]).tolist()):
         step, row = int(table.step[i]), int(table.end_row[i]) - 1
         if min(by_step) < step < max(by_step) and step not in by_step:
-            found.append(replace(late[0], step=step, peak_row=row, late_ns=late_ns, excess_ns=excess_ns))
-    return found
+            result.append(replace(late[0], step=step, peak_row=row, late_ns=late_ns, excess_ns=excess_ns))
+    return result
 
 
 def total(parts: Iterable[Delays]) -> Delays:
     """The sum of delays, in order of time or of different processes."""
-    found = list(parts)
-    if len(found) == 1:
-        return found[0]
+    result = list(parts)
+    if len(result) == 1:
+        return result[0]
     return Delays(
-        late=tuple(one for part in found for one in part.late)[-MOST_KEPT:],
-        n_late=sum(part.n_late for part in found),
-        by_process=_added(part.by_process for part in found),
-        n_incidents=sum(part.n_incidents for part in found) - _n_continued(found),
-        n_rounds=sum(part.n_rounds for part in found),
-        rounds=_all_rounds(found),
-        max_late_ns=max(part.max_late_ns for part in found),
-        since_ns=min((part.since_ns for part in found if part.since_ns is not None), default=None),
-        until_ns=max((part.until_ns for part in found if part.until_ns is not None), default=None),
-        excess=_in_all([part.excess for part in found]),
-        lost_ns=_in_order(_added(part.lost_ns for part in found), found[0].lost_ns),
-        least_ns=_in_order(_added(part.least_ns for part in found), found[0].least_ns),
-        is_lower_bound=any(part.is_lower_bound for part in found),
+        late=tuple(late_step for part in result for late_step in part.late)[-MOST_KEPT:],
+        n_late=sum(part.n_late for part in result),
+        by_process=_added(part.by_process for part in result),
+        n_incidents=sum(part.n_incidents for part in result) - _n_continued(result),
+        n_rounds=sum(part.n_rounds for part in result),
+        rounds=_all_rounds(result),
+        max_late_ns=max(part.max_late_ns for part in result),
+        since_ns=min((part.since_ns for part in result if part.since_ns is not None), default=None),
+        until_ns=max((part.until_ns for part in result if part.until_ns is not None), default=None),
+        excess=_in_all([part.excess for part in result]),
+        lost_ns=_in_order(_added(part.lost_ns for part in result), result[0].lost_ns),
+        least_ns=_in_order(_added(part.least_ns for part in result), result[0].least_ns),
+        is_lower_bound=any(part.is_lower_bound for part in result),
     )
 
 
@@ -306,31 +321,31 @@ def n_incidents(steps: Array) -> int:
 def _by_process(case: Case, late: list[LateStep]) -> dict[int, list[LateStep]]:
     """The late steps of each process, in order of time."""
     groups: dict[int, list[LateStep]] = {}
-    for one in sorted(late, key=lambda one: case.arrival_ns[one.peak_row]):
-        groups.setdefault(one.process, []).append(one)
+    for late_step in sorted(late, key=lambda late_step: case.arrival_ns[late_step.peak_row]):
+        groups.setdefault(late_step.process, []).append(late_step)
     return groups
 
 
 def _excess_by_process(case: Case, late: list[LateStep]) -> dict[int, Excess]:
     """The excess of each process's late steps over their peers, from the largest late steps."""
-    largest = sorted(late, key=lambda one: -one.excess_ns)[:_MOST_EXPLAINED]
+    largest = sorted(late, key=lambda late_step: -late_step.excess_ns)[:_MOST_EXPLAINED]
     more = _more_spent(case, largest)
     knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
     examined = _by_process(case, largest)
     nothing = _excess(case, [], more=more, knows_syscalls=knows_syscalls)
-    return {one.process: nothing for one in late} | {
-        process: _excess(case, mine, more=more, knows_syscalls=knows_syscalls)
-        for process, mine in examined.items()
+    return {late_step.process: nothing for late_step in late} | {
+        process: _excess(case, late_steps, more=more, knows_syscalls=knows_syscalls)
+        for process, late_steps in examined.items()
     }
 
 
 def _more_spent(case: Case, late: list[LateStep]) -> dict[int, tuple[Array, Array]]:
     """By id of a late step, the excess of the ledger and of the calls in each row of it: see ledger_excess_ns."""
-    rows = [np.arange(one.first_row, one.peak_row + 1) for one in late]
+    rows = [np.arange(late_step.first_row, late_step.peak_row + 1) for late_step in late]
     ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *rows]))
     ends = np.cumsum([len(own) for own in rows])
     parts = (np.split(each, ends[:-1]) for each in (ledger, counts))
-    return {id(one): more for one, more in zip(late, zip(*parts, strict=True), strict=True)}
+    return {id(late_step): more for late_step, more in zip(late, zip(*parts, strict=True), strict=True)}
 
 
 def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
@@ -338,16 +353,16 @@ def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
     first, last = late[0], late[-1]
     begin = case.arrival_ns[first.peak_row] - first.late_ns
     steps: dict[int, list[int]] = {}
-    for one in late:
-        steps.setdefault(one.process, []).append(one.step)
+    for late_step in late:
+        steps.setdefault(late_step.process, []).append(late_step.step)
     return Delays(
         late=tuple(late),
         n_late=len(late),
-        by_process={case.who(process): len(own) for process, own in steps.items()},
+        by_process={case.process_key(process): len(own) for process, own in steps.items()},
         n_incidents=sum(n_incidents(np.array(own)) for own in steps.values()),
-        n_rounds=sum(one.n_rounds for one in late),
+        n_rounds=sum(late_step.n_rounds for late_step in late),
         rounds=_rounds(case, late),
-        max_late_ns=max(one.late_ns for one in late),
+        max_late_ns=max(late_step.late_ns for late_step in late),
         since_ns=wall_ns(case.trace, case.first_node, begin),
         until_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[last.peak_row])),
         excess=excess,
@@ -355,26 +370,26 @@ def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
 
 
 def _rounds(case: Case, late: list[LateStep]) -> dict[int, tuple[int, int, int]]:
-    peaks = np.array([one.peak_row for one in late])
+    peaks = np.array([late_step.peak_row for late_step in late])
     comms, seqs = (case.line.rows.column(name, peaks).tolist() for name in ("comm_hash", "seq"))
-    found: dict[int, tuple[int, int, int]] = {}
+    result: dict[int, tuple[int, int, int]] = {}
     for comm, seq in zip(comms, seqs, strict=True):
-        n, first, last = found.get(comm, (0, seq, seq))
-        found[comm] = n + 1, min(first, seq), max(last, seq)
-    return found
+        n, first, last = result.get(comm, (0, seq, seq))
+        result[comm] = n + 1, min(first, seq), max(last, seq)
+    return result
 
 
 def _excess(
     case: Case, late: list[LateStep], *, more: Mapping[int, tuple[Array, Array]], knows_syscalls: bool
 ) -> Excess:
-    parts = [more[id(one)] for one in late]
+    parts = [more[id(late_step)] for late_step in late]
     ledger = np.concatenate([np.zeros((0, N_CATEGORIES)), *(part for part, _ in parts)]).sum(axis=0)
     counts = np.concatenate([np.zeros((0, 4)), *(part for _, part in parts)]).sum(axis=0)
     calls, offcpu = (_within(case, table, late) for table in (case.trace.calls, case.trace.offcpu))
     host = _within(case, case.trace.host_events, late)
     host = np.concatenate([host, retransmits_to(case.trace, host)])
     return Excess(
-        total_ns=float(sum(one.excess_ns for one in late)),
+        total_ns=float(sum(late_step.excess_ns for late_step in late)),
         ledger_ns=ledger,
         n_steps=len(late),
         n_syncs=counts[0],
@@ -401,8 +416,8 @@ def _sampled(case: Case, late: list[LateStep]) -> Array:
     own = rows[(rows["pid"] == line.pid[process]) & (rows["node"] == line.node[process])]
     own = own[own["role"] == SampleRole.GPU]
     is_within = np.zeros(len(own), bool)
-    for one in late:
-        begin, end = line.ts_ns[max(one.first_row - 1, 0)], line.ts_ns[one.peak_row]
+    for late_step in late:
+        begin, end = line.ts_ns[max(late_step.first_row - 1, 0)], line.ts_ns[late_step.peak_row]
         is_within |= (own["ts_ns"] - _SECOND_NS < end) & (own["ts_ns"] >= begin)
     return own[is_within]
 
@@ -417,19 +432,19 @@ def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
     if "kind" in (own.dtype.names or ()):  # events counted once a second may be from any time in that second
         own_end[np.isin(own["kind"], SUMMED)] += _SECOND_NS
     is_within = np.zeros(len(own), bool)
-    for one in late:
-        begin, end = line.ts_ns[max(one.first_row - 1, 0)], line.ts_ns[one.peak_row]
+    for late_step in late:
+        begin, end = line.ts_ns[max(late_step.first_row - 1, 0)], line.ts_ns[late_step.peak_row]
         is_within |= (own["ts_ns"] < end) & (own_end > begin)
     return own[is_within]
 
 
 def _n_continued(parts: list[Delays]) -> int:
     """The number of parts that continue the last incident of earlier parts of the same processes."""
-    who, last_step, n = set(parts[0].by_process), _last_step(parts[0]), 0
+    key, last_step, n = set(parts[0].by_process), _last_step(parts[0]), 0
     for part in parts[1:]:
-        if part.late and last_step is not None and who == part.by_process.keys():
+        if part.late and last_step is not None and key == part.by_process.keys():
             n += part.late[0].step - last_step <= _APART_STEPS
-        who |= part.by_process.keys()
+        key |= part.by_process.keys()
         last_step = _last_step(part) if part.late else last_step
     return n
 
@@ -438,26 +453,26 @@ def _last_step(part: Delays) -> int | None:
     return part.late[-1].step if part.late else None
 
 
-def _added(parts: Iterable[Mapping[Who, N]]) -> dict[Who, N]:
-    found: dict[Who, N] = {}
+def _added(parts: Iterable[Mapping[ProcessKey, N]]) -> dict[ProcessKey, N]:
+    result: dict[ProcessKey, N] = {}
     for part in parts:
-        for who, value in part.items():
-            found[who] = found[who] + value if who in found else value
-    return found
+        for key, value in part.items():
+            result[key] = result[key] + value if key in result else value
+    return result
 
 
-def _in_order(lost_ns: dict[Who, float], first: Mapping[Who, float]) -> dict[Who, float]:
+def _in_order(lost_ns: dict[ProcessKey, float], first: Mapping[ProcessKey, float]) -> dict[ProcessKey, float]:
     """The lost time sorted by process; the first part is sorted if it has all processes."""
     return lost_ns if len(lost_ns) == len(first) else dict(sorted(lost_ns.items()))
 
 
 def _all_rounds(parts: list[Delays]) -> dict[int, tuple[int, int, int]]:
-    found: dict[int, tuple[int, int, int]] = {}
+    result: dict[int, tuple[int, int, int]] = {}
     for part in parts:
         for comm, (n, first, last) in part.rounds.items():
-            before = found.get(comm, (0, first, last))
-            found[comm] = before[0] + n, min(before[1], first), max(before[2], last)
-    return found
+            before = result.get(comm, (0, first, last))
+            result[comm] = before[0] + n, min(before[1], first), max(before[2], last)
+    return result
 
 
 def _in_all(parts: list[Excess]) -> Excess:

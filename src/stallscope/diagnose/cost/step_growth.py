@@ -186,16 +186,21 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
     own, whole = parts.delay_of(group), parts.delay_of(parts.delay_ns.keys())
     if not own.any():
         return None
-    found = _compared(parts, whole) or _bounded(parts, whole)
-    share, n_waiting = _shares(parts, group, found)
+    compared = _compared(parts, whole) or _bounded(parts, whole)
+    share, n_waiting = _shares(parts, group, compared)
     least, most, delay = (
-        float((each * share * n_waiting).sum()) for each in (found.least_ns, found.most_ns, whole)
+        float((each * share * n_waiting).sum()) for each in (compared.least_ns, compared.most_ns, whole)
     )
-    error = found.error_ns * float((share * n_waiting)[own > 0].mean())
+    error = compared.error_ns * float((share * n_waiting)[own > 0].mean())
     in_all = max(parts.in_all_ns[process] for process in group if process in parts.in_all_ns)
-    seen = min(float(own.sum()) / in_all, 1.0)
+    known_share = min(float(own.sum()) / in_all, 1.0)
     most = min(max(most + error, 0.0), delay)
-    return Growth(min(max(least - error, 0.0), most) / seen, most / seen, delay / seen, found.is_measured)
+    return Growth(
+        min(max(least - error, 0.0), most) / known_share,
+        most / known_share,
+        delay / known_share,
+        compared.is_measured,
+    )
 
 
 def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches:
@@ -230,9 +235,9 @@ def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches
 
 def _is_together(one_ns: Array, other_ns: Array) -> bool:
     """Whether two processes are late in the same stretches by like amounts, as ranks of a node are."""
-    one, other = one_ns - one_ns.mean(), other_ns - other_ns.mean()
-    spread = float((one * one).sum() * (other * other).sum()) ** 0.5
-    return spread == 0 or float((one * other).sum()) >= _TOGETHER * spread
+    late_step, other = one_ns - one_ns.mean(), other_ns - other_ns.mean()
+    spread = float((late_step * late_step).sum() * (other * other).sum()) ** 0.5
+    return spread == 0 or float((late_step * other).sum()) >= _TOGETHER * spread
 
 
 def _grown_with(parts: Stretches, others: Sequence[int], own_ns: Array) -> Array:
@@ -248,15 +253,15 @@ def _grown_with(parts: Stretches, others: Sequence[int], own_ns: Array) -> Array
     return np.asarray(x[:, n_own:] @ by[n_own:])
 
 
-def _shares(parts: Stretches, group: Collection[int], found: _Estimate) -> tuple[Array, Array]:
+def _shares(parts: Stretches, group: Collection[int], estimate: _Estimate) -> tuple[Array, Array]:
     """The group's share of the delays in each stretch, and the number of ranks that waited in it: float64 (k,) each."""
     others = [process for process in parts.delay_ns if process not in group]
-    own, theirs = (parts.delay_of(each) for each in (group, others))
+    own, other_delay = (parts.delay_of(each) for each in (group, others))
     if parts.is_step:  # if no rank is late, the delay is left from the step before
-        is_left = own + theirs == 0
-        own, theirs = (np.where(is_left, np.append(0.0, each[:-1]), each) for each in (own, theirs))
-    share = np.divide(own, own + theirs, out=np.zeros_like(own), where=own > 0)
-    grown = np.maximum(found.most_ns, 1.0)
+        is_left = own + other_delay == 0
+        own, other_delay = (np.where(is_left, np.append(0.0, each[:-1]), each) for each in (own, other_delay))
+    share = np.divide(own, own + other_delay, out=np.zeros_like(own), where=own > 0)
+    grown = np.maximum(estimate.most_ns, 1.0)
     waited = [np.clip(1.0 - parts.delay_ns[process] / grown, 0.0, 1.0) for process in others]
     return share, parts.n_waiting + np.sum([np.zeros_like(own), *waited], axis=0)
 
@@ -368,7 +373,7 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
 def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     """Each step, from the first arrival of a rank in it to its first arrival in the next step."""
     table, n = case.table, int(case.table.step.max()) + 1
-    named = sorted({one.process for one in late})
+    named = sorted({late_step.process for late_step in late})
     is_named = np.isin(np.arange(case.line.n_processes), named)
     start = case.line.ts_ns[table.first_row]
     length = np.append(np.diff(start), 0)
@@ -420,17 +425,19 @@ def _by_named(
     """
     table = case.table
     delay, excess = ({process: np.zeros(len(is_warm)) for process in named} for _ in range(2))
-    for one in late:
-        delay[one.process][one.step] = max(delay[one.process][one.step], one.late_ns, one.excess_ns)
+    for late_step in late:
+        delay[late_step.process][late_step.step] = max(
+            delay[late_step.process][late_step.step], late_step.late_ns, late_step.excess_ns
+        )
     for process in named:
         here = np.arange(*np.searchsorted(table.process, [process, process + 1]).tolist())
-        mine, own = delay[process], excess[process]
+        process_delay, own = delay[process], excess[process]
         own[table.step[here]] = np.maximum(table.excess_ns[here], 0.0)
-        typical = float(np.median(mine[mine > 0])) if mine.any() else np.inf
+        typical = float(np.median(process_delay[process_delay > 0])) if process_delay.any() else np.inf
         large = here[(table.excess_ns[here] >= _ALSO_LATE * typical) & ~is_warm[table.step[here]]]
         is_late = table.step[large[~is_usual_in_pauses(table, pause_ns, large, limits=case.limits)]]
-        mine[is_late] = np.maximum(mine[is_late], own[is_late])
-        mine[_in_turn(mine, table.step[here[pause_ns[here] > 0]])] = typical
+        process_delay[is_late] = np.maximum(process_delay[is_late], own[is_late])
+        process_delay[_in_turn(process_delay, table.step[here[pause_ns[here] > 0]])] = typical
     return delay, excess
 
 
@@ -465,13 +472,16 @@ def _shortest_warm_up(parts: Stretches, is_normal: Array) -> float:
 def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
     """The time from each release to the next, for hosts that run ahead of their GPUs."""
     when, n_steps = case.waits.released_ns, np.diff(case.waits.released_in)
-    delay = {one.process: np.zeros(len(n_steps)) for one in late}
+    delay = {late_step.process: np.zeros(len(n_steps)) for late_step in late}
     in_all = dict.fromkeys(delay, 0.0)
-    for one in late:
-        k, size = int(np.searchsorted(when, case.arrival_ns[one.peak_row], side="right")) - 1, one.late_ns
-        in_all[one.process] += max(size, one.excess_ns)
+    for late_step in late:
+        k, size = (
+            int(np.searchsorted(when, case.arrival_ns[late_step.peak_row], side="right")) - 1,
+            late_step.late_ns,
+        )
+        in_all[late_step.process] += max(size, late_step.excess_ns)
         if 0 <= k < len(n_steps):
-            delay[one.process][k] += max(size, one.excess_ns)
+            delay[late_step.process][k] += max(size, late_step.excess_ns)
     return Stretches(
         begin_ns=when[:-1].astype(np.float64),
         n_steps=n_steps,

@@ -33,10 +33,10 @@ class OnDevice:
     more_work: dict[int, SlowDevice] = field(default_factory=dict)
 
 
-def on_device(case: Case, found: list[LateStep]) -> OnDevice:
+def on_device(case: Case, late_steps: list[LateStep]) -> OnDevice:
     """The findings from the GPUs' own times; without such times, slow GPUs from the releases of their ranks.
 
-    found: late steps of the hosts, which are not evidence about the GPUs.
+    late_steps: of the hosts, which are not evidence about the GPUs.
     """
     line, table, limits = case.line, case.judged, case.limits
     times = gpu_time(line)
@@ -46,8 +46,8 @@ def on_device(case: Case, found: list[LateStep]) -> OnDevice:
         )
     host_excess_ns = excess_ns(line, case.plan, line.host_ns)
     more = device_excess(line, case.plan, table, times, host_excess_ns=host_excess_ns)
-    late = late_devices(table, more, usual=case.pace, limits=limits, found=found)
-    slow = slow_devices(table, more, late, usual=case.pace, limits=limits, found=found)
+    late = late_devices(table, more, usual=case.pace, limits=limits, host_late_steps=late_steps)
+    slow = slow_devices(table, more, late, usual=case.pace, limits=limits, host_late_steps=late_steps)
     stage = slow_stage(
         line,
         case.plan,

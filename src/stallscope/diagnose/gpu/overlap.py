@@ -96,9 +96,9 @@ def _at_positions(line: Timeline, plan: Programs, is_free: Array, *, gap: Array,
     A position with too few samples is like most positions of its program.
     """
     wait, work = (plan.calls.beyond_others(value, is_free) for value in (held, gap))
-    place = positions_in_run(plan.step, line.process)
+    positions = positions_in_run(plan.step, line.process)
     rows = np.flatnonzero(is_free & np.isfinite(wait) & np.isfinite(work))
-    own, n_own = numbered(line.process[rows], place[rows])
+    own, n_own = numbered(line.process[rows], positions[rows])
     order = np.lexsort((plan.step[rows], own))
     rows, own = rows[order], own[order]
     pairs = np.flatnonzero((np.diff(own) == 0) & (np.diff(plan.step[rows]) == 1))
@@ -111,7 +111,7 @@ def _at_positions(line: Timeline, plan: Programs, is_free: Array, *, gap: Array,
     is_known = (n >= _FEWEST_SAMPLES) & (alone > 0)
     slope, first_row = both[is_known] / alone[is_known], first_row[is_known]
     program, n_programs = plan.program[line.process], len(plan.has_steps)
-    position, n_positions = numbered(program, place)
+    position, n_positions = numbered(program, positions)
     in_program = _median_slopes(program[first_row], slope, n_programs)[program]
     at_position = _median_slopes(position[first_row], slope, n_positions)[position]
     return np.asarray(np.where(np.isnan(at_position), in_program, at_position) >= _SLOPE)

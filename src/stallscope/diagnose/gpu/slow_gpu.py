@@ -101,12 +101,12 @@ def _of_node(line: Timeline, table: Cells, by_cell_ns: Array) -> Array:
 
 
 def late_devices(
-    table: Cells, more: DeviceExcess, *, usual: Pace, limits: Thresholds, found: list[LateStep]
+    table: Cells, more: DeviceExcess, *, usual: Pace, limits: Thresholds, host_late_steps: list[LateStep]
 ) -> list[LateStep]:
     """The steps in which a GPU worked longer than its peers' GPUs, without the steps that the host explains."""
     least = least_device_ns(usual, limits)
     needed = np.maximum(least, limits.clock_error_factor * more.error_ns)[table.process]
-    explained = {(late.process, late.step) for late in found}
+    explained = {(late.process, late.step) for late in host_late_steps}
     return [
         _late(table, i, float(more.by_cell_ns[i]), most_ns=float(more.most_ns[i]))
         for i in np.flatnonzero(more.by_cell_ns >= needed).tolist()
@@ -126,18 +126,18 @@ def slow_devices(
     *,
     usual: Pace,
     limits: Thresholds,
-    found: list[LateStep],
+    host_late_steps: list[LateStep],
 ) -> dict[int, SlowDevice]:
     """Processes whose GPU is slower than its peers' in most steps of a stretch, beyond what chance gives.
 
-    late: see late_devices(). found: late steps of the hosts, which are not evidence about the GPU.
+    late: see late_devices(). host_late_steps: late steps of the hosts, which are not evidence about the GPU.
     """
-    explained = {(one.process, one.step) for one in found}
+    explained = {(late_step.process, late_step.step) for late_step in host_late_steps}
     least_ns = least_device_ns(usual, limits)
     least = limits.steady_noise_factor * more.noise_ns
-    late = [one for one in late if one.excess_ns >= least]
-    process_of = np.array([one.process for one in late], np.int64)
-    sizes = np.array([one.excess_ns for one in late])
+    late = [late_step for late_step in late if late_step.excess_ns >= least]
+    process_of = np.array([late_step.process for late_step in late], np.int64)
+    sizes = np.array([late_step.excess_ns for late_step in late])
     slow: dict[int, SlowDevice] = {}
     for process in np.flatnonzero(np.bincount(process_of) >= limits.min_late_steps).tolist():
         typical = float(np.median(sizes[process_of == process]))
@@ -169,8 +169,8 @@ def slow_devices(
 def _without_overlap(late: list[LateStep], late_ns: Array) -> list[LateStep]:
     """Late steps of a GPU; the excess lacks the time in which its peers worked as well. late_ns: NaN unknown."""
     return [
-        one if np.isnan(ns) else replace(one, excess_ns=min(one.excess_ns, ns))
-        for one, ns in zip(late, late_ns.tolist(), strict=True)
+        late_step if np.isnan(ns) else replace(late_step, excess_ns=min(late_step.excess_ns, ns))
+        for late_step, ns in zip(late, late_ns.tolist(), strict=True)
     ]
 
 
@@ -226,13 +226,13 @@ def released_late(
     n_late = np.bincount(owner[inside & (late >= least)], minlength=line.n_processes)
     slow: dict[int, SlowDevice] = {}
     for process in np.flatnonzero((n_seen >= 2 * limits.steady_steps) & (n_late >= 0.8 * n_seen)).tolist():
-        mine = inside & (owner == process) & (late >= least)
+        late_steps = inside & (owner == process) & (late >= least)
         own = inside & (owner == process)
         if _follows_host(late[own], came_late[own]):
             continue
         steps = [
             _late(table, i, excess)
-            for i, excess in zip(cell[mine].tolist(), late[mine].tolist(), strict=True)
+            for i, excess in zip(cell[late_steps].tolist(), late[late_steps].tolist(), strict=True)
         ]
         slow[process] = SlowDevice(steps, False, "when the rank is released after the same round")
     return slow

@@ -50,8 +50,8 @@ def stack_groups(trace: Trace) -> tuple[StackGroup, ...]:
         waits = any(_WAITS.search(frame) for frame in main)
         by_location.setdefault((_user_frame(main), waits), []).append(rank)
     groups = [
-        StackGroup(tuple(ranks), place, waits, stacks[ranks[0]][0])
-        for (place, waits), ranks in by_location.items()
+        StackGroup(tuple(ranks), location, waits, stacks[ranks[0]][0])
+        for (location, waits), ranks in by_location.items()
     ]
     return tuple(sorted(groups, key=lambda group: (-len(group.ranks), group.ranks)))
 

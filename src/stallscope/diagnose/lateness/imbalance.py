@@ -74,7 +74,7 @@ def slow_stage(
 
 def moving(
     line: Timeline,
-    found: list[LateStep],
+    late_steps: list[LateStep],
     named: dict[int, list[LateStep]],
     *,
     table: Cells,
@@ -82,7 +82,7 @@ def moving(
     limits: Thresholds,
 ) -> Moving | None:
     """Late steps of ranks that were not named, if they are too many and too long to ignore."""
-    unnamed = tuple(late for late in found if late.process not in named)
+    unnamed = tuple(late for late in late_steps if late.process not in named)
     n_steps = len(np.unique(table.step))
     n_late = len({late.step for late in unnamed})
     if n_late < max(5, 0.05 * n_steps) or len({late.process for late in unnamed}) < 2:

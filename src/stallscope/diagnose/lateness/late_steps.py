@@ -117,8 +117,8 @@ def late_steps(
     late = np.flatnonzero(is_late)
     late = late[~_queued(line, met, table, late)]
     is_usual = is_usual_in_pauses(table, pause, late, limits=limits)
-    found = _late(table, met, late, needed_ns=needed[late], is_usual=is_usual)
-    return found + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
+    result = _late(table, met, late, needed_ns=needed[late], is_usual=is_usual)
+    return result + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
 
 
 def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:

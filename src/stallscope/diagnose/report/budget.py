@@ -79,8 +79,8 @@ class Budget:
         parts = [
             f"{share:.0%} {self.label(name)}" for name, share in self.shares.items() if share >= _LEAST_SHARE
         ]
-        whose = "the process" if self.n_processes == 1 else f"{self.n_processes} ranks"
-        return f"Time budget of {whose}: {', '.join(parts)}."
+        subject = "the process" if self.n_processes == 1 else f"{self.n_processes} ranks"
+        return f"Time budget of {subject}: {', '.join(parts)}."
 
 
 def budget(

@@ -34,44 +34,44 @@ def summary(verdict: Verdict) -> str:
     return sentences[verdict.kind](verdict)
 
 
-def report(found: Report) -> str:
+def report(result: Report) -> str:
     """The whole report as plain text."""
-    lines = [f"Events: {found.source}." if found.source else "Events: from a trace.", _examined(found)]
-    lines += summary_lines(found.activity)
-    lines += [found.budget.line()] if found.budget else []
-    lines += _answer(found)
-    for number, verdict in enumerate(found.verdicts, 1):
-        lines += ["", *_block(verdict, number, len(found.verdicts))]
-    for remark in found.benign:
+    lines = [f"Events: {result.source}." if result.source else "Events: from a trace.", _examined(result)]
+    lines += summary_lines(result.activity)
+    lines += [result.budget.line()] if result.budget else []
+    lines += _answer(result)
+    for number, verdict in enumerate(result.verdicts, 1):
+        lines += ["", *_block(verdict, number, len(result.verdicts))]
+    for remark in result.benign:
         lines += ["", f"Not an alarm: {_remark(remark)}"]
     return "\n".join(lines)
 
 
-def headline(found: Report) -> str:
+def headline(result: Report) -> str:
     """The answer in one sentence: the first verdict, health, or the first reason for an inconclusive answer."""
-    if found.verdicts:
-        return found.verdicts[0].summary
-    if found.gaps:
-        return f"Inconclusive: {found.gaps[0].reason}."
-    if found.evidence and not found.evidence.shows_slowness:
+    if result.verdicts:
+        return result.verdicts[0].summary
+    if result.gaps:
+        return f"Inconclusive: {result.gaps[0].reason}."
+    if result.evidence and not result.evidence.shows_slowness:
         return "Healthy: no rank hangs."
-    has_peers = found.examined["n_rounds"] and found.examined["n_ranks"] != 1
+    has_peers = result.examined["n_rounds"] and result.examined["n_ranks"] != 1
     return f"Healthy: {'no rank slows down the others' if has_peers else 'nothing keeps a GPU waiting'}."
 
 
-def _answer(found: Report) -> list[str]:
+def _answer(result: Report) -> list[str]:
     """The answer without a verdict: healthy with its evidence, or inconclusive with the reasons."""
-    if found.verdicts:
+    if result.verdicts:
         return []
-    evidence = _evidence(found.evidence) if found.evidence else []
+    evidence = _evidence(result.evidence) if result.evidence else []
     rows = []
-    for gap in found.gaps[1:]:
+    for gap in result.gaps[1:]:
         rows += [("also", f"{gap.reason}.")]
     rows += [
         ("action" if i == 0 else "", action)
-        for i, action in enumerate(dict.fromkeys(g.action for g in found.gaps))
+        for i, action in enumerate(dict.fromkeys(g.action for g in result.gaps))
     ]
-    return ["", headline(found), *_rows(rows + evidence)]
+    return ["", headline(result), *_rows(rows + evidence)]
 
 
 def _evidence(evidence: Evidence) -> list[tuple[str, str]]:
@@ -102,15 +102,15 @@ def _rows(rows: list[tuple[str, str]]) -> list[str]:
     return [f"  {name:<10}  {value}".rstrip() for name, value in rows]
 
 
-def _n_unseen(found: Report) -> int:
-    return int(found.examined.get("n_ranks_unseen", 0))
+def _n_unseen(result: Report) -> int:
+    return int(result.examined.get("n_ranks_unseen", 0))
 
 
-def _examined(found: Report) -> str:
-    counts = found.examined
+def _examined(result: Report) -> str:
+    counts = result.examined
     lost = counts["n_lost_records"]
     of_jobs = f" of {counted(counts['n_jobs'], 'job')}" if "n_jobs" in counts else ""
-    of_all = f" of {counts['n_ranks'] + n}" if (n := _n_unseen(found)) else ""
+    of_all = f" of {counts['n_ranks'] + n}" if (n := _n_unseen(result)) else ""
     tail = "no records lost" if not lost else f"{counted(lost, 'record')} lost: verdicts are less reliable"
     return (
         f"Examined {counted(counts['n_ranks'], 'rank')}{of_all}{of_jobs} on {counted(counts['n_nodes'], 'node')}, "

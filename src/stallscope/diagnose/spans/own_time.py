@@ -240,17 +240,20 @@ def longer_kinds(trace: Trace, done: Work, process: int, steps: list[int]) -> di
     steps: rows of the Work.
     """
     spans = trace.spans[(trace.spans["op"] == Op.COMPUTE) & np.isin(trace.spans["step"], done.step[steps])]
-    whose = _process_of(spans, np.unique(_keys(trace.processes)))
+    owner = _process_of(spans, np.unique(_keys(trace.processes)))
     labels, label = np.unique(spans["label"], return_inverse=True)
     total = np.zeros((len(done.peers), len(labels)))
-    np.add.at(total, (whose[whose >= 0], label[whose >= 0]), spans["duration_ns"][whose >= 0])
+    np.add.at(total, (owner[owner >= 0], label[owner >= 0]), spans["duration_ns"][owner >= 0])
     per_step = total / max(len(steps), 1)
     is_peer = (done.peers == done.peers[process]) & (np.arange(len(done.peers)) != process)
     usual = np.median(per_step[is_peer], axis=0) if is_peer.any() else np.zeros(len(labels))
     own_ns = per_step[process]
     return {
-        name.decode("utf-8", "replace"): (float(own - theirs), float(own / theirs) if theirs > 0 else 0.0)
-        for name, own, theirs in zip(labels.tolist(), own_ns, usual, strict=True)
+        name.decode("utf-8", "replace"): (
+            float(own - other_rows),
+            float(own / other_rows) if other_rows > 0 else 0.0,
+        )
+        for name, own, other_rows in zip(labels.tolist(), own_ns, usual, strict=True)
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.diagnose.processes.cuda_errors import NO_CALLS_AFTER_NS, OUT_OF_MEMORY, failed
-from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.events.layout import Array
 
 _PATIENCE_NS = 2 * NO_CALLS_AFTER_NS
@@ -25,8 +25,8 @@ class FailedCalls:
     """
 
     ended_context: bool = False
-    refused: dict[Who, int] = field(default_factory=dict)
-    reported: dict[Who, int] = field(default_factory=dict)
+    refused: dict[ProcessKey, int] = field(default_factory=dict)
+    reported: dict[ProcessKey, int] = field(default_factory=dict)
 
     def note(self, calls: Array) -> None:
         """Take arriving calls."""
@@ -42,7 +42,9 @@ class FailedCalls:
         self.refused.update(other.refused)
         self.reported.update(other.reported)
 
-    def is_due(self, now_ns: Callable[[int], int], ended: Iterable[Who], *, is_last: bool = False) -> bool:
+    def is_due(
+        self, now_ns: Callable[[int], int], ended: Iterable[ProcessKey], *, is_last: bool = False
+    ) -> bool:
         """Whether failed calls must be judged now. Their processes then count as judged.
 
         now_ns: time of a node's latest event. ended: processes that have ended. is_last: the stream has ended.
@@ -67,7 +69,7 @@ class FailedCalls:
             waits |= (calls["node"] == node) & (calls["pid"] == pid) & (calls["result"] == OUT_OF_MEMORY)
         return calls[~waits] if waits.any() else calls
 
-    def has_continued(self, last_ns: Mapping[Who, int]) -> bool:
+    def has_continued(self, last_ns: Mapping[ProcessKey, int]) -> bool:
         """Whether a process makes calls after its failure was reported. last_ns: the last arrival of each process."""
         again = {
             process

@@ -9,7 +9,7 @@ from stallscope.diagnose.stream import evaluation as evaluations
 from stallscope.diagnose.stream.evaluation import Evaluation
 from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS, History, quiet_steps
 from stallscope.diagnose.stream.incidents import Candidate, Incidents, worded
-from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.verdicts import (
     change,
     claimed_rank,
@@ -49,12 +49,15 @@ def of_evaluation(
     known = {
         process
         for process in range(case.line.n_processes)
-        for candidate in [incidents.of(RANK, frozenset([case.who(process)]))]
+        for candidate in [incidents.of(RANK, frozenset([case.process_key(process)]))]
         if candidate is not None and candidate.candidate.verdict.kind == "straggler"
     }
     ranks = _ranks(result, history, known, only_since=True, is_whole=is_whole)
     taken = {
-        p for p in range(case.line.n_processes) for candidate in ranks if case.who(p) in candidate.processes
+        p
+        for p in range(case.line.n_processes)
+        for candidate in ranks
+        if case.process_key(p) in candidate.processes
     }
     devices = [
         candidate
@@ -214,7 +217,7 @@ def _once(result: Evaluation, history: History) -> list[Candidate]:
     least = result.case.limits.incident_share * result.examined.observed_ns
     delays_of_process: list[tuple[int, Delays]] = []
     for process in range(result.case.line.n_processes):
-        track = history.late.of.get(result.case.who(process))
+        track = history.late.of.get(result.case.process_key(process))
         kept = [part for part in track.once if part.max_late_ns >= least] if track else []
         here = [late_step for late_step in result.live.get(process, []) if late_step.excess_ns >= least]
         here = [late_step for late_step in here if (process, late_step.step) in result.alone]
@@ -266,8 +269,8 @@ def _slow(result: Evaluation, incidents: Incidents) -> list[Candidate]:
     ]
 
 
-def _processes(result: Evaluation, processes: set[int]) -> frozenset[Who]:
-    return frozenset(result.case.who(process) for process in processes)
+def _processes(result: Evaluation, processes: set[int]) -> frozenset[ProcessKey]:
+    return frozenset(result.case.process_key(process) for process in processes)
 
 
 def _key(verdict: Verdict) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import incidents, recurring, unique_delays
 from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.stream.history import History, Tracks
-from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.verdicts._late import Examined, examined_totals
@@ -145,7 +145,7 @@ def parts(
     case = evaluation.case
     out: dict[int, tuple[list[Delays], list[LateStep]]] = {}
     for process in range(case.line.n_processes):
-        track = tracks.of.get(case.who(process))
+        track = tracks.of.get(case.process_key(process))
         late_steps = live.get(process, [])
         if track is None:
             kept: list[Delays] = []
@@ -258,12 +258,12 @@ def _unsettled(case: Case, late: Iterable[LateStep], history: History) -> list[L
     return [
         late_step
         for late_step in late
-        if not history.is_settled(case.who(late_step.process), int(ts_ns[late_step.peak_row]))
+        if not history.is_settled(case.process_key(late_step.process), int(ts_ns[late_step.peak_row]))
     ]
 
 
-def _numbers(case: Case) -> dict[Who, int]:
-    return {case.who(process): process for process in range(case.line.n_processes)}
+def _numbers(case: Case) -> dict[ProcessKey, int]:
+    return {case.process_key(process): process for process in range(case.line.n_processes)}
 
 
 def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[int, list[LateStep]]:

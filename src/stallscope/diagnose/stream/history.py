@@ -9,7 +9,7 @@ from stallscope.diagnose.cost.delays import MOST_KEPT, Delays, total
 from stallscope.diagnose.cost.step_growth import Baseline
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.report.verdict import Verdict
-from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.stream.job_members import ProcessKey
 
 LEAST_QUIET_STEPS = 20
 _QUIET_GAPS = 4
@@ -58,13 +58,13 @@ class Track:
 class Tracks:
     """The tracks of a job's processes; a process that was never late has no track."""
 
-    of: dict[Who, Track] = field(default_factory=dict)
+    of: dict[ProcessKey, Track] = field(default_factory=dict)
 
-    def track(self, process_key: Who) -> Track:
+    def track(self, process_key: ProcessKey) -> Track:
         """The track of a process, created where it is missing."""
         return self.of.setdefault(process_key, Track())
 
-    def late(self, number: Mapping[Who, int]) -> list[LateStep]:
+    def late(self, number: Mapping[ProcessKey, int]) -> list[LateStep]:
         """The latest late steps of all processes.
 
         number: processes of a case. Processes that are not in the case get the numbers after them.
@@ -92,7 +92,7 @@ class History:
 
     late: Tracks = field(default_factory=Tracks)
     device: Tracks = field(default_factory=Tracks)
-    settled_ns: dict[Who, int] = field(default_factory=dict)
+    settled_ns: dict[ProcessKey, int] = field(default_factory=dict)
     is_trimmed: bool = False
     first_step: int = 0
     next_step: int = 0
@@ -101,7 +101,7 @@ class History:
     over: list[Verdict] = field(default_factory=list)
     baseline: Baseline | None = None
 
-    def is_settled(self, process_key: Who, ts_ns: int) -> bool:
+    def is_settled(self, process_key: ProcessKey, ts_ns: int) -> bool:
         """Whether late steps of a process at a moment of its clock are in the tracks."""
         return ts_ns <= self.settled_ns.get(process_key, -(1 << 62))
 

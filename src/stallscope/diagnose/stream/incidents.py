@@ -8,7 +8,7 @@ from typing import Literal
 
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Verdict
-from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.stream.job_members import ProcessKey
 
 _GROWN = 1.05  # growth of the delays or the cost that leads to an update
 _GROWN_EXACTLY = 1.001  # the same once no further rows arrive
@@ -41,7 +41,7 @@ class Candidate:
     """
 
     sort: str
-    processes: frozenset[Who]
+    processes: frozenset[ProcessKey]
     verdict: Verdict
     last_step: int
     quiet_steps: int
@@ -68,9 +68,9 @@ class Incidents:
 
     open: list[Incident] = field(default_factory=list)
     _over: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_OVER))
-    _waiting: dict[tuple[str, frozenset[Who]], int] = field(default_factory=dict)
+    _waiting: dict[tuple[str, frozenset[ProcessKey]], int] = field(default_factory=dict)
 
-    def of(self, sort: str, processes: frozenset[Who]) -> Incident | None:
+    def of(self, sort: str, processes: frozenset[ProcessKey]) -> Incident | None:
         """The open incident of a candidate: the incident with most common processes, otherwise the oldest."""
         same = [incident for incident in self.open if incident.candidate.sort == sort]
         if processes:
@@ -92,7 +92,7 @@ class Incidents:
 
         step: its newest step. closing: called with each incident that closes. is_exact: report small changes as well.
         """
-        waiting: dict[tuple[str, frozenset[Who]], int] = {}
+        waiting: dict[tuple[str, frozenset[ProcessKey]], int] = {}
         ready = []
         for candidate in candidates:
             first = self._waiting.get((candidate.sort, candidate.processes), step)

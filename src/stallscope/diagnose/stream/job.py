@@ -20,7 +20,7 @@ from stallscope.diagnose.stream.evaluation import Evaluation, evaluate, measured
 from stallscope.diagnose.stream.gpu_drivers import Drivers, explained
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Candidate, Change, Incident, Incidents, worded
-from stallscope.diagnose.stream.job_members import Who
+from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.open_hangs import Silence, hangs, usual_patience_ns
 from stallscope.diagnose.stream.round_numbers import Numbering, has_late_ranks
@@ -64,19 +64,19 @@ class Job:
     numbering: Numbering = field(default_factory=Numbering)
     failed_calls: FailedCalls = field(default_factory=FailedCalls)
     lost: dict[str, int] = field(default_factory=dict)
-    members: set[Who] = field(default_factory=set)
+    members: set[ProcessKey] = field(default_factory=set)
     latest_at_ns: int = 0
     source: str = ""
     symbols: tuple[str, ...] = ("",)
     n_evaluations: int = 0
     n_rows_examined: int = 0
     _evaluated_at_ns: int = 0
-    _newest_ns: dict[Who, int] = field(default_factory=dict)
+    _newest_ns: dict[ProcessKey, int] = field(default_factory=dict)
     _allowance: float = float(_BURST * _FIXED_ROWS)
     _n_since: int = 0
     _n_arrived: int = 0
     _n_at_hang: int = 0
-    _ended_ns: dict[Who, int] = field(default_factory=dict)
+    _ended_ns: dict[ProcessKey, int] = field(default_factory=dict)
     _enough_rows: int = 0
     _rows_a_step: float = 0.0
 
@@ -191,7 +191,7 @@ class Job:
         self._trim(result, usable, most_rows)
         return changes
 
-    def _reported(self) -> dict[Who, int]:
+    def _reported(self) -> dict[ProcessKey, int]:
         """The late steps of the processes that an open incident names."""
         return {
             process: incident.reported.evidence.n_late_steps or 0
@@ -374,7 +374,7 @@ class Job:
             if ended_ns != UNKNOWN:
                 self._ended_ns[node, pid] = ended_ns
 
-    def _ended(self, nodes: Nodes) -> set[Who]:
+    def _ended(self, nodes: Nodes) -> set[ProcessKey]:
         return {
             member for member, ended_ns in self._ended_ns.items() if ended_ns <= nodes.latest_ns(member[0])
         }
@@ -384,7 +384,7 @@ class Job:
         case, history = result.case, self.history
         line = case.line
         for process, newest_ns in enumerate(line.ts_ns[line.first[1:] - 1].tolist()):
-            self._newest_ns[case.who(process)] = newest_ns
+            self._newest_ns[case.process_key(process)] = newest_ns
         history.next_step = result.step + 1
         n_steps = len(np.unique(result.step_of_row))
         self._rows_a_step = len(line.rows) / max(n_steps, 1)
@@ -430,7 +430,7 @@ class Job:
             self._end_tracks(history.device, set(incident.candidate.processes))
         history.add_over(incident.candidate.verdict)
 
-    def _end_tracks(self, tracks: Tracks, processes: set[Who]) -> None:
+    def _end_tracks(self, tracks: Tracks, processes: set[ProcessKey]) -> None:
         for member in processes:
             track = tracks.track(member)
             track.end()
@@ -480,22 +480,24 @@ class Job:
         for late_step in [
             late_step for late_step in late if (late_step.process, late_step.step) in result.once
         ]:
-            track = history.late.track(case.who(late_step.process))
+            track = history.late.track(case.process_key(late_step.process))
             track.once = [*track.once, delays_by_process(case, [late_step])[late_step.process]][-_MOST_ONCE:]
         late = [late_step for late_step in late if (late_step.process, late_step.step) not in result.once]
         for is_over, is_named in product((True, False), (True, False)):
             part = [
                 late_step
                 for late_step in late
-                if (result.ts_ns(late_step) <= history.late.track(case.who(late_step.process)).over_ns)
+                if (
+                    result.ts_ns(late_step) <= history.late.track(case.process_key(late_step.process)).over_ns
+                )
                 == is_over
                 and (late_step.process in result.faults.named) == is_named
             ]
             processes = result.faults.named if is_named else {late_step.process for late_step in part}
             for process, delays in measured(result, part, result.late_of(processes)).items():
-                history.late.track(case.who(process)).add(delays, is_over=is_over)
+                history.late.track(case.process_key(process)).add(delays, is_over=is_over)
         for process, late_steps in result.device.items():
-            track = history.device.track(case.who(process))
+            track = history.device.track(case.process_key(process))
             old = [late_step for late_step in late_steps if case.arrival_ns[late_step.peak_row] <= until]
             for is_over in (True, False):
                 part = [
@@ -504,7 +506,7 @@ class Job:
                 if part:
                     track.add(measured_device(result, process, part), is_over=is_over)
         for process, ts in _latest_before(case.line.process, case.arrival_ns, until, case.line.rows["ts_ns"]):
-            history.settled_ns[case.who(process)] = ts
+            history.settled_ns[case.process_key(process)] = ts
 
 
 def _before_step_at(case: Case, cut: float) -> Array:

@@ -8,7 +8,7 @@ from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.events.layout import Array
 from stallscope.events.trace import Trace
 
-Who = tuple[int, int]
+ProcessKey = tuple[int, int]
 """A process: node and pid."""
 
 
@@ -16,11 +16,11 @@ class Members:
     """Groups of processes that merge as communicators appear. The key of a group is its first process."""
 
     def __init__(self) -> None:
-        self._above: dict[Who, Who] = {}
-        self._of_comm: dict[tuple[int, int], Who] = {}
-        self._n_ranks: dict[Who, int] = {}
+        self._above: dict[ProcessKey, ProcessKey] = {}
+        self._of_comm: dict[tuple[int, int], ProcessKey] = {}
+        self._n_ranks: dict[ProcessKey, int] = {}
 
-    def add(self, batch: Trace) -> list[tuple[Who, Who]]:
+    def add(self, batch: Trace) -> list[tuple[ProcessKey, ProcessKey]]:
         """Note the memberships of a batch. Returns the pairs of groups that it merged: (kept, given up)."""
         for row in batch.processes[["node", "pid", "nranks"]].tolist():
             self._n_ranks[row[0], row[1]] = row[2]
@@ -30,7 +30,7 @@ class Members:
                 merged += self._join((node, pid), comm)
         return merged
 
-    def group(self, process: Who) -> Who:
+    def group(self, process: ProcessKey) -> ProcessKey:
         """The group of a process; a process without shared communicators is its own group."""
         above = self._above.setdefault(process, process)
         while above != self._above[above]:
@@ -38,7 +38,7 @@ class Members:
         self._above[process] = above
         return above
 
-    def forget(self, group: Iterable[Who]) -> None:
+    def forget(self, group: Iterable[ProcessKey]) -> None:
         """Drop the processes of a group that has ended: the kernel may reuse their pids."""
         gone = set(group)
         for process in gone:
@@ -46,7 +46,7 @@ class Members:
             self._n_ranks.pop(process, None)
         self._of_comm = {comm: process for comm, process in self._of_comm.items() if process not in gone}
 
-    def _join(self, process: Who, comm: int) -> list[tuple[Who, Who]]:
+    def _join(self, process: ProcessKey, comm: int) -> list[tuple[ProcessKey, ProcessKey]]:
         # A communicator older than the capture has no known identity: all processes with this job size are its members.
         key = (comm, 0 if comm else self._n_ranks.get(process, 0))
         group = self.group(process)

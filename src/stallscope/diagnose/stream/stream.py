@@ -15,7 +15,7 @@ from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream.gpu_drivers import Drivers
 from stallscope.diagnose.stream.incidents import Change
 from stallscope.diagnose.stream.job import Job
-from stallscope.diagnose.stream.job_members import Members, Who
+from stallscope.diagnose.stream.job_members import Members, ProcessKey
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.window import Retention
 from stallscope.diagnose.thresholds import Thresholds
@@ -45,7 +45,7 @@ class Stream:
     _nodes: Nodes = field(default_factory=Nodes)
     _members: Members = field(default_factory=Members)
     _drivers: Drivers = field(default_factory=Drivers)
-    _jobs: dict[Who, Job] = field(default_factory=dict)
+    _jobs: dict[ProcessKey, Job] = field(default_factory=dict)
     _ended: list[Report] = field(default_factory=list)
     _passed_ns: int = -(1 << 62)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -129,13 +129,13 @@ class Stream:
     def _rows_a_job(self) -> int:
         return self.retention.all_rows // max(len(self._jobs), 1)
 
-    def _join(self, merged: list[tuple[Who, Who]]) -> None:
+    def _join(self, merged: list[tuple[ProcessKey, ProcessKey]]) -> None:
         for kept, given_up in merged:
             other = self._jobs.pop(given_up, None)
             if other is not None:
                 self._job(kept).absorb(other)
 
-    def _job(self, group: Who) -> Job:
+    def _job(self, group: ProcessKey) -> Job:
         if group not in self._jobs:
             name = f"{self._nodes.names[group[0]]} {group[1]}"
             self._jobs[group] = Job(name, self.limits, self.retention, self.usd_per_gpu_hour, self._drivers)
@@ -176,7 +176,7 @@ class Stream:
                 changes += self._end(group, at_ns, "the job has ended")
         return changes
 
-    def _end(self, group: Who, at_ns: int, reason: str) -> list[Change]:
+    def _end(self, group: ProcessKey, at_ns: int, reason: str) -> list[Change]:
         job = self._jobs[group]
         changes: list[Change] = []
         if job.rows.n:

@@ -79,7 +79,7 @@ class Case:
         ]
         return max([*ends, int(self.arrival_ns.max(initial=0))])
 
-    def who(self, process: int) -> tuple[int, int]:
+    def process_key(self, process: int) -> tuple[int, int]:
         """The identity of a process outside this case: node and pid."""
         return int(self.line.node[process]), int(self.line.pid[process])
 

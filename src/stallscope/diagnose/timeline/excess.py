@@ -51,13 +51,13 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
     if not len(rows):
         return out
     in_gpu_calls = line.in_gpu_calls_ns
-    theirs = np.nan_to_num(medians_in_calls(plan, in_gpu_calls, rows), nan=0.0)
+    peer_ns = np.nan_to_num(medians_in_calls(plan, in_gpu_calls, rows), nan=0.0)
     # A first filter: the baseline wait, at least 0, is not subtracted yet.
-    may_be = theirs >= 0.5 * host_excess[rows]
-    rows, theirs = rows[may_be], theirs[may_be]
+    may_be = peer_ns >= 0.5 * host_excess[rows]
+    rows, peer_ns = rows[may_be], peer_ns[may_be]
     if not len(rows):
         return out
-    longer = theirs - _baseline_ns(line, plan, in_gpu_calls, rows)
+    longer = peer_ns - _baseline_ns(line, plan, in_gpu_calls, rows)
     is_held = longer >= 0.5 * host_excess[rows]
     out[rows[is_held]] = host_excess[rows[is_held]]
     return out
@@ -70,8 +70,8 @@ def medians_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
     if np.count_nonzero(is_queried) > _FEW_CALLS * plan.n_calls:
         return plan.calls.median_of_others(value, rows)
     all_rows = np.flatnonzero(is_queried[plan.key])
-    found = median_of_others(plan.key[all_rows], value[all_rows])
-    return found[np.searchsorted(all_rows, rows)]
+    peer_median = median_of_others(plan.key[all_rows], value[all_rows])
+    return peer_median[np.searchsorted(all_rows, rows)]
 
 
 def _baseline_ns(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:

@@ -83,11 +83,11 @@ def n_unseen(line: Timeline, trace: Trace) -> int:
     node, pid = line.node[member % line.n_processes], line.pid[member % line.n_processes]
     came = set(zip((member // line.n_processes).tolist(), node.tolist(), pid.tolist(), strict=True))
     silent = {
-        (number[one], node, pid)
-        for node, pid, one in trace.communicators[["node", "pid", "comm_hash"]].tolist()
-        if one in number
+        (number[entry], node, pid)
+        for node, pid, entry in trace.communicators[["node", "pid", "comm_hash"]].tolist()
+        if entry in number
     } - came
-    np.subtract.at(n_lacking, [one for one, _, _ in silent], 1)
+    np.subtract.at(n_lacking, [entry for entry, _, _ in silent], 1)
     return int(n_lacking.max(initial=0))
 
 

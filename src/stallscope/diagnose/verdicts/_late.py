@@ -11,7 +11,7 @@ import numpy as np
 from stallscope.diagnose.causes import Explained, explained, leading
 from stallscope.diagnose.cost.delays import (
     Delays,
-    Who,
+    ProcessKey,
     total,
 )
 from stallscope.diagnose.evidence_fields import VerdictEvidence
@@ -50,7 +50,7 @@ def examined_totals(case: Case) -> Examined:
 def location(case: Case, processes: list[int], delays: Delays, *, examined: Examined) -> Verdict:
     """The ranks, rounds and times of a verdict."""
     _, first, last = delays.rounds[delays.comm_hash]
-    late_ms = np.array([one.late_ns for one in delays.late]) / 1e6
+    late_ms = np.array([late_step.late_ns for late_step in delays.late]) / 1e6
     return Verdict(
         kind="",
         summary="",
@@ -72,13 +72,15 @@ def location(case: Case, processes: list[int], delays: Delays, *, examined: Exam
     )
 
 
-def cost_of(case: Case, delays: Delays, named: Collection[Who] = (), *, examined: Examined) -> VerdictCost:
+def cost_of(
+    case: Case, delays: Delays, named: Collection[ProcessKey] = (), *, examined: Examined
+) -> VerdictCost:
     """The cost of delays to all ranks except the named ones: one estimate, or a range.
 
     With point-to-point calls, every rank may have waited as long as the rank with the longest known wait.
     """
     lost_ns, least_ns = (
-        {who: ns for who, ns in by_process.items() if who not in named}
+        {key: ns for key, ns in by_process.items() if key not in named}
         for by_process in (delays.lost_ns, delays.least_ns)
     )
     most, least = sum(lost_ns.values()) / 1e9, sum(least_ns.values()) / 1e9
@@ -105,16 +107,18 @@ def priced(case: Case, gpu_seconds: float, *, is_lower_bound: bool, observed_ns:
     )
 
 
-def victims(case: Case, lost_ns: Mapping[Who, float]) -> list[int]:
+def victims(case: Case, lost_ns: Mapping[ProcessKey, float]) -> list[int]:
     """The ranks that waited at least a tenth as long as the rank that waited longest."""
-    rank_of = {case.who(process): int(rank) for process, rank in enumerate(case.line.rank)}
+    rank_of = {case.process_key(process): int(rank) for process, rank in enumerate(case.line.rank)}
     least = 0.1 * max(max(lost_ns.values(), default=0.0), 1.0)
-    return sorted(rank_of[who] for who, ns in lost_ns.items() if ns > least and who in rank_of)
+    return sorted(rank_of[key] for key, ns in lost_ns.items() if ns > least and key in rank_of)
 
 
 def confidence(case: Case, delays: Delays, parts: list[Explained]) -> float:
     """The confidence in the named rank: it grows with the recurrence and falls with uncertain records."""
-    agreement = float(np.median([min(one.excess_ns / max(one.late_ns, 1.0), 1.0) for one in delays.late]))
+    agreement = float(
+        np.median([min(late_step.excess_ns / max(late_step.late_ns, 1.0), 1.0) for late_step in delays.late])
+    )
     value = (1 - 0.5**delays.n_late) * (0.5 + 0.5 * agreement)
     if sum(case.trace.lost.values()):
         value *= 0.9
@@ -149,8 +153,8 @@ def late_ranks(
     """
     first, whole = delays[processes[0]], total(delays[process] for process in processes)
     parts = explained(whole.excess, case.limits.cause_share)
-    named = {case.who(process) for process in processes}
-    lost = {who: ns for who, ns in whole.lost_ns.items() if who not in named}
+    named = {case.process_key(process) for process in processes}
+    lost = {key: ns for key, ns in whole.lost_ns.items() if key not in named}
     frames = stack_of(case, processes[0], parts)
     at = user_frame.in_own_code(frames) if frames else None
     return replace(

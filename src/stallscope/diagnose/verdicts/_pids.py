@@ -25,6 +25,6 @@ def with_pids(trace: Trace, verdicts: list[Verdict]) -> list[Verdict]:
 def _pid_of(trace: Trace) -> dict[int, int]:
     """The newest process of each rank."""
     rows = trace.communicators[trace.communicators["comm_rank"] >= 0]
-    found = dict(rows[rows["nranks"].argsort(kind="stable")][["comm_rank", "pid"]].tolist())
+    by_rank = dict(rows[rows["nranks"].argsort(kind="stable")][["comm_rank", "pid"]].tolist())
     known = trace.processes[trace.processes["rank"] >= 0]
-    return found | dict(known[known["ts_ns"].argsort(kind="stable")][["rank", "pid"]].tolist())
+    return by_rank | dict(known[known["ts_ns"].argsort(kind="stable")][["rank", "pid"]].tolist())

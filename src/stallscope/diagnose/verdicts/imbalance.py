@@ -35,7 +35,7 @@ from stallscope.diagnose.verdicts._late import (
 
 def moving_ranks(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
     """The verdict on delays that move between ranks. delays: of all late ranks together."""
-    rank_of = {case.who(process): str(int(rank)) for process, rank in enumerate(case.line.rank)}
+    rank_of = {case.process_key(process): str(int(rank)) for process, rank in enumerate(case.line.rank)}
     return replace(
         location(case, [], delays, examined=examined),
         kind="imbalance",
@@ -48,7 +48,7 @@ def moving_ranks(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
         ],
         evidence=replace(
             steps(case, len(np.unique(delays.steps)), examined),
-            late_steps_by_rank={rank_of[who]: n for who, n in delays.by_process.items() if who in rank_of},
+            late_steps_by_rank={rank_of[key]: n for key, n in delays.by_process.items() if key in rank_of},
             moves=True,
         ),
     )
@@ -76,10 +76,10 @@ def moving_gpus(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
     return replace(verdict, causes=[], evidence=replace(verdict.evidence, on="the GPUs"))
 
 
-def moving(found: Findings, uneven: Moving, examined: Examined) -> Verdict:
+def moving(findings: Findings, uneven: Moving, examined: Examined) -> Verdict:
     """The verdict on delays that move between ranks or between GPUs."""
-    case = found.case
-    if not found.is_on_device:
+    case = findings.case
+    if not findings.is_on_device:
         return moving_ranks(case, delays_in_all(case, uneven.late), examined=examined)
     by_process: dict[int, list[LateStep]] = {}
     for late in uneven.late:

@@ -10,19 +10,19 @@ from stallscope.diagnose.verdicts import imbalance
 from stallscope.diagnose.verdicts._late import Examined
 
 
-def doubtful(found: Findings, examined: Examined) -> list[Verdict]:
+def doubtful(findings: Findings, examined: Examined) -> list[Verdict]:
     """The verdict on clear late steps that may be chance: it names no rank."""
-    case = found.case
+    case = findings.case
     unproven = with_unproven_delays(
-        [late for late in found.late if not found.absorption.has(late.process)],
-        found.named,
+        [late for late in findings.late if not findings.absorption.has(late.process)],
+        findings.named,
         least_ns=case.pace.least_ns,
         long_ns=case.limits.doubtful_share * examined.observed_ns,
         limits=case.limits,
     )
     if not unproven:
         return []
-    delays = delays_in_all(case, [late for mine in unproven.values() for late in mine])
+    delays = delays_in_all(case, [late for late_steps in unproven.values() for late in late_steps])
     verdict = imbalance.moving_ranks(case, delays, examined=examined)
     ranks = sorted(int(case.line.rank[process]) for process in unproven)
     because = "with this many ranks, so few late steps may be chance"
@@ -38,12 +38,12 @@ def doubtful(found: Findings, examined: Examined) -> list[Verdict]:
     ]
 
 
-def absorbed(found: Findings, examined: Examined) -> list[Verdict]:
+def absorbed(findings: Findings, examined: Examined) -> list[Verdict]:
     """The verdict on recurring host delays that the queues of the GPUs may or may not have absorbed."""
-    case, possible = found.case, found.absorption.possible
+    case, possible = findings.case, findings.absorption.possible
     if not possible:
         return []
-    delays = delays_in_all(case, [late for mine in possible.values() for late in mine])
+    delays = delays_in_all(case, [late for late_steps in possible.values() for late in late_steps])
     verdict = imbalance.moving_ranks(case, delays, examined=examined)
     ranks = sorted(int(case.line.rank[process]) for process in possible)
     because = (

@@ -9,14 +9,14 @@ from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts.hang import still_cost
 
 
-def verdicts(case: Case, found: list[Mismatch]) -> list[Verdict]:
+def verdicts(case: Case, mismatches: list[Mismatch]) -> list[Verdict]:
     """One verdict for each set of odd ranks of a communicator: after a first mismatch, later rounds often differ as
     well.
     """
     by_ranks: dict[tuple[int, tuple[int, ...]], list[Mismatch]] = {}
-    for mismatch in sorted(found, key=lambda mismatch: mismatch.at_ns):
+    for mismatch in sorted(mismatches, key=lambda mismatch: mismatch.at_ns):
         by_ranks.setdefault((mismatch.comm, tuple(sorted(set(mismatch.odd.tolist())))), []).append(mismatch)
-    still_ns = _standstill_ns(case) if found else 0
+    still_ns = _standstill_ns(case) if mismatches else 0
     return [_mismatch(case, group, still_ns=still_ns) for group in by_ranks.values()]
 
 

@@ -76,11 +76,11 @@ def _of_budget(
 ) -> list[Verdict]:
     """The verdict by the time budget: faults, or an inconclusive answer. Empty where the process is healthy."""
     busy = activity.gpu_busy
-    found = faults(trace, activity, limits)
+    process_faults = faults(trace, activity, limits)
     if busy is not None and busy >= limits.healthy_gpu_share:
-        found = [fault for fault in found if fault.is_of_gpu]
-    if found:
-        return [_fault_verdict(trace, activity, found, limits, usd_per_gpu_hour)]
+        process_faults = [fault for fault in process_faults if fault.is_of_gpu]
+    if process_faults:
+        return [_fault_verdict(trace, activity, process_faults, limits, usd_per_gpu_hour)]
     n_steps = max((len(each.length_ns) for each in steps), default=0)
     is_shown = busy is not None and busy >= limits.healthy_gpu_share
     if is_shown or n_steps >= limits.steady_steps:
@@ -113,9 +113,13 @@ def _of_budget(
 
 
 def _fault_verdict(
-    trace: Trace, activity: Activity, found: list[Fault], limits: Thresholds, usd_per_gpu_hour: float | None
+    trace: Trace,
+    activity: Activity,
+    process_faults: list[Fault],
+    limits: Thresholds,
+    usd_per_gpu_hour: float | None,
 ) -> Verdict:
-    first = found[0]
+    first = process_faults[0]
     lost_s = first.lost(activity) * activity.seconds
     has_samples = activity.n_samples >= _ENOUGH_SAMPLES or first.is_of_gpu
     return Verdict(
@@ -125,7 +129,7 @@ def _fault_verdict(
         nodes=[name] if (name := trace.nodes[activity.node]) else [],
         since_ns=wall_ns(trace, activity.node, activity.begin_ns),
         n_incidents=1,
-        causes=[_explained(fault, activity) for fault in found],
+        causes=[_explained(fault, activity) for fault in process_faults],
         confidence=0.9 if has_samples and activity.gpu_busy is not None else 0.75 if has_samples else 0.6,
         cost=VerdictCost.of(
             lost_s,

@@ -43,15 +43,17 @@ def one_off(case: Case, process: int, delays: Delays, *, examined: Examined) -> 
     return replace(verdict, confidence=0.6, n_incidents=1, evidence=evidence)
 
 
-def one_off_verdicts(found: Findings, examined: Examined) -> tuple[list[Verdict], list[dict[str, object]]]:
+def one_off_verdicts(findings: Findings, examined: Examined) -> tuple[list[Verdict], list[dict[str, object]]]:
     """Verdicts and remarks on delays that happened once.
 
     A delay is a verdict if it took a large share of the examined time and no other rank had a similar delay.
     Otherwise it is a remark.
     """
-    case, shown, remarks = found.case, [], []
-    once = incidents(found.late, found.named, case.limits)
-    unique = {id(late) for late in unique_delays(once, found.late, named=found.named, node=case.line.node)}
+    case, shown, remarks = findings.case, [], []
+    once = incidents(findings.late, findings.named, case.limits)
+    unique = {
+        id(late) for late in unique_delays(once, findings.late, named=findings.named, node=case.line.node)
+    }
     for late in once:
         if id(late) not in unique:
             remarks.append(once_remark(case, late))

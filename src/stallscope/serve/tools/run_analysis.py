@@ -27,7 +27,7 @@ class Analysis(Result):
     )
     note: str = Field(
         default="",
-        exclude_if=lambda told: not told,
+        exclude_if=lambda output: not output,
         description="The table that the answer covers only in part, and the missing part; absent if complete.",
     )
 

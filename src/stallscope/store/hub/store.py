@@ -157,9 +157,9 @@ class HubStore:
 
     def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
         """The tenant's sealed files and hot rows of these tables at one moment: no row duplicated or missing."""
-        found = self._hot.snapshot(tenant, tables)
+        result = self._hot.snapshot(tenant, tables)
         kept = {name: self._writer.kept(name, tenant) for name in schema.KEPT if name in tables}
-        return Snapshot(found.segments, {**found.hot, **kept})
+        return Snapshot(result.segments, {**result.hot, **kept})
 
     def tenants(self) -> list[str]:
         """The tenants with any data."""
