@@ -122,10 +122,9 @@ def _cost(report: Report, truth: Truth) -> tuple[Literal["", "right", "wrong"], 
         return "wrong", None
     low = sum(cost.gpu_seconds for cost in costs)
     high = sum(cost.may_be_gpu_seconds for cost in costs)
-    is_right = any(
-        low * (1 - SURE) <= right_s <= high * (1 + SURE) and high <= AT_MOST * right_s
-        for right_s in (true_s, truth.recorded_gpu_s)
-    )
+    # A report on rows of some agents only may count the time in which not all agents watched, or leave it out.
+    least_s, most_s = sorted((true_s, truth.recorded_gpu_s))
+    is_right = low * (1 - SURE) <= most_s and least_s <= high * (1 + SURE) and high <= AT_MOST * most_s
     return ("right" if is_right else "wrong"), (round(low / true_s, 3), round(high / true_s, 3))
 
 

@@ -10,7 +10,7 @@ from stallscope.diagnose.report.evidence import SLOWNESS, Evidence, gaps
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.trace import Coverage, Gap
 
-from .builders import MS, dp_trace, every
+from .builders import MS, Call, Job, dp_trace, every, trace_of
 from .reports import report_of
 
 LIMITS = Thresholds()
@@ -96,3 +96,23 @@ def test_the_exit_codes_of_the_answers_differ():
     codes = {report_of(dp_trace(n_steps=n)).answer.exit_code for n in (3, 40)}
     codes.add(report_of(dp_trace(every(2, 7, 50 * MS))).answer.exit_code)
     assert codes == {0, 20, 21}
+
+
+def test_a_job_of_which_the_launcher_started_more_ranks_is_not_healthy():
+    whole = dp_trace()
+    processes = whole.processes.copy()
+    processes["nranks"] = len(processes) + 4
+    report = report_of(replace(whole, processes=processes))
+    assert report.answer == "inconclusive"
+    assert "4 of 8 ranks are not in this trace" in report.gaps[0].reason
+
+
+def test_calls_that_do_not_repeat_are_not_healthy():
+    """Each call of the job differs from all others: its steps are unknown."""
+    waits = {i * (i + 1) // 2 for i in range(20)}  # further and further apart
+    calls = tuple(
+        Call((tuple(range(4)),), count=1000 + i, waits=i in waits, work_ns=2 * MS) for i in range(200)
+    )
+    report = report_of(trace_of(Job(calls, n_ranks=4, n_steps=1)))
+    assert report.answer == "inconclusive"
+    assert "do not repeat" in report.gaps[0].reason

@@ -134,3 +134,44 @@ def test_of_too_much_that_drivers_told_the_last_of_each_gpu_stays():
     drivers = Drivers(most_rows=8)
     drivers.add(Trace(gpus=rows))
     assert drivers.tables["gpus"]["ts_ns"].tolist() == [3, 15, 16, 17, 18, 19]
+
+
+def driver_only(n_held: int, *, n_nodes: int = 2, n_ranks: int = 8) -> Trace:
+    """A healthy job without GPU times; the clocks of the last n_held GPUs are held down by a power cap."""
+    node = tuple(rank * n_nodes // n_ranks for rank in range(n_ranks))
+    made = trace_of(Job(data_parallel(n_ranks), n_ranks, 60, node=node, offset_ns=(0,) * n_nodes))
+    rows = layout.empty(layout.GPUS, n_ranks)
+    rows["ts_ns"], rows["node"] = START_NS, node
+    rows["gpu"] = [rank % (n_ranks // n_nodes) for rank in range(n_ranks)]
+    rows["sm_mhz"], rows["sm_max_mhz"], rows["utilization_percent"], rows["clock_reasons"] = 1980, 1980, 99, 0
+    rows["sm_mhz"][n_ranks - n_held :], rows["clock_reasons"][n_ranks - n_held :] = 1200, 0x4
+    processes = made.processes.copy()
+    processes["device"] = rows["gpu"]
+    return replace(made, gpus=rows, processes=processes)
+
+
+@pytest.mark.parametrize("n_held", [1, 4])
+def test_gpus_whose_clocks_a_power_cap_holds_down_are_named_without_gpu_times(n_held):
+    """Also the GPUs of a whole node: they are compared with the other node's."""
+    (verdict,) = report_of(driver_only(n_held)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("device", list(range(8 - n_held, 8)))
+    assert "held down by software power cap" in verdict.summary
+    lost = 1 - 1200 / 1980
+    seconds = report_of(driver_only(n_held)).examined["seconds"]
+    assert verdict.cost.gpu_seconds == 0
+    assert verdict.cost.at_most_gpu_seconds == pytest.approx(lost * seconds * (8 - n_held), rel=0.01)
+
+
+def test_clocks_that_most_gpus_have_accuse_none():
+    assert report_of(driver_only(8)).healthy
+    assert report_of(driver_only(5)).healthy
+
+
+def test_a_gpu_with_few_pcie_lanes_is_remarked_with_its_rank():
+    made = driver_only(0)
+    made.gpus["pcie_width"], made.gpus["pcie_max_width"] = 16, 16
+    made.gpus["pcie_width"][5] = 4
+    report = report_of(made)
+    assert report.healthy
+    (remark,) = (each for each in report.benign if "PCIe" in str(each["what"]))
+    assert remark["rank"] == 5 and "4 of its 16" in str(remark["what"])

@@ -90,6 +90,7 @@ def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:
     """The report with failed calls, ended processes, the state of the GPUs, and the evidence for its answer."""
     whole = process_exit.with_deaths(trace, failure.with_failures(trace, partial))
     whole = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, whole))
+    whole = replace(whole, verdicts=whole.verdicts + gpu_driver.held_down(trace, whole))
     whole = replace(whole, verdicts=with_owners(trace, with_pids(trace, whole.verdicts)))
     return concluded(whole, trace, limits)
 

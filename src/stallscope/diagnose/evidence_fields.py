@@ -260,6 +260,8 @@ class CauseEvidence:
     clock_held_by: list[str] | None = None
     clock_mhz: int | None = None
     usual_mhz: int | None = None
+    pcie_lanes: int | None = None  # in use
+    pcie_max_lanes: int | None = None
     reason: str | None = None  # for a low clock
     share_of_time: float | None = None
     others: list[str] | None = None  # processes on the GPU

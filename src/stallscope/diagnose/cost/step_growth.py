@@ -371,7 +371,10 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
 
 
 def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
-    """Each step, from the first arrival of a rank in it to its first arrival in the next step."""
+    """Each step, from the first arrival of a rank in it to its first arrival in the next step.
+
+    Steps without records of a named rank are left out: its agent attached late, or ended, and its delays are unknown.
+    """
     table, n = case.table, int(case.table.step.max()) + 1
     named = sorted({late_step.process for late_step in late})
     is_named = np.isin(np.arange(case.line.n_processes), named)
@@ -383,7 +386,8 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         is_known &= ~is_named[table.process]
     n_known = np.bincount(table.step[is_known], minlength=n)
     total = np.bincount(table.step[is_known], weights=length[is_known], minlength=n)
-    kept, n_calls = n_known > 0, np.zeros(n, np.int64)
+    n_recorded = np.bincount(table.step[is_named[table.process]], minlength=n)
+    kept, n_calls = (n_known > 0) & (n_recorded == len(named)), np.zeros(n, np.int64)
     np.maximum.at(n_calls, table.step[is_known], (table.end_row - table.first_row)[is_known])
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
     pause_ns = shared_pause_ns(table, case.pace.least_ns, case.plan.program)

@@ -22,6 +22,8 @@ _HELD_SHARE = 0.5
 _CLOCK_SHARE = 0.85
 """Held for half of the time, below this share of the reference: GPUs of one model differ by several per cent."""
 
+_FEW = 0.5  # share of the GPUs up to which a state is not normal for the job
+
 _FAULTS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
 """Xid errors of memory, links, bus and firmware (NVIDIA's list of Xid errors); 13, 31, 43, 45 come from the program."""
 
@@ -132,20 +134,31 @@ def _held(
     bits = int(np.bitwise_or.reduce(during["clock_reasons"][is_held])) & _HOLDS
     reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
     return _Reason(
-        "gpu_slow", CauseEvidence(clock_held_by=reasons, clock_mhz=round(mhz), usual_mhz=round(reference))
+        "gpu_slow",
+        CauseEvidence(
+            clock_held_by=reasons,
+            clock_mhz=round(mhz),
+            usual_mhz=round(reference),
+            share_of_time=round(float(weight[is_held].sum() / weight.sum()), 3),
+        ),
     )
 
 
 def _reference_mhz(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, *, rows: Array, begin_ns: int, end_ns: int
 ) -> float | None:
-    """The median clock of the other ranks' GPUs of that node at the time; otherwise the GPU's own earlier clock."""
-    node = gpus[rank][0]
-    clocks = []
+    """The median clock of the other ranks' GPUs of the same maximum at the time; otherwise the GPU's own earlier clock.
+
+    GPUs of all nodes count, since the GPUs of a whole node may be held down together.
+    """
+    clocks, most_mhz = [], rows["sm_max_mhz"].max(initial=UNKNOWN)
     for other, (there, number) in gpus.items():
-        if other == rank or there != node or (there, number) == gpus[rank]:
+        if other == rank or (there, number) == gpus[rank]:
             continue
-        during, weight = _during(_of(trace, there, number), begin_ns, end_ns)
+        of_other = _of(trace, there, number)
+        if of_other["sm_max_mhz"].max(initial=UNKNOWN) != most_mhz:
+            continue
+        during, weight = _during(of_other, begin_ns, end_ns)
         is_busy = (during["sm_mhz"] != UNKNOWN) & (during["utilization_percent"] >= 20)
         if weight[is_busy].sum():
             clocks.append(float(np.average(during["sm_mhz"][is_busy], weights=weight[is_busy])))
@@ -155,6 +168,36 @@ def _reference_mhz(
         (rows["ts_ns"] < begin_ns) & (rows["sm_mhz"] != UNKNOWN) & (rows["utilization_percent"] >= 20)
     ]
     return float(np.median(before["sm_mhz"])) if len(before) else None
+
+
+def narrow_links(trace: Trace, gpus: dict[int, tuple[int, int]]) -> dict[int, CauseEvidence]:
+    """The ranks whose GPU uses fewer PCIe lanes than it has, while most GPUs use all: the lanes, by rank.
+
+    The generation is lower while a GPU idles, so only the lanes count.
+    """
+    lanes = {}
+    for rank, (node, number) in gpus.items():
+        rows = _of(trace, node, number)
+        rows = rows[(rows["pcie_width"] > 0) & (rows["pcie_max_width"] > 0)]
+        if len(rows):
+            lanes[rank] = int(rows["pcie_width"].max()), int(rows["pcie_max_width"].max())
+    narrow = {rank: each for rank, each in lanes.items() if each[0] < each[1]}
+    if len(narrow) > _FEW * len(lanes):
+        return {}
+    return {
+        rank: CauseEvidence(pcie_lanes=used, pcie_max_lanes=most) for rank, (used, most) in narrow.items()
+    }
+
+
+def held_gpus(trace: Trace, gpus: dict[int, tuple[int, int]]) -> dict[int, CauseEvidence]:
+    """The ranks whose GPU's clock is held down for most of the trace, if most ranks' GPUs are not: by rank."""
+    held = {}
+    for rank, (node, number) in gpus.items():
+        rows = _of(trace, node, number)
+        reason = _held(trace, gpus, rank, rows=rows, begin_ns=-_EVER, end_ns=_EVER)
+        if reason:
+            held[rank] = reason.evidence
+    return held if len(held) <= _FEW * len(gpus) else {}
 
 
 def _during(rows: Array, begin_ns: int, end_ns: int) -> tuple[Array, Array]:

@@ -26,7 +26,8 @@ class Evidence:
     n_ranks: ranks with data. n_ranks_unseen: further ranks of the job, as the communicators or the dumps state.
     n_whole_rounds: rounds in which every rank with data that uses the communicator has been matched.
     n_steps: steps examined, None where the answer needs none: a source that shows hangs only, a process that is judged
-    by its time budget. step_ms: the typical step, None where unknown.
+    by its time budget. has_pattern: the steps are a repeating pattern of calls, or annotated.
+    step_ms: the typical step, None where unknown.
     clock_error_ms: largest error of the alignment of the nodes' clocks, None on one node.
     n_clocks_apart: nodes whose clocks could not be aligned. n_records: all rows; n_lost_records: lost by the capture.
     coverage: limits of the source.
@@ -37,6 +38,7 @@ class Evidence:
     n_rounds: int = 0
     n_whole_rounds: int = 0
     n_steps: int | None = None
+    has_pattern: bool = True
     step_ms: float | None = None
     clock_error_ms: float | None = None
     n_clocks_apart: int = 0
@@ -73,6 +75,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         n_rounds=sum(part.n_rounds for part in parts),
         n_whole_rounds=sum(part.n_whole_rounds for part in parts),
         n_steps=sum(steps) if steps else None,
+        has_pattern=all(part.has_pattern for part in parts),
         clock_error_ms=max(errors, default=None),
         n_clocks_apart=sum(part.n_clocks_apart for part in parts),
         n_records=sum(part.n_records for part in parts),
@@ -149,6 +152,12 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
         )
     if evidence.n_steps is not None and evidence.n_steps < limits.steady_steps:
         yield Gap(_few_steps(evidence), _MORE_STEPS)
+    elif not evidence.has_pattern:
+        yield Gap(
+            f"the calls do not repeat: {evidence.n_steps} intervals between waits were examined, which may be parts of "
+            "fewer steps",
+            f"{_MORE_STEPS} Or annotate the steps (stallscope.annotate).",
+        )
 
 
 def _is_clock_too_loose(evidence: Evidence, limits: Thresholds) -> bool:

@@ -18,10 +18,11 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
     line, trace = case.line, case.trace
     evidence = Evidence(
         n_ranks=line.n_processes,
-        n_ranks_unseen=n_unseen(line, trace),
+        n_ranks_unseen=max(n_unseen(line, trace), _n_without_record(case)),
         n_rounds=case.met.n_rounds,
         n_whole_rounds=int((case.met.n_arrived >= line.n_members[line.comm_of_round]).sum()),
         n_steps=len(np.unique(case.judged.step)),
+        has_pattern=bool(case.plan.has_steps.all()),
         step_ms=case.step_ns / 1e6,
         n_records=n_records(trace),
         n_lost_records=sum(trace.lost.values()),
@@ -38,6 +39,15 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
         "seconds": round(case.observed_ns / 1e9, 3),
     }
     return counts, _with_clocks(evidence, case)
+
+
+def _n_without_record(case: Case) -> int:
+    """The ranks that the launcher started (WORLD_SIZE) and that have neither a call nor a communicator in the trace."""
+    line, trace = case.line, case.trace
+    who = set(zip(line.node.tolist(), line.pid.tolist(), strict=True))
+    sizes = [n for node, pid, n in trace.processes[["node", "pid", "nranks"]].tolist() if (node, pid) in who]
+    silent = trace.communicators[np.isin(trace.communicators["comm_hash"], line.comm_hash)]
+    return max(sizes, default=0) - len(who | set(silent[["node", "pid"]].tolist()))
 
 
 def _with_clocks(evidence: Evidence, case: Case) -> Evidence:

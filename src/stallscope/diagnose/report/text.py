@@ -244,6 +244,12 @@ def _how_often(verdict: Verdict) -> str:
 
 
 def _device(verdict: Verdict) -> str:
+    held = verdict.causes[0].evidence if verdict.causes else None
+    if held and held.clock_held_by and verdict.late_ms is None:
+        return (
+            f"The GPU of {_ranks(verdict.ranks)}{_identity(verdict)} runs at {held.clock_mhz} MHz instead of "
+            f"{held.usual_mhz} MHz, held down by {', '.join(held.clock_held_by)}; the other ranks wait for it."
+        )
     late = _ms(verdict.late_ms["median"]) if verdict.late_ms else "some time"
     return (
         f"The GPU of {_ranks(verdict.ranks)}{_identity(verdict)} is {late} slower per step "

@@ -117,6 +117,8 @@ def case_of(
 
 
 def _is_excerpt(line: Timeline, annotated: Array | None) -> bool:
-    """Whether the trace is a few annotated steps of a profiler, whose schedule begins after the warm-up."""
+    """Whether the trace begins after the warm-up: attached late to all ranks, or annotated steps of a profiler."""
+    if len(line.rows) and flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH)[line.first[:-1]].all():
+        return True
     is_profile = bool(len(line.rows)) and bool(flagged(line.rows["flags"], CollectiveFlag.NO_SYSCALLS).all())
     return is_profile and annotated is not None and bool((annotated >= 0).any())

@@ -19,6 +19,7 @@ from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline import user_frame
 from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.events.names import CollectiveFlag
 
 _EXACT = 0.82  # share of the upper bound from which the middle of a range is within 10 % of both ends
@@ -77,7 +78,8 @@ def cost_of(
 ) -> VerdictCost:
     """The cost of delays to all ranks except the named ones: one estimate, or a range.
 
-    With point-to-point calls, every rank may have waited as long as the rank with the longest known wait.
+    With point-to-point calls, every rank may have waited as long as the rank with the longest known wait. Ranks that
+    are not in the trace may have waited as long as the recorded ranks.
     """
     lost_ns, least_ns = (
         {key: ns for key, ns in by_process.items() if key not in named}
@@ -86,6 +88,8 @@ def cost_of(
     most, least = sum(lost_ns.values()) / 1e9, sum(least_ns.values()) / 1e9
     if case.line.is_p2p.any():
         most = max(lost_ns.values(), default=0.0) * (case.line.n_processes - max(len(named), 1)) / 1e9
+    n_waiting = max(case.line.n_processes - max(len(named), 1), 1)
+    most *= 1 + n_unseen(case.line, case.trace) / n_waiting
     if delays.is_lower_bound:
         return priced(case, least, is_lower_bound=True, observed_ns=examined.observed_ns)
     return between(case, least, most, observed_ns=examined.observed_ns)

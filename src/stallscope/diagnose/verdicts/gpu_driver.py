@@ -1,26 +1,93 @@
 """Verdicts with the reasons that the drivers state for a slow, shared or broken GPU."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
-from stallscope.diagnose.evidence_fields import merged
-from stallscope.diagnose.gpu.driver_state import driver_reason, gpu_by_rank
+from stallscope.diagnose.evidence_fields import CauseEvidence, merged
+from stallscope.diagnose.gpu.driver_state import driver_reason, gpu_by_rank, held_gpus, narrow_links
 from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
+from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
 
 _BROKEN = ("gpu_fault", "device_error")
+_OVER_PCIE = ("host_device_copy", "pageable_copy", "gpu_slow")
+_RESEAT = "Check the PCIe link of that GPU (nvidia-smi -q -d PCIE): reseat the card or the riser."
+_CONFIDENCE = 0.7  # a low clock under load is certain, its effect on the job is not measured
 _OF_GPU = ("gpu_slow", *_BROKEN)
 """Causes that lie in the GPU."""
 
 
 def with_gpu_states(trace: Trace, report: Report) -> Report:
     """The report with the state that the drivers report for the GPUs of its verdicts."""
-    if not len(trace.gpus) or not any(_is_of_all(v) or _is_of_one(v) for v in report.verdicts):
+    if not len(trace.gpus):
         return report
     gpus = gpu_by_rank(trace)
-    return replace(report, verdicts=[_with_state(trace, gpus, verdict) for verdict in report.verdicts])
+    narrow = narrow_links(trace, gpus)
+    verdicts = [_with_link(_with_state(trace, gpus, verdict), narrow) for verdict in report.verdicts]
+    named = {rank for verdict in verdicts for rank in verdict.ranks}
+    remarks = [_narrow(rank, lanes) for rank, lanes in narrow.items() if rank not in named]
+    return replace(report, verdicts=verdicts, benign=report.benign + remarks)
+
+
+def held_down(trace: Trace, report: Report) -> list[Verdict]:
+    """The verdict on GPUs whose clocks are held down, in a report that names no rank, without GPU times.
+
+    The GPUs' own times would show whether a low clock makes a GPU slower. Without these times, the readings of the
+    driver are the only evidence. The others wait in every collective, at most for the share that the clock lacks.
+    """
+    if not len(trace.gpus) or any(verdict.ranks for verdict in report.verdicts) or not len(trace.collectives):
+        return []
+    if (trace.collectives["gpu_start_ns"] != UNKNOWN).any():
+        return []
+    gpus = gpu_by_rank(trace)
+    held = held_gpus(trace, gpus)
+    if not held:
+        return []
+    slowest = max(held.values(), key=_lacking)
+    part = Explained(cause("gpu_slow"), 1.0, 0.0, slowest)
+    seconds = float(report.examined.get("seconds", 0.0))
+    most = _lacking(slowest) * seconds * (len(gpus) - len(held))
+    verdict = Verdict(
+        kind="device",
+        summary="",
+        ranks=sorted(held),
+        nodes=sorted({trace.nodes[gpus[rank][0]] for rank in held}),
+        n_incidents=1,
+        causes=[part],
+        confidence=_CONFIDENCE,
+        victims=sorted(set(gpus) - set(held)),
+        cost=VerdictCost(0.0, None, None, is_lower_bound=True, at_most_gpu_seconds=round(most, 3)),
+        advice=part.cause.advice(slowest),
+    )
+    return [replace(verdict, summary=text.summary(verdict))]
+
+
+def _lacking(held: CauseEvidence) -> float:
+    """The share of its clock that a GPU lacks, over the whole time."""
+    return (1.0 - (held.clock_mhz or 0) / max(held.usual_mhz or 1, 1)) * (held.share_of_time or 1.0)
+
+
+def _with_link(verdict: Verdict, narrow: Mapping[int, CauseEvidence]) -> Verdict:
+    """The verdict on a rank with slow copies, with the lanes of its PCIe link where the link is narrow."""
+    if len(verdict.ranks) != 1 or verdict.ranks[0] not in narrow or not verdict.causes:
+        return verdict
+    first = verdict.causes[0]
+    if first.cause.name not in _OVER_PCIE:
+        return verdict
+    part = replace(first, evidence=merged(first.evidence, narrow[verdict.ranks[0]]))
+    return replace(
+        verdict, causes=[part, *verdict.causes[1:]], advice=[*part.cause.advice(part.evidence), _RESEAT]
+    )
+
+
+def _narrow(rank: int, lanes: CauseEvidence) -> dict[str, object]:
+    return {
+        "what": f"the GPU of rank {rank} uses {lanes.pcie_lanes} of its {lanes.pcie_max_lanes} PCIe lanes",
+        "rank": rank,
+    }
 
 
 def _is_of_all(verdict: Verdict) -> bool:
