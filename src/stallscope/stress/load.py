@@ -56,13 +56,11 @@ def collectives(job: Job, first_round: int, n_rounds: int, *, origin_round: int)
         if field.may_be_unknown:
             rows[field.name] = layout.UNKNOWN
     late_ns = job.late_ns if job.straggler is not None else 0
-    released_ns = late_ns + _JITTER_NS + _RELEASE_NS
-    arrival_ns = np.where(is_late, late_ns, 0) + _jitter_ns(rounds, ranks)
-    begin_ns = rounds * job.interval_ns
-    rows["ts_ns"] = begin_ns[:, None] + arrival_ns
-    rows["wait_enter_ns"] = (begin_ns - job.interval_ns)[:, None] + _jitter_ns(rounds - 1, ranks)
+    begin_ns, previous_ns = _begin_ns(job, rounds), _begin_ns(job, rounds - 1)
+    rows["ts_ns"] = begin_ns[:, None] + np.where(is_late, late_ns, 0) + _jitter_ns(rounds, ranks)
+    rows["wait_enter_ns"] = previous_ns[:, None] + _jitter_ns(rounds - 1, ranks)
     rows["wait_enter_ns"] += np.where(is_late, late_ns, 0) + 10_000
-    rows["wait_leave_ns"] = (begin_ns - job.interval_ns)[:, None] + released_ns
+    rows["wait_leave_ns"] = (begin_ns - job.interval_ns + late_ns + _JITTER_NS + _RELEASE_NS)[:, None]
     rows["pid"] = rows["tid"] = _FIRST_PID + ranks
     rows["comm_hash"], rows["nranks"], rows["comm_rank"] = job.comm_hash, job.world, ranks
     rows["seq"] = rounds[:, None]
@@ -90,6 +88,14 @@ def processes(job: Job, wall_ns: int) -> Array:
     rows["rank"], rows["nranks"], rows["comm"] = ranks, job.world, b"stress"
     rows["local_rank"] = rows["device"] = ranks - job.first_rank
     return rows
+
+
+def _begin_ns(job: Job, rounds: Array) -> Array:
+    """The begin of each round: int64. A round begins later by the jitter of the straggler in the round before."""
+    begin_ns = rounds * job.interval_ns
+    if job.straggler is not None:
+        begin_ns += _jitter_ns(rounds - 1, np.array([job.straggler]))[:, 0]
+    return np.asarray(begin_ns)
 
 
 def _jitter_ns(rounds: Array, ranks: Array) -> Array:

@@ -1,0 +1,121 @@
+"""A hub as its users run it, for benchmarks: the real command, tokens, questions over HTTP, and its processor time."""
+
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
+
+PROGRAM = (sys.executable, "-c", "from stallscope.cli import main; main()")
+PORTS = re.compile(r"gRPC at port (\d+), over HTTP at (\d+); \w+ API at (\d+)")
+
+
+@dataclass(frozen=True)
+class ServedHub:
+    """A running hub. token_file: an ingest token; reader: a token that may read everything."""
+
+    process: "subprocess.Popen[str]"
+    grpc: int
+    api: int
+    token_file: Path
+    reader: str
+
+    def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """The answer of a tool."""
+        return self._answer("POST", f"/api/v1/tools/{tool}", arguments)
+
+    def sql(self, statement: str) -> list[list[Any]]:
+        """The rows of a statement."""
+        rows: list[list[Any]] = self._answer("POST", "/api/v1/sql", {"sql": statement})["rows"]
+        return rows
+
+    def numbers(self) -> dict[str, float]:
+        """The metrics without labels, by name."""
+        text = self._request("GET", "/metrics", None)
+        pairs = (line.split() for line in text.splitlines() if line.startswith("stallscope_hub_"))
+        return {name.removeprefix("stallscope_hub_"): float(value) for name, value in pairs}
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time so far: of the hub, and of the processes of its diagnosis."""
+        diagnosis = [pid for pid in children(self.process.pid) if "stream_process" in command_of(pid)]
+        return {"hub": cpu_s(self.process.pid), "diagnosis": sum(map(cpu_s, diagnosis))}
+
+    def rss_mb(self) -> int:
+        """Resident memory of the hub and of its children."""
+        pids = [self.process.pid, *children(self.process.pid)]
+        return round(sum(_rss_bytes(pid) for pid in pids) / 1e6)
+
+    def _answer(self, method: str, path: str, body: object) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._request(method, path, json.dumps(body)))
+        return answer
+
+    def _request(self, method: str, path: str, body: str | None) -> str:
+        headers = {"Authorization": bearer(self.reader), "Content-Type": "application/json"}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.api, timeout=60)) as connection:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {text[:500]}")
+        return text
+
+
+@contextmanager
+def served_hub(folder: Path, *options: str, **environment: str) -> Iterator[ServedHub]:
+    """A hub in the folder until the end of the block."""
+    tokens = Tokens(folder / "hub" / FILE_NAME)
+    (folder / "ingest").write_text(tokens.create(["ingest"], "default"))
+    reader = tokens.create(["read", "admin"], "default")
+    ports = ("--otlp-grpc", "127.0.0.1:0", "--otlp-http", "127.0.0.1:0", "--api", "127.0.0.1:0")
+    command = [*PROGRAM, "hub", "--db", str(folder / "hub"), "--insecure-no-tls", *ports, *options]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    ) as process:
+        assert process.stderr is not None
+        found = next(match for line in process.stderr if (match := PORTS.search(line)))
+        log = (folder / "log").open("w")
+        threading.Thread(target=lambda: log.writelines(process.stderr or ()), daemon=True).start()
+        try:
+            yield ServedHub(process, int(found[1]), int(found[3]), folder / "ingest", reader)
+        finally:
+            process.terminate()
+
+
+def stress(hub: ServedHub, *options: str) -> "subprocess.Popen[str]":
+    """A running load; its output is JSON."""
+    command = [*PROGRAM, "stress", "--endpoint", f"127.0.0.1:{hub.grpc}", "--hub-insecure", "--json"]
+    command += ["--token-file", str(hub.token_file), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process, in itself and in the kernel: proc(5), stat, fields 14 and 15."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children(pid: int) -> list[int]:
+    """The child processes of a process."""
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def command_of(pid: int) -> str:
+    """The words of a process's command."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def _rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
