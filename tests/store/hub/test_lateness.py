@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from tests.store.hub.rows import NOW_NS, appended, collectives
 
+from stallscope.store.hub.file_sums import FileSums, split
 from stallscope.store.hub.journal import Segment
-from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS, SealedLateness, split
+from stallscope.store.hub.lateness import NAME, USUAL_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
@@ -91,13 +92,14 @@ def test_a_file_is_summed_once_by_the_housekeeping_and_merged_files_again(
 ):
     filled(store)
     summed: list[str] = []
-    worked_out = SealedLateness._computed
+    worked_out = FileSums._computed
 
-    def counted(self: SealedLateness, db: Any, segments: list[Segment], min_late_ns: int) -> Any:
-        summed.extend(segment.path for segment in segments)
-        return worked_out(self, db, segments, min_late_ns)
+    def counted(self: FileSums, db: Any, segments: list[Segment], params: dict[str, int]) -> Any:
+        if params:
+            summed.extend(segment.path for segment in segments)
+        return worked_out(self, db, segments, params)
 
-    monkeypatch.setattr(SealedLateness, "_computed", counted)
+    monkeypatch.setattr(FileSums, "_computed", counted)
     before = asked(store)
     assert len(summed) == 3
     maintained(store)
@@ -119,13 +121,14 @@ def by_rank(sums: pa.Table) -> list[dict[str, Any]]:
 
 def test_the_least_used_sums_are_forgotten_first(store: HubStore):
     filled(store)
-    kept = SealedLateness(store.folder, store._lateness.sql, most_rows=7)
+    lateness = store._sums[NAME].by_file
+    kept, params = FileSums(store.folder, lateness.sql, lateness.schema, 7), {"min_late_ns": 0}
     segments = store._hot.segments("a")["collectives"]
     with store._reader.cursor() as db:
-        first = kept.sums(db, segments, 0)
+        first = kept.sums(db, segments, params)
         assert sum(len(each) for each in first) == 9
         assert [key[0] for key in kept._known] == [segment.path for segment in segments[1:]]
-        again = kept.sums(db, segments, 0)
+        again = kept.sums(db, segments, params)
         assert [by_rank(each) for each in again] == [by_rank(each) for each in first]
         kept.forget(segments)
         assert not kept._known and kept._n_rows == 0

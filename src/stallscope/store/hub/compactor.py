@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from stallscope.errors import StallscopeError, StorageFailed
 from stallscope.store.hub import round_lateness
+from stallscope.store.hub.file_sums import FileSums
 from stallscope.store.hub.hot import Hot, Piece
 from stallscope.store.hub.journal import Journal, Segment
-from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS, SealedLateness
+from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.segments import Sealer
 from stallscope.store.hub.writer import Writer
@@ -52,7 +53,8 @@ class Compactor:
     journal: Journal
     hot: Hot
     writer: Writer
-    lateness: SealedLateness
+    lateness: FileSums
+    ledgers: FileSums
     limits: Limits
     set_aside_damaged: Callable[[str], int]
     numbers: CompactorTotals = field(default_factory=CompactorTotals)
@@ -93,7 +95,7 @@ class Compactor:
         with self._one_at_a_time:
             self._seal_what_is_due()
             self._merge_small()
-            self._sum_lateness()
+            self._sum_files()
             if time.monotonic() - self._expired_s > _EXPIRE_EVERY_S:
                 self._expired_s = time.monotonic()
                 self.expire()
@@ -179,13 +181,14 @@ class Compactor:
                     self._replace(group, [merged])
                     self.numbers.merged_segments += len(group)
 
-    def _sum_lateness(self) -> None:
+    def _sum_files(self) -> None:
         """Compute some of the sums that queries will need, newest files first."""
         for tenant in self.hot.tenants():
             segments = self.hot.segments(tenant).get("collectives", ())
-            due = self.lateness.missing(segments, USUAL_MIN_LATE_NS)[:_SUMS_A_ROUND]
-            with suppress(duckdb.Error):  # a query reports the error of a damaged file
-                self.lateness.sums(self._sealer.db, due, USUAL_MIN_LATE_NS)
+            for sums, params in ((self.lateness, {"min_late_ns": USUAL_MIN_LATE_NS}), (self.ledgers, {})):
+                due = sums.missing(segments, params)[:_SUMS_A_ROUND]
+                with suppress(duckdb.Error):  # a query reports the error of a damaged file
+                    sums.sums(self._sealer.db, due, params)
 
     def expire(self) -> None:
         """Delete expired rows and closed verdicts, and the oldest files beyond the limit in bytes."""
@@ -225,7 +228,8 @@ class Compactor:
         """Delete replaced files after some minutes: a query may still be reading them."""
         now_s = time.monotonic()
         due = [segment for when_s, segment in self._retired if now_s - when_s >= self.limits.grace_s]
-        self.lateness.forget(due)
+        for sums in (self.lateness, self.ledgers):
+            sums.forget(due)
         self._retired = [entry for entry in self._retired if now_s - entry[0] < self.limits.grace_s]
         for segment in due:
             with suppress(OSError):

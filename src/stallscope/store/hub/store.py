@@ -20,6 +20,8 @@ from stallscope.store.hub.hot import Hot, Snapshot
 from stallscope.store.hub.journal import Journal, Segment, line
 from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
 from stallscope.store.hub.lateness import SealedLateness
+from stallscope.store.hub.ledgers import NAME as SEALED_LEDGERS
+from stallscope.store.hub.ledgers import SealedLedgers
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.unexamined import Unexamined
@@ -51,9 +53,17 @@ class HubStore:
             limits=limits,
             committed=self._position.note,
         )
-        self._lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
+        lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
+        ledgers = SealedLedgers(folder, question_text(SEALED_LEDGERS))
+        self._sums = {SEALED_LATENESS: lateness, SEALED_LEDGERS: ledgers}
         self._compactor = Compactor(
-            journal, self._hot, self._writer, self._lateness, limits, self.set_aside_damaged
+            journal,
+            self._hot,
+            self._writer,
+            lateness.by_file,
+            ledgers.by_file,
+            limits,
+            self.set_aside_damaged,
         )
         self._reader = duckdb.connect(
             ":memory:",
@@ -121,9 +131,9 @@ class HubStore:
                 db.register(hot[name], rows)
             shown = dict(snapshot.segments)
             try:
-                if SEALED_LATENESS in sql:
-                    sealed = shown.get("collectives", ())
-                    shown["collectives"] = self._lateness.prepare(db, sealed, params)
+                for name, sums in self._sums.items():
+                    if name in sql:
+                        shown["collectives"] = sums.prepare(db, shown.get("collectives", ()), params)
                 paths = {
                     name: [str(self.folder / s.path) for s in segments] for name, segments in shown.items()
                 }
