@@ -120,8 +120,10 @@ async function follow() {
     try {
       const answer = await request(page('matrix', { job: map.job, from: to - n * 1000, to, n }))
       const more = unframe(await answer.arrayBuffer())
-      if (state.map.value === map && more.ranks !== map.ranks) await loadMap(map.job)
-      else if (state.map.value === map && !hold.isOn) {
+      if (state.map.value !== map || state.isPaused.value) {
+        // Another map was opened, or the reader paused, while the request was under way.
+      } else if (more.ranks !== map.ranks) await loadMap(map.job)
+      else if (!hold.isOn) {
         append(map, more)
         map.followed_ms = to
         state.mapVersion.value++
