@@ -5,7 +5,7 @@ import { get, page, request, shown } from './api.js'
 import { clock, num, percent, plural } from './format.js'
 import { meanCodes, unframe } from './heat.js'
 import { NO_DATA, codeMs } from './palette.js'
-import { Budget } from './parts.jsx'
+import { Budget, Scroll } from './parts.jsx'
 import { go, inPage, query, rows } from './state.js'
 
 const MINUTE = 60_000
@@ -118,15 +118,15 @@ function Difference({ a, b }) {
         <div><dt>GPUs that waited in the longest round of a second</dt><dd>{num(lostGpus(a))} → {num(lostGpus(b))}</dd></div>
       </dl>
       <div class="two">
-        <div class="scroll">
+        <Scroll name="Time budget">
           <h3>Time budget</h3>
           <table class="dense">
             <caption class="hidden">Time budget before and after</caption>
             <thead><tr><th scope="col">Category</th><th scope="col" class="num">Before</th><th scope="col" class="num">After</th><th scope="col" class="num">Change</th></tr></thead>
             <tbody>{categories.slice(0, 8).map(category => <tr key={category}><td>{label(category)}</td><td class="num">{percent(share(a, category))}</td><td class="num">{percent(share(b, category))}</td><td class="num">{num((share(b, category) - share(a, category)) * 100)} points</td></tr>)}</tbody>
           </table>
-        </div>
-        <div class="scroll">
+        </Scroll>
+        <Scroll name="Lateness by rank">
           <h3>Lateness by rank (typical), largest change first</h3>
           <table class="dense">
             <caption class="hidden">Lateness by rank before and after</caption>
@@ -134,7 +134,7 @@ function Difference({ a, b }) {
             <tbody>{listed.map(rank => <tr key={rank}><td>{rank}</td><td class="num">{num(codeMs(a.means[rank] ?? 0))} ms</td><td class="num">{num(codeMs(b.means[rank] ?? 0))} ms</td></tr>)}</tbody>
           </table>
           {n > MOST_RANKS && <p class="dim">{plural(n - MOST_RANKS, 'rank')} with smaller changes are not listed.</p>}
-        </div>
+        </Scroll>
       </div>
     </section>
   )

@@ -5,7 +5,7 @@ import { Flame } from './flame.jsx'
 import { duration, millis, num, percent, plain, plural, range, when } from './format.js'
 import { HeatMap } from './heatmap.jsx'
 import { loadMap } from './live.js'
-import { Budget, Ledger, State } from './parts.jsx'
+import { Budget, Ledger, Scroll, State } from './parts.jsx'
 import { Round, loadRound } from './round.jsx'
 import { evidence, inPage, job, jobKey, linkTo, map, overview, query, round, snapshot } from './state.js'
 import { Timeline } from './timeline.jsx'
@@ -191,7 +191,7 @@ function Evidence({ row }) {
 function Longest({ rows, title }) {
   if (!rows?.length) return null
   return (
-    <div class="scroll">
+    <Scroll name={title}>
       <h3>{title}</h3>
       <table class="dense">
         <caption class="hidden">{title}</caption>
@@ -206,7 +206,7 @@ function Longest({ rows, title }) {
           ))}
         </tbody>
       </table>
-    </div>
+    </Scroll>
   )
 }
 
@@ -228,7 +228,7 @@ function Incidents() {
     <section class="card" aria-label="Incidents">
       <h2>Incidents of this job</h2>
       <p class="dim">{plural(overview.value.n_incidents, 'incident')}{first < Infinity && ` since ${when(first)}`}{overview.value.n_incidents > all.length && `; the newest ${all.length} are listed`}.</p>
-      <div class="scroll">
+      <Scroll name="Table of incidents">
         <table class="dense">
           <caption class="hidden">Incidents, newest first</caption>
           <thead><tr><th scope="col">Kind</th><th scope="col">State</th><th scope="col">Rank</th><th scope="col" class="opt">Summary</th><th scope="col">Since</th><th scope="col" class="num opt">Lasted</th><th scope="col" class="num">GPU seconds</th></tr></thead>
@@ -250,7 +250,7 @@ function Incidents() {
             })}
           </tbody>
         </table>
-      </div>
+      </Scroll>
     </section>
   )
 }

@@ -1,6 +1,6 @@
 // All jobs, the worst first; recent incidents; the hub's own health.
 import { duration, millis, num, plural, range, when } from './format.js'
-import { State, Strip } from './parts.jsx'
+import { Scroll, State, Strip } from './parts.jsx'
 import { health, inPage, incidents, linkTo, rows } from './state.js'
 
 const URGENCY = ['hang', 'mismatch', 'failure', 'straggler', 'device', 'process', 'imbalance', 'inconclusive', 'unknown', 'quiet', 'healthy']
@@ -34,7 +34,7 @@ export function Jobs() {
 
 function JobTable({ all }) {
   return (
-    <div class="scroll">
+    <Scroll name="Table of jobs">
       <table>
         <caption class="hidden">Jobs, worst first</caption>
         <thead>
@@ -53,7 +53,7 @@ function JobTable({ all }) {
         </thead>
         <tbody>{all.map(row => <JobRow key={row.job} row={row} />)}</tbody>
       </table>
-    </div>
+    </Scroll>
   )
 }
 
@@ -98,7 +98,7 @@ function RecentIncidents() {
   return (
     <section aria-label="Recent incidents">
       <h2>Recent incidents</h2>
-      <div class="scroll">
+      <Scroll name="Table of closed incidents">
         <table>
           <caption class="hidden">Closed incidents, newest first</caption>
           <thead><tr><th scope="col">State</th><th scope="col">Job</th><th scope="col" class="opt">Summary</th><th scope="col" class="num opt">GPU seconds</th><th scope="col">Since</th></tr></thead>
@@ -114,7 +114,7 @@ function RecentIncidents() {
             ))}
           </tbody>
         </table>
-      </div>
+      </Scroll>
     </section>
   )
 }

@@ -31,6 +31,13 @@ export function Strip({ codes }) {
   return <canvas class="strip" ref={canvas} width="150" height="14" role="img" aria-label={`Worst lateness of 10 minutes: ${text}`} />
 }
 
+/** A part that may be wider than its place: it scrolls by itself, also with the keyboard. */
+export const Scroll = ({ name, children }) => (
+  <div class="scroll" tabIndex={0} role="region" aria-label={name}>
+    {children}
+  </div>
+)
+
 const nameOf = category => labels.value[category] ?? category.replaceAll('_', ' ')
 
 /** Shares of time as a bar and a legend. */

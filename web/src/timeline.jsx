@@ -3,6 +3,7 @@ import { signal } from '@preact/signals'
 import { useEffect } from 'preact/hooks'
 import { get, page, shown } from './api.js'
 import { clock, num } from './format.js'
+import { Scroll } from './parts.jsx'
 import { evidence, job, jobKey, query, round, snapshot } from './state.js'
 
 const LANE = 46
@@ -57,7 +58,7 @@ export function Timeline() {
         <span class="dim">{num(t.to_ms - t.from_ms, 0)} ms</span>
         <a href={page('perfetto', { job: key, from: t.from_ms, to: t.to_ms })} download="stallscope.pftrace">Save this window for Perfetto</a>
       </div>
-      <div class="scroll">
+      <Scroll name="Drawing of the timeline">
         <svg class="timeline" viewBox={`0 0 1000 ${t.ranks.length * LANE + 20}`} role="img" aria-label={`Timeline of ranks ${t.ranks.join(', ')}: ${drawn.length} arrivals, waits, off-CPU intervals and calls`}>
           {t.ranks.map((rank, at) => (
             <g key={rank}>
@@ -76,7 +77,7 @@ export function Timeline() {
           })}
           {ticks.map(f => <text key={f} class="dim" x={LEFT + f * WIDTH * 0.93} y={t.ranks.length * LANE + 15}>{num((f * total) / 1000, 0)} ms</text>)}
         </svg>
-      </div>
+      </Scroll>
       <ul class="legend"><li><i class="k-arrival" />arrival at a collective</li><li><i class="k-wait" />wait for a collective</li><li><i class="k-call" />slow call</li><li>other colours: off the CPU, by category</li></ul>
     </section>
   )
