@@ -21,6 +21,7 @@ import pytest
 from stallscope.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
+BROWSERS = ("chromium", "google-chrome")
 
 
 def data_folder() -> Path:
@@ -59,7 +60,16 @@ def _missing_for_kernels() -> str | None:
     return f"no {absent[0]} to start virtual machines" if absent else None
 
 
+def _missing_for_browser() -> str | None:
+    if not any(map(shutil.which, BROWSERS)):
+        return "no chromium: setup/need.sh browser installs it"
+    if not (ROOT / "src" / "stallscope" / "page" / "built" / "index.html").is_file():
+        return "the page is not built: make page builds it with npm"
+    return None
+
+
 _MISSING_FOR = {
+    "browser": _missing_for_browser,
     "shared": _missing_for_shared,
     "bpf": _missing_for_bpf,
     "gpu": _missing_for_gpu,
