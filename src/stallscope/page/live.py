@@ -79,7 +79,7 @@ class Feeds:
         only: str = "",
         health: Callable[[], dict[str, Any]] = dict,
     ) -> AsyncIterator[str]:
-        """The text of a stream. only: the one job that it may name. Ends when the session ends."""
+        """The text of a stream. only: the job of a share link; "" for all jobs. Ends when the session ends."""
         feed = self.of(tenant)
         begun, _, version_text = last_event_id.partition("-")
         version = int(version_text) if begun == self.begun and version_text.isdigit() else 0

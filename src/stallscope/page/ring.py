@@ -65,7 +65,7 @@ class Ring:
     def __init__(self, n_seconds: int = SECONDS):
         self.n, self.head = n_seconds, -1
         self.comms: list[str] = []
-        # In memory a cell is its code plus one, and 0 is no data: then a maximum combines two cells.
+        # In memory a cell is its code plus one, and 0 means no data. So a maximum combines two cells.
         self._cells = np.zeros((2, 0, n_seconds), np.uint8)
         self._worst = np.zeros(n_seconds, np.int16)
         self._seq = np.full(n_seconds, -1, np.int64)

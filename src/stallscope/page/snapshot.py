@@ -1,6 +1,6 @@
 """A snapshot: one HTML file with the code of the page and the data of one view. It makes no request when it is opened.
 
-Its policy (in a meta element) permits the one script and the one style sheet by their SHA-256, and nothing else.
+Its policy (in a meta element) permits its script and its style sheet by their SHA-256, and nothing else.
 """
 
 import base64

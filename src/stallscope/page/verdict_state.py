@@ -7,7 +7,7 @@ from typing import Any
 from stallscope.serve.tools.verdict_row import stored_verdict
 
 MOST_LISTED = 3
-"""Entries that a list shows; its count tells how many there are."""
+"""Entries that a list shows; the number of all entries is next to it."""
 
 _ORDER = ("hang", "mismatch", "failure", "straggler", "device", "process", "imbalance", "inconclusive")
 
