@@ -38,12 +38,14 @@ _EMPTY_FRAMES = """async () => {
     }
     return out
 }"""
-_TIMES = """() => ({
-    draws: performance.getEntriesByName('map-draw').map(entry => entry.duration),
-    request_ms: performance.getEntriesByName('map-data')[0].startTime - performance.getEntriesByName('map-request')[0].startTime,
-    pixels_ms: performance.getEntriesByName('map-draw')[0].startTime + performance.getEntriesByName('map-draw')[0].duration
-        - performance.getEntriesByName('map-request')[0].startTime,
-})"""
+_TIMES = """() => {
+    const first = name => performance.getEntriesByName(name)[0]
+    const draw = first('map-draw')
+    return {
+        draws: performance.getEntriesByName('map-draw').map(entry => entry.duration),
+        pixels_ms: draw.startTime + draw.duration - first('map-request').startTime,
+    }
+}"""
 
 
 def frame_of(n_ranks: int) -> bytes:
