@@ -101,6 +101,12 @@ def _trace(job: Job, rank: int, events: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def rank_traces(job: Job, seed: int) -> list[dict[str, Any]]:
+    """The torch.profiler trace of each rank."""
+    events = [_events(job, own, launch="cudaLaunchKernelExC") for own in _by_rank(job, Random(seed))]
+    return [_trace(job, rank, own) for rank, own in enumerate(events)]
+
+
 def _kineto(folder: Path, job: Job, chance: Random) -> None:
     """tensorboard_trace_handler: HOST_PID.TIME.pt.trace.json."""
     for rank, own in enumerate(_by_rank(job, chance)):
