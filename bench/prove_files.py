@@ -1,7 +1,8 @@
 """Large files of other tools: a launcher's log of 5 GB, and torch.profiler traces of 8 ranks with 100 MB each.
 
 Limits: the log is explained in less than 300 MB of memory; the traces in less than 1 GB and within 1.5 times the CPU
-time that json.loads needs for the same files, start of the command included. `make prove-files` runs this once; results go to results/files_size.json.
+time that json.loads needs for the same files, the start of the command included. `make prove-files` runs this once;
+results go to results/files_size.json.
 """
 
 import json
