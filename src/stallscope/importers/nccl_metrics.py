@@ -17,7 +17,10 @@ from stallscope.importers.rank_statements import Failure, Statements
 from stallscope.importers.registry import Importer
 from stallscope.importers.texts import head_of, lines_of
 
-_METRIC = re.compile(r"^nccl_collective_exec_time_microseconds\{(?P<labels>[^}]*)\} (?P<value>[\d.eE+-]+)")
+_METRIC = re.compile(
+    r"^nccl_collective_exec_time_microseconds\{(?P<labels>[^}]*)\} "
+    r"(?P<value>\d{1,15}(?:\.\d{1,15})?(?:[eE][+-]?\d{1,2})?)(?: |$)"
+)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _PLUGIN_RANK = re.compile(rb'"Rank": ?(\d{1,7})')
 _SHORT = 0.5  # of the median time inside

@@ -12,6 +12,7 @@ from stallscope.events.trace import Gap
 
 _MOST_STACKS = 64  # threads of one rank
 _MOST_FAILURES = 20_000
+_MOST_RANKS = 1 << 17
 _AFTER_END_NS = 60 * 10**9
 _AFTER_TIMEOUT_NS = 1800 * 10**9  # the watchdog and the heartbeat monitor end the process within this time
 
@@ -30,6 +31,10 @@ class Progress:
     words: str = ""
     line: str = ""
     ts_ns: int = 0
+
+    def is_possible(self) -> bool:
+        """Whether all numbers fit the tables of a trace."""
+        return max(self.enqueued, self.started, self.completed, self.open_seq, self.count) < 1 << 62
 
     def joined(self, other: "Progress") -> "Progress":
         """The statements of two parts: the time-out of either, and the furthest counters."""
@@ -128,6 +133,25 @@ class Statements:
         self.sources += other.sources
         self.has_times |= other.has_times
         self.started_ns = max(self.started_ns, other.started_ns)
+
+    def leave_out_impossible_numbers(self) -> None:
+        """Leave out ranks, process ids and rounds that no job has: damaged lines state them."""
+        if self.world_size > _MOST_RANKS:
+            self.world_size = UNKNOWN
+        ranks = {rank for _, rank in self.progress} | set(self.stacks) | self.writers
+        ranks |= {failure.rank for failure in self.failures}
+        impossible = {rank for rank in ranks if rank > _MOST_RANKS}
+        if impossible:
+            self.omit("statements on impossible ranks", len(impossible))
+        self.writers -= impossible
+        self.stacks = {rank: own for rank, own in self.stacks.items() if rank not in impossible}
+        self.failures = [failure for failure in self.failures if failure.rank not in impossible]
+        self.progress = {
+            key: p for key, p in self.progress.items() if key[1] not in impossible and p.is_possible()
+        }
+        for members in self.members.values():
+            members -= impossible
+        self.pids = {rank: pid for rank, pid in self.pids.items() if 0 <= pid < 1 << 32}
 
     def claims(self) -> dict[tuple[object, ...], object]:
         """Statements of which a job makes one: the process, the time-out and the last error of each rank."""

@@ -86,9 +86,22 @@ def _change(answers: list[Answer]) -> _Change:
             continue
         then, now = _counts(answer), _counts(last)
         still = {comm for comm, counts in now.items() if then.get(comm) == counts}
-        moved = {comm for comm in now if comm in then} - still
+        moved = {
+            comm for comm, counts in now.items() if comm in then and _has_moved(then[comm], counts)
+        } - still
         return _Change(last, still, moved, (last.at_ns - answer.at_ns) / 1e9 if is_timed else 0.0)
     return _Change(last, set(), set(), 0.0)
+
+
+def _has_moved(then: dict[int, dict[str, int] | None], now: dict[int, dict[str, int] | None]) -> bool:
+    """Whether the counts of all ranks of a communicator increased."""
+    both = [
+        (before, now[rank])
+        for rank, before in then.items()
+        if before is not None and now.get(rank) is not None
+    ]
+    totals = [(sum(before.values()), sum((after or {}).values())) for before, after in both]
+    return bool(totals) and all(after > before for before, after in totals)
 
 
 def _counts(answer: Answer) -> dict[int, dict[int, dict[str, int] | None]]:
@@ -271,7 +284,7 @@ def _gaps(change: _Change, comms: dict[int, _Comm], n_answers: int) -> Iterator[
     if n_answers < 2:
         yield Gap("there is only one answer, which cannot show whether the counts move", _ASK_AGAIN)
     elif not change.still and not change.moved:
-        yield Gap("no two answers are 10 s or more apart", _ASK_AGAIN)
+        yield Gap("no two answers 10 s or more apart show counts that stay or increase", _ASK_AGAIN)
     frozen = [comm for comm in change.still if comm in comms]
     even = [comm for comm in frozen if len({member.entered for member in comms[comm]}) == 1]
     if frozen and not change.moved and len(even) == len(frozen):

@@ -31,6 +31,7 @@ def comm_hash_of(group: str) -> int:
 
 def statement_trace(statements: Statements) -> Trace:
     """The statements as a trace."""
+    statements.leave_out_impossible_numbers()
     ranks = sorted(
         {rank for _, rank in statements.progress}
         | set(statements.stacks)
