@@ -30,6 +30,7 @@ def _calls(job: Job, rank: int) -> list[tuple[str, int]]:
 
 def _entry(job: Job, rank: int, i: int, name: str, n: int, *, prefix: str = "nccl") -> dict[str, Any]:
     groups = job.own_groups(rank)
+    n_members = len(job.groups[name])
     is_done = n <= job.progress(rank)[name].completed
     words = (
         job.op_of(name)
@@ -45,9 +46,9 @@ def _entry(job: Job, rank: int, i: int, name: str, n: int, *, prefix: str = "ncc
         "op_id": i,
         "profiling_name": f"{prefix}:{words}",
         "time_created_ns": _BEGAN_NS + job.number * 10**13 + i * 10**8 + rank,
-        "input_sizes": [[job.n_elements]],
+        "input_sizes": [[job.n_elements * (n_members if job.op_of(name) == "reduce_scatter" else 1)]],
         "input_dtypes": ["BFloat16"],
-        "output_sizes": [[job.n_elements]],
+        "output_sizes": [[job.n_elements * (n_members if job.op_of(name) == "all_gather" else 1)]],
         "output_dtypes": ["BFloat16"],
         "state": "completed" if is_done else "started",
         "time_discovered_started_ns": _BEGAN_NS,

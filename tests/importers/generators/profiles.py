@@ -101,17 +101,28 @@ def _trace(job: Job, rank: int, events: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def rank_traces(job: Job, seed: int) -> list[dict[str, Any]]:
-    """The torch.profiler trace of each rank."""
-    events = [_events(job, own, launch="cudaLaunchKernelExC") for own in _by_rank(job, Random(seed))]
-    return [_trace(job, rank, own) for rank, own in enumerate(events)]
+def rank_traces(job: Job, seed: int, *, has_steps: bool = False) -> list[dict[str, Any]]:
+    """The torch.profiler trace of each rank. has_steps: the profiler had a schedule."""
+    traces = []
+    for rank, own in enumerate(_by_rank(job, Random(seed))):
+        events = _events(job, own, launch="cudaLaunchKernelExC")
+        traces.append(_trace(job, rank, (_steps(own) if has_steps else []) + events))
+    return traces
+
+
+def _steps(own: list[Call]) -> list[dict[str, Any]]:
+    """ProfilerStep annotations: from the first call of a step to the end of its last call."""
+    begin = {call.step: call.begin_us for call in reversed(own)}
+    end = {call.step: call.end_us for call in own}
+    name = "ProfilerStep#{}".format
+    return [_event("user_annotation", name(step), begin[step], end[step] - begin[step]) for step in begin]
 
 
 def _kineto(folder: Path, job: Job, chance: Random) -> None:
     """tensorboard_trace_handler: HOST_PID.TIME.pt.trace.json."""
-    for rank, own in enumerate(_by_rank(job, chance)):
+    has_steps = chance.random() < 0.5
+    for rank, trace in enumerate(rank_traces(job, chance.randrange(1000), has_steps=has_steps)):
         name = f"{job.host(rank)}_{job.pid(rank)}.{1790 + job.number}.pt.trace.json"
-        trace = _trace(job, rank, _events(job, own, launch="cudaLaunchKernelExC"))
         (folder / name).write_text(json.dumps(trace))
 
 
