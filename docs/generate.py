@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from stallscope import cli, errors, settings
 from stallscope.assistant import serving
+from stallscope.commands.file_kinds import KINDS
 from stallscope.diagnose import thresholds
 from stallscope.diagnose.causes import _registry
 from stallscope.errors import StallscopeError
@@ -61,7 +62,25 @@ def pages() -> dict[str, str]:
     written["../ARCHITECTURE.md"] = _filled(
         (DOCS.parent / "ARCHITECTURE.md").read_text(), "imports", _imports()
     )
+    written["files.md"] = _files((DOCS / "files.md").read_text())
     return written
+
+
+def _files(text: str) -> str:
+    """The page on files of other tools, with the kinds of files and the measured answers."""
+    kinds = _table(
+        ("your file", "possible answers", "command"),
+        [(kind.file, kind.answers, f"`{kind.command.replace('; ', '`, `')}`") for kind in KINDS],
+    )
+    results = DOCS.parent / "bench" / "results"
+    blocks = {
+        "kinds": kinds,
+        "accuracy": measured.files_table(results),
+        "comparison": measured.comparison(results),
+    }
+    for name, block in blocks.items():
+        text = _filled(text, name, block)
+    return text
 
 
 def _imports() -> str:
@@ -184,7 +203,10 @@ def _command(words: str, function: Callable[..., object]) -> str:
         for name, parameter in inspect.signature(function).parameters.items()
         if hints[name] is not typer.Context
     ]
-    title = f"\n## stallscope {words}\n\n{inspect.getdoc(function)}\n"
+    about = (inspect.getdoc(function) or "").replace(
+        "\b\n", ""
+    )  # a mark that keeps the lines of a table in --help
+    title = f"\n## stallscope {words}\n\n{about}\n"
     return title + (f"\n{_table(('option', 'default', 'meaning'), rows)}" if rows else "")
 
 

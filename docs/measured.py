@@ -118,3 +118,35 @@ def _machine(machine: dict[str, Any]) -> str:
     kernel = ".".join(str(machine["kernel"]).split("-")[0].split(".")[:2])
     emulated = ", emulated GPUs" if gpus == "emulated" else ""
     return f"{machine['n_cpus']} x {machine['cpu']}{kind}, Linux {kernel}{emulated}"
+
+
+def files_table(results: Path) -> str:
+    """The answers on generated files, by format; empty without results."""
+    if not (file := results / "files.json").is_file():
+        return ""
+    lines = [
+        "| format | follows | cases | right | of these open | inconclusive | wrong |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in json.loads(file.read_text())["formats"]:
+        right = row["n_named"] + row["n_open"]
+        lines.append(
+            f"| {row['format']} | {row['source']} | {row['n_cases']} | {right} | {row['n_open']} | "
+            f"{row['n_inconclusive']} | {row['n_wrong']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def comparison(results: Path) -> str:
+    """The answers of other analysers and of stallscope on the same files; empty without results."""
+    if not (file := results / "compare_analysers.json").is_file():
+        return ""
+    rows = json.loads(file.read_text())["rows"]
+    lines = ["| files | shape | analyser | right | open | wrong | error |", "|---|---|---|--:|--:|--:|--:|"]
+    for row in rows:
+        counts = [row["answers"].count(answer) or "" for answer in ("right", "open", "wrong", "error")]
+        shape = row["shape"].replace("_", " ")
+        lines.append(
+            f"| {row['files']} | {shape} | {row['analyser']} | " + " | ".join(map(str, counts)) + " |"
+        )
+    return "\n".join(lines) + "\n"

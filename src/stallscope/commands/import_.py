@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
+from stallscope.commands.file_kinds import as_help
 from stallscope.errors import BadInput
 
-HELP = """Create a node trace from the files of other tools.
+HELP = f"""Create a node trace from the files of other tools.
 
-Files are recognised by content, in nested folders and compressed too:
-flight-recorder dumps, torch.profiler traces, NCCL Inspector and RAS output,
-NCCL_DEBUG logs, logs of torchrun, Slurm, Ray and mpirun, stacks by py-spy,
-faulthandler and gdb. docs/files.md lists the possible answers of each kind."""
+Files are recognised by content, in nested folders and compressed too. Several
+kinds together give one answer. Your files, their possible answers, and the
+command:
+
+\b
+{as_help()}"""
 
 
 def import_(
