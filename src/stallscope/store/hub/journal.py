@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stallscope.errors import NewerSchema, StorageFailed
 from stallscope.store.hub import schema
-from stallscope.store.hub.migrations import MIGRATIONS, SCHEMA_VERSION
+from stallscope.store.hub.migrations import SCHEMA_VERSION, statements
 from stallscope.store.hub.packing import packed, unpacked
 
 _AT_ONCE = 64
@@ -344,7 +344,7 @@ def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
             )
         for version in range(file_version + 1, SCHEMA_VERSION + 1):
             db.begin()
-            for statement in MIGRATIONS[version]:
+            for statement in statements(version):
                 db.execute(statement)
             db.execute("INSERT INTO schema_version VALUES (?, ?)", [version, time.time_ns() // 1000])
             db.commit()

@@ -3,9 +3,10 @@
 Each step is idempotent: a crash between a step and its entry in schema_version repeats it.
 """
 
+from stallscope.events.verdict_fields import FIELDS
 from stallscope.store.hub import schema
 
-MIGRATIONS: dict[int, tuple[str, ...]] = {
+_STEPS: dict[int, tuple[str, ...]] = {
     1: (
         "CREATE TABLE IF NOT EXISTS journal"
         " (received_us BIGINT, tenant VARCHAR, table_name VARCHAR, n_rows BIGINT, ipc BLOB)",
@@ -17,23 +18,15 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         *(schema.create_statement(table) for table in schema.KEPT.values()),
     ),
     2: (),  # the journal's rows are packed more tightly (packing.py); an older hub would misread them
-    3: (
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_gpu_seconds DOUBLE",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS at_most_usd DOUBLE",
-    ),
-    4: (
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS severity VARCHAR",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS pids VARCHAR",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS victims VARCHAR",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS first_round BIGINT",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS last_round BIGINT",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS n_incidents BIGINT",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS period_steps BIGINT",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS max_late_ms DOUBLE",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS abstained_because VARCHAR",
-        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS advice VARCHAR",
-    ),
 }
-"""Statements by the version they lead to."""
+"""Statements by the version they lead to. New columns of verdicts follow from events/verdict_fields.py."""
 
-SCHEMA_VERSION = max(MIGRATIONS)
+SCHEMA_VERSION = max(*_STEPS, *(field.hub_schema for field in FIELDS))
+
+
+def statements(version: int) -> list[str]:
+    """The statements that lead to a version."""
+    types = {column.name: column.sql_type for column in schema.VERDICTS.columns}
+    added = [field.name for field in FIELDS if field.hub_schema == version > 1]
+    columns = [f"ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS {name} {types[name]}" for name in added]
+    return [*_STEPS.get(version, ()), *columns]
