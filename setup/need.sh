@@ -8,6 +8,8 @@
 #   need.sh browser   Chromium can open the hub's page             (optional: exit code 3, one line)
 #   need.sh firefox   Firefox can open the hub's page              (the same)
 #   need.sh dist      the wheel can be built for all architectures (required: fails with one line)
+#   need.sh images    container images can be built                (the same)
+#   need.sh chroot    packages can be tried in an empty Debian     (optional: exit code 3, one line)
 #
 # The checks search for commands and files, not for package names, so that they work on other distributions. Missing
 # packages are installed only as root or where sudo needs no password.
@@ -137,6 +139,21 @@ need_kernels() {
     exit 3
 }
 
+missing_for_images() { has_command buildah || echo buildah; }
+missing_for_chroot() { has_command debootstrap || echo debootstrap; }
+
+need_images() {
+    have missing_for_images && return 0
+    say "images need buildah; install as root: apt-get install $missing"
+    exit 1
+}
+
+need_chroot() {
+    have missing_for_chroot && return 0
+    say "without a trial of the deb: install as root: apt-get install $missing"
+    exit 3
+}
+
 case "${1:-}" in
 venv) need_venv ;;
 bpf) need_bpf ;;
@@ -145,8 +162,10 @@ kernels) need_kernels ;;
 browser) need_optional missing_for_browser "the tests of the page in Chromium" ;;
 firefox) need_optional missing_for_firefox "the tests of the page in Firefox" ;;
 dist) need_dist ;;
+images) need_images ;;
+chroot) need_chroot ;;
 *)
-    say "usage: need.sh venv|bpf|live|kernels|browser|firefox|dist"
+    say "usage: need.sh venv|bpf|live|kernels|browser|firefox|dist|images|chroot"
     exit 2
     ;;
 esac

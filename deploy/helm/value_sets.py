@@ -17,6 +17,7 @@ SETS: dict[str, Values] = {
     "Kubernetes 1.29": {"kubeVersion": "1.29.4"},
     "AppArmor of the runtime": {"agent": {"appArmor": "RuntimeDefault"}},
     "no AppArmor": {"agent": {"appArmor": ""}},
+    "own seccomp profile": {"agent": {"seccompProfile": "stallscope-agent.json"}},
     "SELinux": {"agent": {"seLinuxType": "spc_t"}},
     "NVIDIA runtime": {"agent": {"runtimeClassName": "nvidia"}},
     "new priority class": {"agent": {"priorityClass": {"create": True, "value": 5000}}},
