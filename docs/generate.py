@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import measured
+import test_matrix
 import typer
 from typer.models import ArgumentInfo
 from typer.testing import CliRunner
@@ -56,6 +57,9 @@ def pages() -> dict[str, str]:
     """Text of every generated page, by its path below docs/."""
     written = {f"reference/{name}.md": _page(*write()) for name, write in REFERENCE.items()}
     written["reference/README.md"] = _page("Reference", _contents(written))
+    written["test-matrix.md"] = _page(*test_matrix.page())
+    production = (DOCS / "production.md").read_text()
+    written["production.md"] = _filled(production, "artefacts", test_matrix.artefacts())
     written["decisions/README.md"] = _page("Decisions", _decisions(DOCS / "decisions"))
     written["../README.md"] = _readme((DOCS.parent / "README.md").read_text())
     written["single-processes.md"] = _single_processes((DOCS / "single-processes.md").read_text())
