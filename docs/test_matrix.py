@@ -68,8 +68,8 @@ def page() -> tuple[str, str]:
     ran = rows()
     lines = [
         "Generated from the machines that `bench/results` names. A result on a combination means that stallscope",
-        "traced or read a job there; an empty cell means that the result does not state the value. An emulated GPU counts",
-        "as no GPU. `make prove-kernels` also traces an emulated job on the kernels of Debian 12 and 13 in virtual",
+        "traced or read a job there. An empty cell means that the result does not state the value. An emulated GPU is",
+        "not counted. `make prove-kernels` also traces an emulated job on the kernels of Debian 12 and 13 in virtual",
         "machines.",
         "",
         f"| {' | '.join(_COLUMNS)} | results |",
