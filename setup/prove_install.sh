@@ -40,6 +40,13 @@ python3 -m venv wheel
 wheel/bin/pip --quiet --disable-pip-version-check install "$dist"/*.whl
 try wheel "$dist"/*.whl "$scratch" wheel/bin/stallscope
 
+# A user without root, with exactly the five capabilities and no way to get more.
+five=-all$(printf ',+%s' "${caps[@],,}")
+chmod 755 "$scratch"
+install -d -o 65534 -g 65534 "$scratch/nobody"
+try wheel-uid-65534 "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" setpriv --reuid 65534 --regid 65534 --clear-groups \
+	--no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" "$scratch/wheel/bin/stallscope"
+
 clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
 try pyz "$dist"/*.pyz "$scratch" "${clean[@]}" "$(ls "$dist"/*.pyz)"
 try own-python "$dist/stallscope-x86_64" "$scratch" "${clean[@]}" "$dist/stallscope-x86_64"

@@ -1,13 +1,18 @@
 """The first minute of a user: short forms that users try, sample data, exit codes, and messages on wrong input."""
 
+import importlib
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -19,12 +24,14 @@ from stallscope.demo.scenarios import SCENARIOS
 from stallscope.diagnose.report.verdict import Answer
 from stallscope.errors import BadInput, NotFound, Partial
 from stallscope.exporters import otlp_wire
+from stallscope.exporters.hub_channel import _reason
 from stallscope.serve.node_api import Options
 from stallscope.serve.node_files import NodeFiles
 from stallscope.store import node
 
 from ..query.fleet import served
 
+trace = importlib.import_module("stallscope.commands.trace")
 HUGE = "9" * 20
 
 
@@ -165,8 +172,6 @@ def test_a_wrong_token_of_an_agent_gets_advice_for_an_agent(run, one_of_two, tmp
 
 
 def test_a_missing_client_certificate_is_named(run, db, tmp_path):
-    import trustme
-
     clients = trustme.CA()
     clients.cert_pem.write_to_path(tmp_path / "clients.pem")
     files = NodeFiles(tmp_path / "api")
@@ -176,6 +181,41 @@ def test_a_missing_client_certificate_is_named(run, db, tmp_path):
     with served(options) as address:
         _, _, err = run("query", "SELECT 1 AS n", "--nodes", address, "--ca-cert", files.ca)
     assert "client certificate" in err and "--client-cert" in err
+
+
+def test_a_hub_that_requires_a_client_certificate_is_recognised():
+    ca, clients = trustme.CA(), trustme.CA()
+    made = ca.issue_cert("localhost")
+    chain = b"".join(blob.bytes() for blob in made.cert_chain_pems)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port(
+        "localhost:0",
+        grpc.ssl_server_credentials([(made.private_key_pem.bytes(), chain)], clients.cert_pem.bytes(), True),
+    )
+    server.start()
+    try:
+        credentials = grpc.ssl_channel_credentials(ca.cert_pem.bytes())
+        with (
+            grpc.secure_channel(f"localhost:{port}", credentials) as channel,
+            pytest.raises(grpc.RpcError) as raised,
+        ):
+            channel.unary_unary("/x/y")(b"", timeout=20)
+    finally:
+        server.stop(0)
+    assert "--client-cert" in _reason(raised.value.code(), raised.value.details())
+
+
+@pytest.mark.parametrize(("term", "has_screen"), [("xterm-256color", True), ("dumb", False), ("", False)])
+def test_the_page_needs_a_terminal_that_moves_its_cursor(monkeypatch, term, has_screen):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(trace.sys, "stdout", io.TextIOWrapper(Terminal()))
+    monkeypatch.setattr(trace.sys, "stderr", io.TextIOWrapper(Terminal()))
+    assert trace._has_screen() is has_screen
+
+
+class Terminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_the_job_waits_for_the_gate_and_its_exit_code_is_returned(tmp_path):

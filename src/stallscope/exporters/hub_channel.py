@@ -131,6 +131,8 @@ def _reason(code: grpc.StatusCode, details: str) -> str:
     """A short reason: gRPC describes a failed connection at length."""
     if "ertificate" in details or "SSL" in details or "TLS" in details:
         return "its certificate is not trusted: --ca-cert, --hub"
+    if "failed to connect" in details and "Socket closed" in details:
+        return "it closed the connection: if it requires a client certificate, --client-cert and --client-key"
     if "onnection refused" in details:
         return "connection refused"
     if "DNS" in details or "name resolution" in details:
