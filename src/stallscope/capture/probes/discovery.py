@@ -22,7 +22,7 @@ from stallscope.capture.probes.elf import FileKey, Image, NotElf, Symbol
 from stallscope.capture.probes.mmap_watch import Mapped
 from stallscope.capture.process.identity import small_file
 
-_LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
+_LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl|amdhip64|rccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
 _MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
 _SIGNS = ("ncclAllReduce", "cudaStreamSynchronize")
 """A file with one of these functions is attached to whatever its name; driver functions are always in libcuda."""

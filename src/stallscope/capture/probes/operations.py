@@ -6,7 +6,7 @@ this table. Signatures: nccl.h 2.18 to 2.32, cuda_runtime_api.h and cuda.h 11 to
 libnccl exports each function twice (ncclX, pncclX) at one address: one probe. CUDA has separate code for each default
 stream flavour and for the driver versions of a function (_v2): all of them are probed; a driver call inside a runtime
 call is part of it. A probe costs 0.5 to 2 us per call: probes on hot functions are in separate groups, which can be
-switched on and off (governor.py). The functions of CUDA are in cuda_table.py.
+switched on and off (governor.py). The functions of CUDA are in cuda_table.py, those of AMD's HIP in hip_table.py.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.capture.gpu import drivers
-from stallscope.capture.probes import cuda_table
+from stallscope.capture.probes import cuda_table, hip_table
 from stallscope.capture.probes.operation import Operation
 from stallscope.events.kernel import FUNCTION, Action, HookGroup, Shape
 from stallscope.events.layout import Array
@@ -142,6 +142,8 @@ _TABLES = (
     ("cuda", cuda_table.DRIVER_LEDGER + cuda_table.DRIVER_LAUNCHES, _DRIVER_FLAVOURS),
     ("counted", _RUNTIME_COUNTED, _RUNTIME_FLAVOURS),
     ("counted", _DRIVER_COUNTED, _DRIVER_FLAVOURS),
+    ("cuda", hip_table.LEDGER + hip_table.LAUNCHES, ("",)),
+    ("counted", hip_table.COUNTED + cuda_table.only_counted(hip_table.LAUNCHES), ("",)),
     ("graph", RUNTIME_GRAPHS, _RUNTIME_FLAVOURS),
     ("graph", DRIVER_GRAPHS, _DRIVER_FLAVOURS),
 )

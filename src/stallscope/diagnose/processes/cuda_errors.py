@@ -41,7 +41,10 @@ CODES = {
 Codes that are not failures (600: not ready) or occur at a normal exit (4, 709) are left out.
 """
 
-_ENDS_CONTEXT = frozenset(code for code, (name, _) in CODES.items() if name in ("device_error", "gpu_fault"))
+ENDS_CONTEXT = frozenset(code for code, (name, _) in CODES.items() if name in ("device_error", "gpu_fault"))
+
+MAY_BE_HANDLED = frozenset(CODES) - ENDS_CONTEXT
+"""Errors after which a process may continue."""
 
 NO_CALLS_AFTER_NS = 1_000_000_000
 """A process continues after an error if it makes calls or arrives at a round after this time."""
@@ -86,7 +89,7 @@ def returned_ns(trace: Trace, failure: Failure) -> int:
 def continues(trace: Trace, failure: Failure) -> bool:
     """Whether the process makes progress after its last failing call of this code."""
     code = int(failure.row["result"])
-    if code in _ENDS_CONTEXT:
+    if code in ENDS_CONTEXT:
         return False
     calls, rows, counts = (
         table[(table["node"] == failure.node) & (table["pid"] == failure.pid)]

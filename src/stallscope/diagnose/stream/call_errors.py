@@ -1,7 +1,8 @@
 """Failed CUDA calls of a stream: when to evaluate all calls, and which calls to evaluate later.
 
-An error that ends a context is reported at once. A refused allocation is not a failure while the process may still
-retry it: it is judged when the process has ended or has made no call for a while.
+An error that ends a context is reported at once. A refused allocation, or another error that a library may handle, is
+not a failure while the process may still continue: it is judged when the process has ended or has made no call for a
+while.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.processes.cuda_errors import NO_CALLS_AFTER_NS, OUT_OF_MEMORY, failed
+from stallscope.diagnose.processes.cuda_errors import ENDS_CONTEXT, MAY_BE_HANDLED, NO_CALLS_AFTER_NS, failed
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.events.layout import Array
 
@@ -20,8 +21,8 @@ _PATIENCE_NS = 2 * NO_CALLS_AFTER_NS
 class FailedCalls:
     """Failed calls of a job. Times are on the clocks of the processes' nodes.
 
-    ended_context: a call that was not judged yet ended its context. refused: time of the last refused allocation, by
-    process that may continue; reported: the same of processes whose failure was reported.
+    ended_context: a call that was not judged yet ended its context. refused: time of the last other error, by process
+    that may continue; reported: the same of processes whose failure was reported.
     """
 
     ended_context: bool = False
@@ -31,10 +32,10 @@ class FailedCalls:
     def note(self, calls: Array) -> None:
         """Take arriving calls."""
         for node, pid, ts_ns, result in failed(calls)[["node", "pid", "ts_ns", "result"]].tolist():
-            if result == OUT_OF_MEMORY:
-                self.refused[node, pid] = max(ts_ns, self.refused.get((node, pid), ts_ns))
-            else:
+            if result in ENDS_CONTEXT:
                 self.ended_context = True
+            else:
+                self.refused[node, pid] = max(ts_ns, self.refused.get((node, pid), ts_ns))
 
     def absorb(self, other: "FailedCalls") -> None:
         """Take over the failed calls of a job that has turned out to be part of this job."""
@@ -63,10 +64,12 @@ class FailedCalls:
         return is_due
 
     def judged(self, calls: Array) -> Array:
-        """The calls without refused allocations of processes that may continue."""
+        """The calls without the refused calls of processes that may continue."""
         waits = np.zeros(len(calls), bool)
         for node, pid in self.refused:
-            waits |= (calls["node"] == node) & (calls["pid"] == pid) & (calls["result"] == OUT_OF_MEMORY)
+            waits |= (
+                (calls["node"] == node) & (calls["pid"] == pid) & np.isin(calls["result"], [*MAY_BE_HANDLED])
+            )
         return calls[~waits] if waits.any() else calls
 
     def has_continued(self, last_ns: Mapping[ProcessKey, int]) -> bool:
