@@ -73,14 +73,16 @@ def test_a_host_that_runs_ahead_until_its_launch_queue_is_full_has_not_become_sl
     assert report_of(trace).verdicts == []
 
 
-def slower(n_ranks: int, n_steps: int, at: int, ns: int, category: Category) -> Verdict:
+def slower(
+    n_ranks: int, n_steps: int, at: int, ns: int, category: Category, *, work_ns: int = 20 * MS
+) -> Verdict:
     delays = tuple(Delay(rank, step, ns, category) for step in range(at, n_steps) for rank in range(n_ranks))
     job = builders.Job(
-        builders.data_parallel(n_ranks, n_buckets=2, work_ns=20 * MS, gpu_ns=MS),
+        builders.data_parallel(n_ranks, n_buckets=2, work_ns=work_ns, gpu_ns=MS),
         n_ranks=n_ranks,
         n_steps=n_steps,
         delays=delays,
-        jitter_ns=MS,
+        jitter_ns=work_ns // 20,
     )
     return only(report_of(builders.trace_of(job)))
 
@@ -119,3 +121,16 @@ def test_a_large_job_that_becomes_slower_late_is_reported():
     verdict = only(report_of(trace))
     assert abs(int(verdict.evidence.from_step) - 80) <= 3
     assert next(iter(verdict.evidence.grew_ms)) == "io"
+
+
+def test_a_change_of_short_steps_is_reported():
+    """A quarter of a step of 7 ms is less than the smallest lateness of one rank that is reported."""
+    verdict = slower(8, 100, 50, int(1.7 * MS), Category.IO, work_ns=3 * MS)
+    assert verdict.kind == "change"
+    assert abs(verdict.evidence.from_step - 50) <= 2
+
+
+def test_an_early_change_is_reported():
+    verdict = slower(4, 50, 10, 5 * MS, Category.NET)
+    assert verdict.kind == "change"
+    assert abs(verdict.evidence.from_step - 10) <= 1

@@ -105,8 +105,9 @@ class Thresholds:
     change_share: float = 0.1
     """The whole job has become slower when its steps take this share longer, for good ..."""
 
-    slowdown_factor: float = 1.5
-    """... by at least `min_late_ns`, or by this factor where steps are short ..."""
+    slowdown_factor: float = 1.15
+    """... by at least `min_late_ns`, or by this factor where steps are short: the median of all ranks over ten steps or
+    more varies far less than one step of one rank ..."""
 
     slowdown_steps: int = 10
     """... for at least this many steps, after as many steps at the former pace."""

@@ -1,5 +1,6 @@
 """Findings from GPU times: slow GPUs, a stage with more work, late steps that move between GPUs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +20,10 @@ from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.excess import excess_ns
+from stallscope.diagnose.timeline.timeline import Timeline
+
+_SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late
+_VICTIM = 0.5  # share of the partner's excess up to which a GPU is the partner's victim
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ def on_device(case: Case, late_steps: list[LateStep]) -> OnDevice:
     more = device_excess(line, case.plan, table, times, host_excess_ns=host_excess_ns)
     late = late_devices(table, more, usual=case.pace, limits=limits, host_late_steps=late_steps)
     slow = slow_devices(table, more, late, usual=case.pace, limits=limits, host_late_steps=late_steps)
+    slow = {process: device for process, device in slow.items() if not _is_victim(line, process, slow)}
     stage = slow_stage(
         line,
         case.plan,
@@ -60,6 +66,25 @@ def on_device(case: Case, late_steps: list[LateStep]) -> OnDevice:
     named = {process: device.late for process, device in slow.items()}
     least_ns = least_device_ns(case.pace, limits)
     return OnDevice(slow, stage, moving(line, late, named, table=table, least_ns=least_ns, limits=limits))
+
+
+def _is_victim(line: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> bool:
+    """Whether a GPU is late in the steps of a far slower GPU of one of its smaller groups.
+
+    Part of a wait for a partner counts as the GPU's own work: a transfer to a third rank waits for it on the stream.
+    """
+    own, calls = {late.step: late.excess_ns for late in slow[process].late}, line.calls
+    small = line.n_members < line.n_processes
+    groups = calls.comm[(calls.process == process) & small[calls.comm]]
+    for partner in np.unique(calls.process[np.isin(calls.comm, groups)]).tolist():
+        if partner == process or partner not in slow:
+            continue
+        theirs = {late.step: late.excess_ns for late in slow[partner].late}
+        shared = own.keys() & theirs.keys()
+        is_far_less = sum(own[step] for step in shared) <= _VICTIM * sum(theirs[step] for step in shared)
+        if len(shared) >= _SAME_STEPS * len(own) and is_far_less:
+            return True
+    return False
 
 
 def with_costly_gpus(case: Case, gpus: OnDevice) -> OnDevice:

@@ -25,6 +25,7 @@ _BLOCK_STEPS, _FEWEST_BLOCKS, _MOST_BLOCKS = 5, 4, 40
 _MOST_ODD = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
 _COARSE_CUTS = 128  # cuts tried in a first pass; the second pass tries all cuts near the best
+_FEWEST_BEFORE = 6  # steps before an early change, of which each must be faster than each later step
 _GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
 
 
@@ -62,7 +63,11 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
         summed[:1] = np.median(summed)  # the launch queue fills
     cut = _change(summed, least)
     if not _is_lasting(summed, cut, limits):
-        return None
+        cut = _change(summed, _FEWEST_BEFORE)
+        if cut >= least or together > 1 or not _is_lasting(summed, cut, limits):
+            return None
+        if summed[:cut].max() >= summed[cut:].min():
+            return None
     best = cut * together
     before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
     if after - before < limits.min_late_ns and after < limits.slowdown_factor * before:
