@@ -296,7 +296,8 @@ def test_a_hang_is_said_within_two_seconds_of_its_limit_and_not_before():
     assert opened.verdict.victims == [0, 2, 3]
 
 
-def test_time_alone_tells_a_hang_where_the_source_does_not_tell_how_far_it_looked():
+def test_a_job_whose_source_reports_no_running_processes_has_ended_or_hangs():
+    """A load generator that stops in the middle of a round: no rank is accused, and the silence costs nothing."""
     trace = replace(trace_of(HUNG), ends_ns=(), snapshots=layout.empty(layout.SNAPSHOTS))
     clock, changes = Hand(), []
     stream = Stream(clock=clock)
@@ -307,7 +308,11 @@ def test_time_alone_tells_a_hang_where_the_source_does_not_tell_how_far_it_looke
     for second in range(1, 14):
         changes += stream.tick(clock.now_ns + second * SECOND)
         assert bool(changes) == (second >= 11), second
-    assert (changes[0].verdict.kind, changes[0].verdict.ranks) == ("hang", [1])
+    verdict = changes[0].verdict
+    assert (verdict.kind, verdict.ranks, verdict.cost) == ("inconclusive", [], None)
+    assert (verdict.evidence.suspects, verdict.severity) == ([1], "low")
+    changes += stream.tick(clock.now_ns + stream.forget_ns + SECOND)
+    assert [change.kind for change in changes] == ["opened", "closed"]
 
 
 def test_an_agent_that_falls_silent_is_no_hang():

@@ -475,6 +475,8 @@ def _inconclusive(verdict: Verdict) -> str:
         return (
             f"Process {verdict.evidence.pid} has no known fault, but is not shown to be healthy: {because}."
         )
+    if verdict.cost is None and verdict.evidence.suspects and verdict.late_ms is None:
+        return f"The job makes no more calls: {verdict.abstained_because}."
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
 
 

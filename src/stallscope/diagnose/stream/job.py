@@ -28,7 +28,7 @@ from stallscope.diagnose.stream.trigger import Trigger
 from stallscope.diagnose.stream.window import Retention, Rows, chosen, complete, covered_by_all
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
-from stallscope.diagnose.verdicts import claimed_rank, hang, mismatch, without_ledger
+from stallscope.diagnose.verdicts import claimed_rank, hang, inconclusive, mismatch, without_ledger
 from stallscope.diagnose.verdicts.failure import with_failures
 from stallscope.diagnose.verdicts.process_exit import with_deaths
 from stallscope.events.layout import UNKNOWN, Array
@@ -228,6 +228,8 @@ class Job:
             return self.incidents.open_or_update(shown, self.history.next_step, at_ns, job=self.name)
         self.n_evaluations, self.n_rows_examined = self.n_evaluations + 1, self.n_rows_examined + self.rows.n
         verdicts = hangs(case)
+        if not nodes.report_life({node for node, _ in self.members}):
+            verdicts = [worded(inconclusive.silent(verdict)) for verdict in verdicts]
         self._n_at_hang = self._n_arrived if verdicts else self._n_at_hang
         return self._report_verdicts(trace, candidates.HANG, verdicts, at_ns)
 

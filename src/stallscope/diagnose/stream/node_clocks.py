@@ -88,6 +88,10 @@ class Nodes:
             return latest
         return latest + max(at_ns - self._latest_at_ns[node], 0)
 
+    def report_life(self, nodes: set[int]) -> bool:
+        """Whether a source on one of these nodes reports running processes, so that its silence has a meaning."""
+        return bool(nodes & self._has_ends)
+
     def _note(self, node: int, latest_ns: int, at_ns: int) -> None:
         if latest_ns > self._latest_ns.get(node, UNKNOWN):
             self._latest_ns[node], self._latest_at_ns[node] = latest_ns, at_ns

@@ -38,6 +38,28 @@ def doubtful(findings: Findings, examined: Examined) -> list[Verdict]:
     ]
 
 
+def silent(hang: Verdict) -> Verdict:
+    """The verdict on ranks that wait in the last calls of a job whose senders do not report whether it runs.
+
+    Such a job has ended, or hangs. So the verdict names no rank, and has no cost.
+    """
+    waited = f"{len(hang.victims)} ranks" if len(hang.victims) != 1 else "1 rank"
+    return replace(
+        hang,
+        kind="inconclusive",
+        ranks=[],
+        pids=[],
+        causes=[],
+        victims=[],
+        cost=None,
+        confidence=0.5,
+        abstained_because=f"{waited} entered a round that the job has not completed, and no sender reports whether "
+        "the processes run: the job has ended, or it hangs",
+        advice=["Run `stallscope trace` on its machines: it reports the state of each process every second."],
+        evidence=replace(hang.evidence, suspects=hang.ranks, waited_s=None),
+    )
+
+
 def absorbed(findings: Findings, examined: Examined) -> list[Verdict]:
     """The verdict on recurring host delays that the queues of the GPUs may or may not have absorbed."""
     case, possible = findings.case, findings.absorption.possible

@@ -148,7 +148,10 @@ def _symbols(calls: pa.Table | None) -> dict[str, int]:
 
 
 def _latest(arrays: Mapping[str, Any], node: int) -> int:
-    times = [
+    """The time of a node's latest row, or the latest end of a process, which its agent has noticed."""
+    ended = arrays["processes"] if "processes" in arrays else layout.empty(layout.PROCESSES)
+    times = ended["ended_ns"][ended["node"] == node].tolist()
+    times += [
         int(rows["ts_ns"][rows["node"] == node].max())
         for name, rows in arrays.items()
         if name not in ("processes", "communicators") and (rows["node"] == node).any()
