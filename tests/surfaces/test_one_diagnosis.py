@@ -16,7 +16,7 @@ from stallscope.assistant.tools.verdicts import VerdictsParams as NodeParams
 from stallscope.assistant.tools.verdicts import verdicts as node_verdicts
 from stallscope.commands.report import diagnosed
 from stallscope.continuous import Standing
-from stallscope.diagnose import Stream, Thresholds, as_json
+from stallscope.diagnose import Answer, Stream, Thresholds, as_json
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
@@ -27,7 +27,7 @@ from stallscope.live.incidents import ATTRIBUTES, Diagnosis, incident_line
 from stallscope.live.records import verdict_record
 from stallscope.receive import arrow
 from stallscope.serve.tools.asking import Asker, Hub
-from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
+from stallscope.serve.tools.verdicts import Verdicts, VerdictsParams, verdicts
 from stallscope.settings import Settings
 from stallscope.store import node
 from stallscope.store.hub.store import HubStore
@@ -131,6 +131,15 @@ def of_otlp(db: Path, trace: Trace) -> list[Row]:
 
 
 def of_hub_tool(db: Path, trace: Trace) -> list[Row]:
+    """The rows of the tool; its whole answer stays in HUB_ANSWERS."""
+    HUB_ANSWERS[db] = hub_verdicts(db, trace)
+    return HUB_ANSWERS[db].rows
+
+
+HUB_ANSWERS: dict[Path, Verdicts] = {}
+
+
+def hub_verdicts(db: Path, trace: Trace) -> Verdicts:
     """Sent as an agent does, diagnosed continuously, asked by the tool."""
     folder = db.with_suffix(".hub")
     with closing(HubStore.open(folder)) as store:
@@ -141,8 +150,7 @@ def of_hub_tool(db: Path, trace: Trace) -> list[Row]:
             time.sleep(1.0)  # a few ticks of the diagnosis
             wait_until(standing.is_idle)
         hub = Hub(store, rates.load(None), None)  # type: ignore[arg-type]
-        rows = verdicts(Asker(hub, TENANT), VerdictsParams()).rows
-    return [row for row in rows if row["kind"] is not None]
+        return verdicts(Asker(hub, TENANT), VerdictsParams())
 
 
 def sent(trace: Trace) -> list[bytes]:
@@ -212,6 +220,11 @@ def test_all_surfaces_report_the_same_verdicts(name, tmp_path):
     assert {surface: rows for surface, rows in found.items() if rows != found["explain"]} == {}, found[
         "explain"
     ]
+    answer, report = HUB_ANSWERS[db], diagnosed(node.read(db), Settings())
+    assert (answer.answer, answer.n_rows_not_examined) == (report.answer.value, 0)
+    if report.answer is not Answer.FOUND:
+        assert answer.jobs[0].evidence["n_steps"] == report.evidence.n_steps
+    assert {row["job"] for row in answer.rows} <= {job.job for job in answer.jobs}
 
 
 def test_every_surface_has_every_field():

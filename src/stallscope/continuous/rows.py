@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
-from stallscope.diagnose import Change, verdict_as_json, verdict_row
+from stallscope.diagnose import Change, JobState, verdict_as_json, verdict_row
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.store.hub import schema
 
@@ -25,6 +26,7 @@ def stored_row(
         **{name: json.dumps(value) if name in lists else value for name, value in row.items()},
         "cluster_id": cluster,
         "verdict_id": change.incident_id,
+        "job": change.job,
         "state": change.state,
         "opened_at": opened_us,
         "updated_at": now_us,
@@ -67,6 +69,22 @@ def chain_row(change: Change, cluster: str, now_us: int) -> dict[str, Any]:
         "recommendations": json.dumps(verdict.advice),
         "timeline": json.dumps(timeline),
         "state": change.state,
+    }
+
+
+def job_row(job: JobState, cluster: str) -> dict[str, Any]:
+    """The row of `jobs`, without the time of its change."""
+    return {
+        "cluster_id": cluster,
+        "job": job.id,
+        "begin_ns": job.begin_ns,
+        "last_ns": job.last_ns,
+        "ended_ns": job.ended_ns,
+        "n_ranks": len(job.members),
+        "members": json.dumps([[member.node, member.pid, member.rank] for member in job.members]),
+        "answer": job.answer.value,
+        "reasons": json.dumps([asdict(reason) for reason in job.reasons]),
+        "evidence": json.dumps(job.evidence.as_json() if job.evidence else None),
     }
 
 

@@ -17,10 +17,11 @@ from typing import Any
 
 from stallscope.continuous.backlog import Backlog, Bounds, Key, Turn, by_cluster
 from stallscope.continuous.continued import Continued, joined
+from stallscope.continuous.job_rows import JobRows
 from stallscope.continuous.rows import chain_row, stored_row, table_of
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed
 from stallscope.continuous.streams import Diagnoses
-from stallscope.diagnose import NO_MORE_EVENTS, Change
+from stallscope.diagnose import NO_MORE_EVENTS, Change, JobState
 from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces
 from stallscope.store.hub.store import Batch, HubStore, Receipt
@@ -67,6 +68,7 @@ class Shard:
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._confirmed_ns: dict[Key, dict[str, int]] = {}
         self._continued = Continued()
+        self._job_rows = JobRows()
         self._backlog = Backlog(bounds, owns=owns)
         self._ticked_s = 0.0
         self._resumed_s = time.monotonic()
@@ -173,6 +175,7 @@ class Shard:
                 self._continued.name(key[0], incident): at_ns
                 for incident, at_ns in advance.confirmed_ns.items()
             }
+            self._guarded(key, lambda key=key, jobs=advance.jobs: self._write_jobs(key, jobs))  # type: ignore[misc]
         ended = [key for key, advance in advances.items() if not advance.n_jobs and not has_rows]
         if ended:
             self._streams.forget(ended)
@@ -286,6 +289,14 @@ class Shard:
                 if not self._owns(key):
                     continue
                 self._examine(Turn(key, tables, sum(map(len, tables.values()))))
+
+    def _write_jobs(self, key: Key, jobs: list[JobState]) -> None:
+        """Store the changed rows of jobs. Raises Overloaded if the store has no room for them."""
+        rows = self._job_rows.changed(*key, jobs, time.monotonic())
+        if rows:
+            now_us = time.time_ns() // 1000
+            table = table_of(schema.JOBS, [row | {"updated_at": now_us} for row in rows])
+            self._store.append(Batch("", key[0], {"jobs": table}))
 
     def _close_expired(self) -> None:
         """Close incidents that no stream has seen again since a restart or a gap."""

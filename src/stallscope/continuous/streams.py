@@ -8,7 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stallscope.continuous.backlog import Key
-from stallscope.diagnose import Change, Stream
+from stallscope.diagnose import Change, JobState, Stream
 from stallscope.store.hub import traces
 
 _LOG = logging.getLogger(__name__)
@@ -18,11 +18,15 @@ _SKIPPED = "skipped_by_hub"
 
 @dataclass(frozen=True)
 class Advance:
-    """A stream after its time has advanced. confirmed_ns: see Stream. failure: the kind of a failure, "" for none."""
+    """A stream after its time has advanced.
+
+    confirmed_ns, jobs: see Stream. failure: the kind of a failure, "" for none.
+    """
 
     changes: list[Change] = field(default_factory=list)
     n_jobs: int = 0
     confirmed_ns: dict[str, int] = field(default_factory=dict)
+    jobs: list[JobState] = field(default_factory=list)
     failure: str = ""
 
 
@@ -91,7 +95,7 @@ class Streams:
 
 def _advance(stream: Stream) -> Advance:
     try:
-        return Advance(stream.tick(), stream.n_jobs, stream.confirmed_ns())
+        return Advance(stream.tick(), stream.n_jobs, stream.confirmed_ns(), stream.jobs())
     except Exception as error:  # noqa: BLE001 (logged here, and stated in every answer about the cluster)
         _LOG.exception("the continuous diagnosis failed at a tick")
         return Advance(n_jobs=stream.n_jobs, failure=type(error).__name__)

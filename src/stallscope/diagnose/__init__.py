@@ -22,7 +22,7 @@ from stallscope.diagnose.report.verdict import (
     verdict_as_json,
     wall_text,
 )
-from stallscope.diagnose.stream import NO_MORE_EVENTS, Change, Numbering, Retention, Stream
+from stallscope.diagnose.stream import NO_MORE_EVENTS, Change, JobState, Numbering, Retention, Stream
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 from stallscope.diagnose.verdicts.by_source import joint
 
@@ -31,6 +31,7 @@ __all__ = [
     "NO_MORE_EVENTS",
     "Answer",
     "Change",
+    "JobState",
     "Numbering",
     "Report",
     "Retention",

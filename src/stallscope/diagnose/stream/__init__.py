@@ -7,6 +7,7 @@ window         the latest rows of a job, and which of them are complete
 round_numbers  round numbers of ranks that were attached late
 trigger        a cheap check of each arriving row: does the job need an evaluation now?
 job            one job: its rows, its history, and the schedule of its evaluations
+job_state      a job's identity, members, times and answer
 evaluation     one diagnosis of a job's rows together with its history
 candidates     candidate verdicts of an evaluation
 history        late steps whose rows have been dropped
@@ -17,8 +18,9 @@ incidents      verdicts over time
 """
 
 from stallscope.diagnose.stream.incidents import Change
+from stallscope.diagnose.stream.job_state import JobState
 from stallscope.diagnose.stream.round_numbers import Numbering
 from stallscope.diagnose.stream.stream import NO_MORE_EVENTS, Stream
 from stallscope.diagnose.stream.window import Retention
 
-__all__ = ["NO_MORE_EVENTS", "Change", "Numbering", "Retention", "Stream"]
+__all__ = ["NO_MORE_EVENTS", "Change", "JobState", "Numbering", "Retention", "Stream"]

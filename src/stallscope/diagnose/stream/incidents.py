@@ -17,13 +17,17 @@ _MOST_OVER = 256  # ids of closed incidents that are kept: none of these inciden
 
 @dataclass(frozen=True)
 class Change:
-    """A change of an incident. at_ns: by the stream's clock. reason: why it closed, for people."""
+    """A change of an incident.
+
+    at_ns: by the stream's clock. reason: why it closed, for people. job: the id of its job, see job_state.
+    """
 
     kind: Literal["opened", "updated", "closed"]
     incident_id: str
     verdict: Verdict
     at_ns: int
     reason: str = ""
+    job: str = ""
 
     @property
     def state(self) -> Literal["open", "closed"]:

@@ -11,6 +11,7 @@ from stallscope.diagnose.cost.delays import delays_by_process
 from stallscope.diagnose.cost.step_growth import baseline_before
 from stallscope.diagnose.findings import mismatch_findings
 from stallscope.diagnose.processes import single
+from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.examined import budget_of_case, of_case
 from stallscope.diagnose.report.severity import severity
 from stallscope.diagnose.report.verdict import Report, Verdict
@@ -21,6 +22,7 @@ from stallscope.diagnose.stream.gpu_drivers import Drivers, explained
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Candidate, Change, Incident, Incidents, worded
 from stallscope.diagnose.stream.job_members import ProcessKey
+from stallscope.diagnose.stream.job_state import JobState, Member, answered
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.open_hangs import Silence, hangs, usual_patience_ns
 from stallscope.diagnose.stream.round_numbers import Numbering, has_late_ranks
@@ -70,6 +72,11 @@ class Job:
     symbols: tuple[str, ...] = ("",)
     n_evaluations: int = 0
     n_rows_examined: int = 0
+    evidence: Evidence | None = None
+    ranks: dict[ProcessKey, int] = field(default_factory=dict)
+    comm_hash: int = 0
+    _comm_size: int = 0
+    _begin_ns: dict[int, int] = field(default_factory=dict)
     _evaluated_at_ns: int = 0
     _newest_ns: dict[ProcessKey, int] = field(default_factory=dict)
     _allowance: float = float(_BURST * _FIXED_ROWS)
@@ -97,6 +104,8 @@ class Job:
         arrived = tables["collectives"]
         if len(arrived):
             self.trigger.add(arrived)
+            self._note_communicator(arrived)
+            self._begin_ns.setdefault(int(arrived["node"][0]), int(arrived["ts_ns"][0]))
             self._n_since += len(arrived)
             self._n_arrived += len(arrived)
             self._allowance += self.retention.most_evaluations * len(arrived)
@@ -128,6 +137,10 @@ class Job:
         self.history.over += other.history.over
         self.incidents.open += other.incidents.open
         self.members |= other.members
+        self.ranks = other.ranks | self.ranks
+        largest = max((self._comm_size, -self.comm_hash), (other._comm_size, -other.comm_hash))
+        self._comm_size, self.comm_hash = largest[0], -largest[1]
+        self._begin_ns = other._begin_ns | self._begin_ns
         for kind, n in other.lost.items():
             self.lost[kind] = self.lost.get(kind, 0) + n
 
@@ -173,6 +186,7 @@ class Job:
             return self._judge_all(trace, at_ns, is_last=is_last) if is_last or len(trace.spans) else []
         case = self._case(trace, is_numbered=right is not None)
         result = evaluate(case, self.rows.step[usable], self.history)
+        self._note_state(result)
         self.rows.step[usable] = result.step_of_row
         self._noted(result)
         is_whole = is_last and not self.history.is_trimmed
@@ -199,6 +213,59 @@ class Job:
             if incident.candidate.sort == candidates.RANK
             for process in incident.candidate.processes
         }
+
+    def _note_state(self, result: Evaluation) -> None:
+        """Keep the evidence of an evaluation, the ranks of the processes."""
+        line = result.case.line
+        self.evidence = replace(of_case(result.case)[1], n_steps=result.examined.n_steps)
+        self.ranks |= {result.case.who(process): rank for process, rank in enumerate(line.rank.tolist())}
+
+    def _note_communicator(self, arrived: Array) -> None:
+        """Keep the largest communicator of a known identity: the smallest hash of equals."""
+        known = arrived[(arrived["comm_hash"] != 0) & (arrived["nranks"] >= self._comm_size)]
+        if len(known):
+            size = int(known["nranks"].max())
+            smallest = int(known["comm_hash"][known["nranks"] == size].min())
+            is_larger = size > self._comm_size or not self.comm_hash
+            self.comm_hash = smallest if is_larger else min(smallest, self.comm_hash)
+            self._comm_size = size
+
+    @property
+    def id(self) -> str:
+        """The largest communicator, otherwise the first process."""
+        return f"{self.comm_hash:016x}" if self.comm_hash else self.name.replace(" ", "/")
+
+    def named(self, changes: list[Change]) -> list[Change]:
+        """The changes with the id of the job."""
+        return [replace(change, job=self.id) for change in changes]
+
+    def state(self, nodes: Nodes, at_ns: int, *, is_over: bool = False) -> JobState:
+        """The job's identity, times and answer."""
+        open_ = [incident.candidate.verdict for incident in self.incidents.open]
+        answer, reasons = answered([*open_, *self.history.over], self.evidence, self.limits)
+        last = self.trigger.last_ns()
+        times = [
+            wall
+            for node, ns in [*((who[0], ns) for who, ns in last.items()), *self._begin_ns.items()]
+            if (wall := nodes.wall_at(node, ns)) is not None
+        ]
+        ended = [
+            wall for who, ns in self._ended_ns.items() if (wall := nodes.wall_at(who[0], ns)) is not None
+        ]
+        return JobState(
+            id=self.id,
+            members=tuple(
+                Member(nodes.names[node], pid, rank if rank is not None and rank >= 0 else None)
+                for node, pid in sorted(self.members)
+                for rank in [self.ranks.get((node, pid))]
+            ),
+            begin_ns=min(times, default=None),
+            last_ns=max(times, default=None),
+            ended_ns=max(ended or times, default=at_ns) if is_over else None,
+            answer=answer,
+            evidence=self.evidence,
+            reasons=reasons,
+        )
 
     def standstill(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """Check for a hang after enough time without calls."""
@@ -372,6 +439,8 @@ class Job:
         return self.incidents.end(at_ns, reason, self._close)
 
     def _note_ends(self, processes: Array) -> None:
+        known = processes[processes["rank"] != UNKNOWN]
+        self.ranks |= {(node, pid): rank for node, pid, rank in known[["node", "pid", "rank"]].tolist()}
         for node, pid, ended_ns in processes[["node", "pid", "ended_ns"]].tolist():
             if ended_ns != UNKNOWN:
                 self._ended_ns[node, pid] = ended_ns

@@ -73,6 +73,13 @@ class Nodes:
         wall: Array = rows["ts_ns"] + offset[rows["node"]]
         return wall
 
+    def wall_at(self, node: int, at_ns: int) -> int | None:
+        """A time of a node's clock on its wall clock; None without a reading."""
+        if not self._clocks.get(node):
+            return None
+        latest = self._clocks[node][-1]
+        return at_ns + latest.wall_ns - latest.monotonic_ns
+
     def latest_ns(self, node: int) -> int:
         """The time of a node's latest event, on its clock; UNKNOWN without any."""
         return self._latest_ns.get(node, UNKNOWN)

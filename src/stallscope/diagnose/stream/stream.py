@@ -16,6 +16,7 @@ from stallscope.diagnose.stream.gpu_drivers import Drivers
 from stallscope.diagnose.stream.incidents import Change
 from stallscope.diagnose.stream.job import Job
 from stallscope.diagnose.stream.job_members import Members, ProcessKey
+from stallscope.diagnose.stream.job_state import JobState
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.window import Retention
 from stallscope.diagnose.thresholds import Thresholds
@@ -47,6 +48,7 @@ class Stream:
     _drivers: Drivers = field(default_factory=Drivers)
     _jobs: dict[ProcessKey, Job] = field(default_factory=dict)
     _ended: list[Report] = field(default_factory=list)
+    _ended_states: list[JobState] = field(default_factory=list)
     _passed_ns: int = -(1 << 62)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -70,7 +72,7 @@ class Stream:
                     for kind, n in batch.lost.items():
                         job.lost[kind] = job.lost.get(kind, 0) + n
                 if job.is_due(is_behind=is_behind):
-                    changes += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job())
+                    changes += job.named(job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job()))
             if at_ns - self._passed_ns >= _PASS_NS:
                 changes += self._passed(at_ns)
             return changes
@@ -96,6 +98,13 @@ class Stream:
                 for group in list(self._jobs)
                 for change in self._end(group, at_ns, "the events have ended")
             ]
+
+    def jobs(self) -> list[JobState]:
+        """The jobs, including jobs that have ended since the last call."""
+        with self._lock:
+            at_ns = self.clock()
+            over, self._ended_states = self._ended_states, []
+            return [*over, *(job.state(self._nodes, at_ns) for job in self._jobs.values() if job.members)]
 
     def confirmed_ns(self) -> dict[str, int]:
         """The time of the last evaluation that confirmed each open incident, by the stream's clock."""
@@ -166,10 +175,12 @@ class Stream:
         self._passed_ns = at_ns
         changes: list[Change] = []
         for group, job in list(self._jobs.items()):
+            passed: list[Change] = []
             if job.is_quiet(at_ns):
-                changes += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job(), is_exact=True)
-            changes += job.failed(self._nodes, at_ns)
-            changes += job.standstill(self._nodes, at_ns)
+                passed += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job(), is_exact=True)
+            passed += job.failed(self._nodes, at_ns)
+            passed += job.standstill(self._nodes, at_ns)
+            changes += job.named(passed)
             if at_ns - job.latest_at_ns >= self.forget_ns:
                 changes += self._end(group, at_ns, NO_MORE_EVENTS)
             elif at_ns - job.latest_at_ns >= self.linger_ns and job.has_ended(self._nodes):
@@ -184,11 +195,12 @@ class Stream:
             changes += job.standstill(self._nodes, at_ns, is_last=True)
             changes += job.failed(self._nodes, at_ns, is_last=True)
         changes += job.end(at_ns, reason)
+        self._ended_states = [*self._ended_states, job.state(self._nodes, at_ns, is_over=True)][-_MOST_ENDED:]
         if job.rows.n_all:
             self._ended = [*self._ended, job.report(self._nodes, at_ns)][-_MOST_ENDED:]
         self._members.forget(job.members)
         del self._jobs[group]
-        return changes
+        return job.named(changes)
 
 
 def _of(rows: Array, keys: Array) -> Array:

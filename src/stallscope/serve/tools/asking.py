@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from stallscope.diagnose import wall_text
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, NotFound
 from stallscope.rates import RateTable
 from stallscope.serve.sql.values import plain
 from stallscope.serve.sql.workers import Workers
 
 if TYPE_CHECKING:  # importing the store here would load the engine
+    from stallscope.store.hub.job_filter import JobFilter
     from stallscope.store.hub.store import HubStore
 
 MAX_TEXT = 256
@@ -35,6 +37,9 @@ class Hub:
     now_ns: Callable[[], int] = field(default=time.time_ns)
 
 
+_ALL_JOBS = {"cluster": None, "from_ns": None, "to_ns": None, "max_rows": 10_000}
+
+
 @dataclass(frozen=True)
 class Asker:
     """A hub as seen by one tenant: the context of a tool."""
@@ -48,10 +53,19 @@ class Asker:
         reasons = (store.damage.warning(self.tenant), store.unexamined.reason(self.tenant, cluster))
         return " ".join(filter(None, reasons))
 
-    def rows(self, question: str, **params: object) -> list[dict[str, Any]]:
-        """The rows of a question in store/sql/hub/, with JSON values."""
-        table = self.hub.store.ask(question, tenant=self.tenant, params=params)
+    def rows(self, question: str, *, only_job: str | None = None, **params: object) -> list[dict[str, Any]]:
+        """The rows of a question in store/sql/hub/, with JSON values. only_job: over the rows of this job only."""
+        job = self._job_filter(only_job) if only_job else None
+        table = self.hub.store.ask(question, tenant=self.tenant, params=params, job=job)
         return [{name: plain(value) for name, value in row.items()} for row in table.to_pylist()]
+
+    def _job_filter(self, job: str) -> JobFilter:
+        from stallscope.store.hub.job_filter import JobFilter
+
+        rows = self.rows("jobs", **(_ALL_JOBS | {"job": job}))
+        if not rows:
+            raise NotFound(f"no job {job[:80]!r}; fleet.cluster.summary lists the jobs")
+        return JobFilter.of(rows[0], [tuple(member) for member in json.loads(rows[0]["members"])])
 
 
 def moment_ns(value: object) -> object:
@@ -97,6 +111,12 @@ Cluster = Annotated[
     str | None, Field(default=None, max_length=MAX_TEXT, description="Cluster; default: all clusters.")
 ]
 Node = Annotated[str | None, Field(default=None, max_length=MAX_TEXT, description="Machine.")]
+Job = Annotated[
+    str | None,
+    Field(
+        default=None, max_length=MAX_TEXT, description="Job, as fleet.cluster.summary lists it; default: all."
+    ),
+]
 Rank = Annotated[int | None, Field(default=None, ge=0, le=10_000_000, description="Rank in the job.")]
 From = Annotated[
     Moment | None, Field(default=None, alias="from", description="Begin: epoch milliseconds or ISO 8601.")

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, said, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, Node, Rank, To, said, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _CURSOR = r"^[1-8]?[0-9]{1,18}[.][0-9]{1,8}$"
@@ -14,6 +14,7 @@ _CURSOR = r"^[1-8]?[0-9]{1,18}[.][0-9]{1,8}$"
 
 class EventHistoryParams(Params):
     cluster: Cluster = None
+    job: Job = None
     node: Node = None
     rank: Rank = None
     from_: From = None
@@ -66,13 +67,22 @@ def event_history(asker: Asker, params: EventHistoryParams) -> EventHistory:
     }
     wanted = params.limit + 1
     times = window(params.from_, params.to)
-    edge = asker.rows("event_edge", **filters, **times, before_ns=before_ns, max_rows=wanted + n_skipped)[0]
+    edge = asker.rows(
+        "event_edge",
+        only_job=params.job,
+        **filters,
+        **times,
+        before_ns=before_ns,
+        max_rows=wanted + n_skipped,
+    )[0]
     rows: list[dict[str, Any]] = []
     if edge["edge_ns"] is not None:
         ends = {"edge_ns": edge["edge_ns"], "newest_ns": edge["newest_ns"]}
         if edge["newest_ns"] != before_ns:
             n_skipped = 0
-        rows = asker.rows("event_page", **filters, **ends, n_skipped=n_skipped, max_rows=wanted)
+        rows = asker.rows(
+            "event_page", only_job=params.job, **filters, **ends, n_skipped=n_skipped, max_rows=wanted
+        )
     page, more = rows[: params.limit], len(rows) > params.limit
     cursor = _cursor(page, before_ns, n_skipped) if more else None
     text = (

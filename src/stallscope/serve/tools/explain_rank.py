@@ -9,7 +9,8 @@ from pydantic import Field
 from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.serve.sql.values import clean
-from stallscope.serve.tools.asking import Asker, Cluster, From, To, said, window
+from stallscope.serve.tools.asking import Asker, Cluster, From, Job, To, said, window
+from stallscope.serve.tools.job_answer import job_rows
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
@@ -20,6 +21,7 @@ _MIN_LATE_NS = 2_000_000
 
 class ExplainParams(Params):
     cluster: Cluster = None
+    job: Job = None
     rank: int = Field(ge=0, le=10_000_000, description="Rank in the job.")
     from_: From = None
     to: To = None
@@ -63,6 +65,7 @@ class OffCpu(Row):
 class Explained(Result):
     summary: str
     rank: int
+    job: str | None = Field(description="The examined job; null if no job is known.")
     rounds: Rounds | None = Field(description="null if the rank shares no round.")
     rows: list[LedgerRow] = Field(description="The time ledger against the peers, largest excess first.")
     slow_calls: list[SlowCall]
@@ -73,8 +76,10 @@ class Explained(Result):
 def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
     """One rank in detail: its rounds, its time ledger against its peers, longest calls and waits with stacks."""
     times = window(params.from_, params.to)
-    late = asker.rows("lateness", cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
-    ledgers = asker.rows("rank_ledgers", cluster=params.cluster, **times)
+    jobs = [row.job for row in job_rows(asker, cluster=params.cluster, rank=params.rank, **times)]
+    job = params.job or (jobs[0] if len(jobs) > 1 else None)
+    late = asker.rows("lateness", only_job=job, cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
+    ledgers = asker.rows("rank_ledgers", only_job=job, cluster=params.cluster, **times)
     rank_rows = [row for row in late if row["rank"] == params.rank]
     own_ledgers = [row for row in ledgers if row["rank"] == params.rank]
     named = [
@@ -83,6 +88,7 @@ def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
             asker,
             cluster=params.cluster,
             rank=params.rank,
+            job=job,
             from_ns=params.from_,
             to_ns=params.to,
             max_rows=_N_LONGEST,
@@ -96,14 +102,22 @@ def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
     rows = _against_peers(own_ledgers, [row for row in ledgers if row["rank"] != params.rank])
     rounds = _rounds(rank_rows, late)
     return Explained(
-        summary=_summary(params.rank, rounds, rows, named),
+        summary=_summary(params.rank, rounds, rows, named) + _other_jobs(params, jobs),
         rank=params.rank,
+        job=job or (jobs[0] if jobs else None),
         rounds=rounds,
         rows=rows,
-        slow_calls=[_call(row) for row in asker.rows("slow_calls", **detail)],
-        off_cpu=[_off(row) for row in asker.rows("off_cpu", **detail)],
+        slow_calls=[_call(row) for row in asker.rows("slow_calls", only_job=job, **detail)],
+        off_cpu=[_off(row) for row in asker.rows("off_cpu", only_job=job, **detail)],
         verdicts=named,
     )
+
+
+def _other_jobs(params: ExplainParams, jobs: list[str]) -> str:
+    """The sentence on further jobs with this rank, of which the answer holds the newest."""
+    if params.job or len(jobs) < 2:
+        return ""
+    return f" {len(jobs)} jobs have a rank {params.rank}; this is the newest. Others: {', '.join(jobs[1:6])}."
 
 
 def _rounds(rank_rows: list[dict[str, Any]], late: list[dict[str, Any]]) -> Rounds | None:

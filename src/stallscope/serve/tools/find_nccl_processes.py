@@ -3,12 +3,13 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import Asker, Cluster, Node, said
+from stallscope.serve.tools.asking import Asker, Cluster, Job, Node, said
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 
 class ProcessesParams(Params):
     cluster: Cluster = None
+    job: Job = None
     node: Node = None
     limit: int = Field(default=100, ge=1, le=10_000)
 
@@ -36,7 +37,9 @@ class Processes(Result):
 
 def find_nccl_processes(asker: Asker, params: ProcessesParams) -> Processes:
     """Processes that use NCCL, with rank, device and the time of their last collective."""
-    rows = asker.rows("nccl_processes", cluster=params.cluster, node=params.node, max_rows=params.limit)
+    rows = asker.rows(
+        "nccl_processes", only_job=params.job, cluster=params.cluster, node=params.node, max_rows=params.limit
+    )
     same = (*("pid", "rank", "local_rank", "nranks", "device", "n_communicators", "n_collectives"),)
     flat = [
         ProcessRow(

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, To, window
 from stallscope.serve.tools.node_lag import scores
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
@@ -19,6 +19,7 @@ _FLOOR_SHARE = 0.01
 
 class OutlierParams(Params):
     cluster: Cluster = None
+    job: Job = None
     from_: From = None
     to: To = None
     metric: str | None = Field(
@@ -62,6 +63,7 @@ def find_outlier_nodes(asker: Asker, params: OutlierParams) -> Outliers:
         return _by_metric(asker, params, params.metric)
     rows = asker.rows(
         "lateness",
+        only_job=params.job,
         cluster=params.cluster,
         min_late_ns=round(params.min_late_ms * 1e6),
         **window(params.from_, params.to),
@@ -115,7 +117,11 @@ def _late_summary(rows: list[OutlierRow], n: int) -> str:
 
 def _by_metric(asker: Asker, params: OutlierParams, metric: str) -> Outliers:
     rows = asker.rows(
-        "named_values", cluster=params.cluster, metric=metric, **window(params.from_, params.to)
+        "named_values",
+        only_job=params.job,
+        cluster=params.cluster,
+        metric=metric,
+        **window(params.from_, params.to),
     )
     out = []
     for members in _by_cluster(rows):

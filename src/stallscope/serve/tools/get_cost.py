@@ -10,7 +10,7 @@ from pydantic import Field
 from stallscope import rates
 from stallscope.events.counted import counted
 from stallscope.rates import Found, RateTable
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, To, said, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, To, said, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 _HOUR_NS = 3_600_000_000_000
@@ -18,6 +18,7 @@ _HOUR_NS = 3_600_000_000_000
 
 class CostParams(Params):
     cluster: Cluster = None
+    job: Job = None
     from_: From = None
     to: To = None
     by: Literal["rank", "cluster", "rate_class"] = Field(
@@ -139,7 +140,9 @@ def get_cost(asker: Asker, params: CostParams) -> Cost:
     """
     now_ns = asker.hub.now_ns()
     times = window(params.from_, params.to)
-    rows = asker.rows("incidents_with_gpus", cluster=params.cluster, now_ns=now_ns, **times)
+    rows = asker.rows(
+        "incidents_with_gpus", only_job=params.job, cluster=params.cluster, now_ns=now_ns, **times
+    )
     losses = [_loss(row, params, asker.hub.rates) for row in rows]
     begin_ns = (
         params.from_ if params.from_ is not None else min((row["since_ns"] for row in rows), default=None)

@@ -3,12 +3,13 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, window
+from stallscope.serve.tools.asking import Asker, Cluster, From, Job, Node, To, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 
 class LaunchesParams(Params):
     cluster: Cluster = None
+    job: Job = None
     node: Node = None
     from_: From = None
     to: To = None
@@ -38,6 +39,7 @@ def kernel_launch_summary(asker: Asker, params: LaunchesParams) -> Launches:
     """Kernel launches of each process: their number, the number per collective, and the duration of slow launches."""
     rows = asker.rows(
         "launches",
+        only_job=params.job,
         cluster=params.cluster,
         node=params.node,
         max_rows=params.limit,

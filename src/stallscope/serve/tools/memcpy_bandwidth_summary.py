@@ -3,12 +3,13 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import Asker, Cluster, From, Node, To, window
+from stallscope.serve.tools.asking import Asker, Cluster, From, Job, Node, To, window
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 
 
 class CopiesParams(Params):
     cluster: Cluster = None
+    job: Job = None
     node: Node = None
     from_: From = None
     to: To = None
@@ -41,6 +42,7 @@ def memcpy_bandwidth_summary(asker: Asker, params: CopiesParams) -> Copies:
     """
     rows = asker.rows(
         "copies",
+        only_job=params.job,
         cluster=params.cluster,
         node=params.node,
         max_rows=params.limit,

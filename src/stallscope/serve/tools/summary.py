@@ -3,13 +3,15 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import Asker, Cluster
+from stallscope.serve.tools.asking import Asker, Cluster, Job
+from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
 from stallscope.serve.tools.registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 
 class SummaryParams(Params):
     cluster: Cluster = None
+    job: Job = None
 
 
 class ClusterRow(Row):
@@ -26,6 +28,8 @@ class ClusterRow(Row):
 
 class Summary(Result):
     summary: str
+    answer: Answer = Field(description="On all jobs: found, healthy or inconclusive.")
+    jobs: list[JobRow] = Field(description="The newest jobs, each with its answer and its evidence.")
     rows: list[ClusterRow]
     open_verdicts: list[StoredVerdict] = Field(description="The five newest open verdicts.")
 
@@ -34,11 +38,11 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
     """Clusters with their machines, ranks, time of last contact, and open verdicts. Start here."""
     rows = [
         ClusterRow(cluster=row.pop("cluster_id"), **row)
-        for row in asker.rows("cluster_summary", cluster=params.cluster)
+        for row in asker.rows("cluster_summary", only_job=params.job, cluster=params.cluster)
     ]
     opened = [
         stored_verdict(row)
-        for row in stored_verdicts(asker, cluster=params.cluster, state="open", max_rows=5)
+        for row in stored_verdicts(asker, cluster=params.cluster, job=params.job, state="open", max_rows=5)
     ]
     n_open = sum(row.n_open_verdicts for row in rows)
     n_nodes = sum(row.n_nodes for row in rows)
@@ -46,7 +50,9 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
     text = f"{', '.join(sizes)}."
     if opened:
         text += f" Newest: {opened[0]['summary']}"
-    return Summary(summary=text, rows=rows, open_verdicts=opened)
+    jobs = job_rows(asker, cluster=params.cluster, job=params.job, from_ns=None, to_ns=None)
+    answer = answer_on(jobs, asker.caveat(params.cluster))
+    return Summary(summary=text, answer=answer, jobs=jobs, rows=rows, open_verdicts=opened)
 
 
 TOOL = Tool("fleet.cluster.summary", "Clusters and open verdicts", summary)

@@ -23,6 +23,7 @@ _JSON_SCHEMAS: Mapping[FieldType, dict[str, Any]] = {
 _STORED: dict[str, tuple[dict[str, Any], str]] = {
     "verdict_id": ({"type": "string"}, "the incident"),
     "cluster": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "cluster"),
+    "job": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "job; null in rows of earlier releases"),
     "state": ({"type": "string"}, " or ".join(STATES)),
     "node": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "machine of the first named rank"),
     "rank": ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "the first named rank"),
@@ -69,6 +70,7 @@ def stored_verdicts(
     severity: str | None = None,
     state: str | None = None,
     verdict_id: str | None = None,
+    job: str | None = None,
     from_ns: int | None = None,
     to_ns: int | None = None,
     max_rows: int,
@@ -76,6 +78,7 @@ def stored_verdicts(
     """The matching rows of `verdicts`: open incidents first, then the newest."""
     return asker.rows(
         "found_verdicts",
+        only_job=job,
         cluster=cluster,
         node=node,
         rank=rank,
@@ -94,6 +97,7 @@ def stored_verdict(row: Mapping[str, Any]) -> dict[str, Any]:
     out = {
         "verdict_id": row["verdict_id"],
         "cluster": row["cluster_id"],
+        "job": row["job"],
         "state": row["state"],
         "node": row["node_id"],
         "rank": row["rank"],

@@ -9,7 +9,8 @@ from stallscope.errors import NotFound
 from stallscope.events.counted import counted
 from stallscope.events.verdict_fields import KINDS, SEVERITIES
 from stallscope.serve.sql.values import plain
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Node, Rank, To, window
+from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, Node, Rank, To, window
+from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows, sentence
 from stallscope.serve.tools.registry import Params, Result, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
@@ -19,6 +20,7 @@ Severity = Annotated[Literal[SEVERITIES], Field(description="Only this severity.
 
 class VerdictsParams(Params):
     cluster: Cluster = None
+    job: Job = None
     node: Node = None
     rank: Rank = None
     kind: Kind | None = None
@@ -34,6 +36,9 @@ class VerdictsParams(Params):
 
 class Verdicts(Result):
     summary: str
+    answer: Answer = Field(description="On all jobs of the question: found, healthy or inconclusive.")
+    jobs: list[JobRow] = Field(description="The jobs, each with its answer and its evidence.")
+    n_rows_not_examined: int = Field(description="Rows of the last minutes that were not examined.")
     rows: list[StoredVerdict]
     verdict: dict[str, Any] | None = Field(
         description="The whole verdict, with causes, evidence and advice; present only for a verdict_id."
@@ -54,6 +59,7 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
         severity=params.severity,
         state=params.state,
         verdict_id=params.verdict_id,
+        job=params.job,
         max_rows=params.limit,
         **window(params.from_, params.to),
     )
@@ -67,11 +73,20 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     flat_rows = [stored_verdict(row) for row in rows]
     n_open = sum(row["state"] == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
+    jobs = job_rows(asker, cluster=params.cluster, job=params.job, **window(params.from_, params.to))
+    caveat = asker.caveat(params.cluster)
     if flat_rows:
         text = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
     else:
-        text = "Unknown." if asker.caveat(params.cluster) else "No verdict matches."
-    return Verdicts(summary=text, rows=flat_rows, verdict=whole)
+        text = f"No verdict matches. {sentence(jobs, caveat)}"
+    return Verdicts(
+        summary=text,
+        answer=answer_on(jobs, caveat),
+        jobs=jobs,
+        n_rows_not_examined=asker.hub.store.unexamined.n_rows(asker.tenant, params.cluster),
+        rows=flat_rows,
+        verdict=whole,
+    )
 
 
 TOOL = Tool("fleet.cluster.verdicts", "Stored verdicts", verdicts)

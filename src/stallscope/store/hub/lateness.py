@@ -44,11 +44,19 @@ class SealedLateness:
         self.by_file = FileSums(folder, sql, _SUMS, _MOST_ROWS)
 
     def prepare(
-        self, db: duckdb.DuckDBPyConnection, segments: Sequence[Segment], params: Mapping[str, Any]
+        self,
+        db: duckdb.DuckDBPyConnection,
+        segments: Sequence[Segment],
+        params: Mapping[str, Any],
+        *,
+        is_summed: bool = True,
     ) -> tuple[Segment, ...]:
-        """Create the relations sealed_lateness and unmatched; return the files for the view `collectives`."""
+        """Create the relations sealed_lateness and unmatched; return the files for the view `collectives`.
+
+        is_summed: use the sums of whole files, which hold the rows of all jobs.
+        """
         min_late_ns = params.get("min_late_ns")
-        if not isinstance(min_late_ns, int):
+        if not is_summed or not isinstance(min_late_ns, int):
             files = Split((), tuple(segments))  # the engine reports the missing or wrong parameter
         else:
             files = split(segments, params.get("from_ns"), params.get("to_ns"))

@@ -8,7 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from stallscope.events.names import CATEGORY_NAMES
-from stallscope.store.hub.file_sums import FileSums, split
+from stallscope.store.hub.file_sums import FileSums, Split, split
 from stallscope.store.hub.journal import Segment
 
 NAME = "sealed_ledgers"
@@ -33,10 +33,19 @@ class SealedLedgers:
         self.by_file = FileSums(folder, sql, _SUMS, _MOST_ROWS)
 
     def prepare(
-        self, db: duckdb.DuckDBPyConnection, segments: Sequence[Segment], params: Mapping[str, Any]
+        self,
+        db: duckdb.DuckDBPyConnection,
+        segments: Sequence[Segment],
+        params: Mapping[str, Any],
+        *,
+        is_summed: bool = True,
     ) -> tuple[Segment, ...]:
-        """Create the relation sealed_ledgers; return the files for the view `collectives`."""
+        """Create the relation sealed_ledgers; return the files for the view `collectives`.
+
+        is_summed: use the sums of whole files, which hold the rows of all jobs.
+        """
         files = split(segments, params.get("from_ns"), params.get("to_ns"))
+        files = files if is_summed else Split((), tuple(segments))
         sums = self.by_file.sums(db, files.whole)
         db.register(NAME, pa.concat_tables(sums) if sums else _SUMS.empty_table())
         return files.others

@@ -18,6 +18,10 @@ _STEPS: dict[int, tuple[str, ...]] = {
         *(schema.create_statement(table) for table in schema.KEPT.values()),
     ),
     2: (),  # the journal's rows are packed more tightly (packing.py); an older hub would misread them
+    5: (
+        "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS job VARCHAR",
+        schema.create_statement(schema.JOBS),
+    ),
 }
 """Statements by the version they lead to. New columns of verdicts follow from events/verdict_fields.py."""
 

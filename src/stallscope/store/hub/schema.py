@@ -219,6 +219,7 @@ VERDICTS = HubTable(
         Column("tenant", "text", "owner of the row"),
         Column("cluster_id", "text", "cluster"),
         Column("verdict_id", "text", "the incident"),
+        Column("job", "text", "the job, see the table jobs"),
         Column("state", "text", "open or closed"),
         Column("opened_at", "time", "time of the first report"),
         Column("updated_at", "time", "time of the last change of this row"),
@@ -229,6 +230,26 @@ VERDICTS = HubTable(
         Column("verdict", "text", "JSON: the whole verdict"),
     ),
     ("tenant", "verdict_id"),
+)
+
+JOBS = HubTable(
+    "jobs",
+    "A job of the continuous diagnosis: processes that share communicators. One row per job, replaced while it runs.",
+    (
+        Column("tenant", "text", "owner of the row"),
+        Column("cluster_id", "text", "cluster"),
+        Column("job", "text", "its largest communicator, otherwise node and pid of its first process"),
+        Column("begin_ns", "int64", "first collective, ns since 1970"),
+        Column("last_ns", "int64", "last collective, ns since 1970"),
+        Column("ended_ns", "int64", "end of the job, ns since 1970; NULL while it runs"),
+        Column("n_ranks", "int64", "processes"),
+        Column("members", "text", "JSON: node, pid and rank of each process"),
+        Column("answer", "text", "healthy, found or inconclusive: as of explain"),
+        Column("reasons", "text", "JSON: why the answer is inconclusive, with the next action"),
+        Column("evidence", "text", "JSON: how complete the examined data are"),
+        Column("updated_at", "time", "time of the last change of this row"),
+    ),
+    ("tenant", "cluster_id", "job"),
 )
 
 CAUSAL_CHAINS = HubTable(
@@ -291,7 +312,7 @@ _SENT = (
 SENT = {table.name: table for table in _SENT}
 """Tables that senders fill: rows are only added, kept hot, sealed and expired."""
 
-KEPT = {table.name: table for table in (VERDICTS, CAUSAL_CHAINS, NODES, GPU_RATES)}
+KEPT = {table.name: table for table in (VERDICTS, JOBS, CAUSAL_CHAINS, NODES, GPU_RATES)}
 """Tables that the hub maintains itself: small, rows are replaced by key."""
 
 TABLES = SENT | KEPT

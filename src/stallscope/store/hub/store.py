@@ -17,6 +17,7 @@ from stallscope.store.hub.batches import Batch, Receipt, completed
 from stallscope.store.hub.compactor import Compactor, CompactorTotals
 from stallscope.store.hub.damage import Damage, Position, reason_unreadable_inside, whole
 from stallscope.store.hub.hot import Hot, Snapshot
+from stallscope.store.hub.job_filter import MEMBERS, JobFilter
 from stallscope.store.hub.journal import Journal, Segment, line
 from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
 from stallscope.store.hub.lateness import SealedLateness
@@ -115,8 +116,12 @@ class HubStore:
         """Announces an append() inside the with block: small waiting batches are committed together with it."""
         return self._writer.announced()
 
-    def ask(self, question: str, *, tenant: str, params: Mapping[str, object]) -> pa.Table:
+    def ask(
+        self, question: str, *, tenant: str, params: Mapping[str, object], job: JobFilter | None = None
+    ) -> pa.Table:
         """The answer to a named question (a file in store/sql/hub/), over the tenant's current data.
+
+        job: over the rows of this job only.
 
         Raises NotFound for an unknown question, BadInput for missing or wrong parameters.
         """
@@ -131,13 +136,16 @@ class HubStore:
                 db.register(hot[name], rows)
             shown = dict(snapshot.segments)
             try:
+                if job:
+                    db.register(MEMBERS, job.members)
                 for name, sums in self._sums.items():
                     if name in sql:
-                        shown["collectives"] = sums.prepare(db, shown.get("collectives", ()), params)
+                        sealed = shown.get("collectives", ())
+                        shown["collectives"] = sums.prepare(db, sealed, params, is_summed=job is None)
                 paths = {
                     name: [str(self.folder / s.path) for s in segments] for name, segments in shown.items()
                 }
-                for statement in views.statements(paths, hot, only=tables):
+                for statement in views.statements(paths, hot, only=tables, job=job):
                     db.execute(statement)
                 return db.sql(sql, params=dict(params)).to_arrow_table()
             except duckdb.Error as error:

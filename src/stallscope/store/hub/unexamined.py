@@ -37,6 +37,16 @@ class Unexamined:
             known.failure = failure or known.failure
             known.every = max(known.every, every)
 
+    def n_rows(self, tenant: str, cluster: str | None) -> int:
+        """Rows of the last minutes that were not examined, of a cluster (None: all of the tenant's)."""
+        with self._lock:
+            border_s = self._clock_s() - _KEPT_S
+            return sum(
+                known.n_rows
+                for (owner, name), known in self._clusters.items()
+                if owner == tenant and cluster in (None, name) and known.last_s >= border_s
+            )
+
     def reason(self, tenant: str, cluster: str | None) -> str:
         """Why an answer about a cluster (None: all of the tenant's) is incomplete; "" if it is complete."""
         with self._lock:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 from stallscope.store.hub import schema
+from stallscope.store.hub.job_filter import JobFilter
 
 _ALSO_EVENTS: dict[str, dict[str, str]] = {
     "collectives": {"name": "COALESCE(name, op)"},
@@ -47,17 +48,22 @@ def statements(
     is_temporary: bool = True,
     only: Collection[str] = schema.TABLES.keys(),
     called: Mapping[str, str] | None = None,
+    job: JobFilter | None = None,
 ) -> list[str]:
     """CREATE VIEW statements, in order, for an empty DuckDB connection.
 
     files: paths of sealed files by table. hot: by table, the name of the relation with its hot rows. only: the
-    wanted tables, see behind(). called: names of views that differ from their table's name.
+    wanted tables, see behind(). called: names of views that differ from their table's name. job: rows of this job only;
+    its members are in the relation job_filter.MEMBERS.
     """
     create = "CREATE OR REPLACE TEMP VIEW" if is_temporary else "CREATE OR REPLACE VIEW"
     out, name_of = [], called or {}
     for table in (table for name, table in schema.TABLES.items() if name in only):
         view = STORED_EVENTS if table.name == "events" else name_of.get(table.name, table.name)
-        out.append(f"{create} {view} AS {_rows(table, files.get(table.name, ()), hot.get(table.name))}")
+        rows = _rows(table, files.get(table.name, ()), hot.get(table.name))
+        condition = job.condition(table) if job else None
+        rows = f"SELECT r.* FROM ({rows}) r WHERE {condition}" if condition else rows
+        out.append(f"{create} {view} AS {rows}")
     if "events" not in only:
         return out
     also = [

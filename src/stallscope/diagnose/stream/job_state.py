@@ -1,0 +1,54 @@
+"""The state of a job after its last evaluation: identity, members, times, and the answer with its evidence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stallscope.diagnose.report.evidence import Evidence, gaps
+from stallscope.diagnose.report.verdict import Answer, Verdict
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.trace import Gap
+
+_NOT_EVALUATED = Gap(
+    "too few rows have arrived for an evaluation", "Wait until the job has made about 20 steps."
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process of a job. rank: None if unknown."""
+
+    node: str
+    pid: int
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job. id: its largest communicator, or its first process if no communicator has a known identity.
+
+    Times are ns of the wall clock, as far as clock readings are known. ended_ns: None while the job runs.
+    evidence: of the last evaluation, None before it. reasons: why the answer is inconclusive.
+    """
+
+    id: str
+    members: tuple[Member, ...]
+    begin_ns: int | None
+    last_ns: int | None
+    ended_ns: int | None
+    answer: Answer
+    evidence: Evidence | None
+    reasons: tuple[Gap, ...]
+
+
+def answered(
+    verdicts: Sequence[Verdict], evidence: Evidence | None, limits: Thresholds
+) -> tuple[Answer, tuple[Gap, ...]]:
+    """The answer and its reasons, as of a report with these verdicts."""
+    abstained = [verdict for verdict in verdicts if verdict.kind == "inconclusive"]
+    if len(abstained) < len(verdicts):
+        return Answer.FOUND, ()
+    reasons = [
+        Gap(verdict.abstained_because or verdict.summary, " ".join(verdict.advice)) for verdict in abstained
+    ]
+    reasons += gaps(evidence, limits) if evidence else [_NOT_EVALUATED]
+    return (Answer.INCONCLUSIVE if reasons else Answer.HEALTHY), tuple(reasons)

@@ -1,0 +1,83 @@
+"""The jobs of a cluster with one of three answers each: healthy, found or inconclusive, as `explain` gives them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stallscope.serve.tools.asking import Asker, said
+from stallscope.serve.tools.registry import Row
+
+Answer = Literal["healthy", "found", "inconclusive"]
+_MOST_JOBS = 100
+
+
+class Reason(Row):
+    reason: str
+    action: str = Field(description="The next step that would decide.")
+
+
+class JobRow(Row):
+    job: str
+    cluster: str | None
+    answer: Answer = Field(description="healthy only if the examined data would have shown a fault.")
+    reasons: list[Reason] = Field(description="Why the answer is inconclusive.")
+    evidence: dict[str, Any] | None = Field(
+        description="Completeness of the examined data: ranks, rounds, steps, lost records; null before the first "
+        "evaluation."
+    )
+    n_ranks: int
+    nodes: list[str]
+    begin: str | None
+    end: str | None = Field(description="null while the job runs.")
+    last_seen: str | None = Field(description="Time of its last collective.")
+
+
+def job_rows(
+    asker: Asker, *, cluster: str | None, job: str | None = None, rank: int | None = None, **times: int | None
+) -> list[JobRow]:
+    """The newest jobs, running jobs first. rank: only jobs with this rank. times: from_ns, to_ns."""
+    rows = asker.rows("jobs", cluster=cluster, job=job, max_rows=_MOST_JOBS, **times)
+    return [_job_row(row) for row in rows if rank is None or _has_rank(row, rank)]
+
+
+def answer_on(jobs: Sequence[JobRow], caveat: str) -> Answer:
+    """The answer on several jobs. caveat: why data were not examined."""
+    if any(job.answer == "found" for job in jobs):
+        return "found"
+    is_healthy = jobs and not caveat and all(job.answer == "healthy" for job in jobs)
+    return "healthy" if is_healthy else "inconclusive"
+
+
+def sentence(jobs: Sequence[JobRow], caveat: str) -> str:
+    """The answer on jobs without a verdict, with its first reason."""
+    if answer_on(jobs, caveat) == "healthy":
+        steps = [job.evidence["n_steps"] for job in jobs if job.evidence and job.evidence["n_steps"]]
+        return f"Healthy: no rank slows down the others in the {sum(steps)} steps examined."
+    reasons = [reason.reason for job in jobs for reason in job.reasons]
+    if not jobs:
+        reasons = ["no job has been examined"]
+    return f"Inconclusive: {reasons[0]}." if reasons else "Inconclusive: data were not examined."
+
+
+def _has_rank(row: dict[str, Any], rank: int) -> bool:
+    return any(member[2] == rank for member in json.loads(row["members"]))
+
+
+def _job_row(row: dict[str, Any]) -> JobRow:
+    members = json.loads(row["members"])
+    return JobRow(
+        job=row["job"],
+        cluster=row["cluster_id"],
+        answer=row["answer"],
+        reasons=[Reason(**reason) for reason in json.loads(row["reasons"])],
+        evidence=json.loads(row["evidence"]),
+        n_ranks=row["n_ranks"],
+        nodes=sorted({node for node, _, _ in members}),
+        begin=said(row["begin_ns"]),
+        end=said(row["ended_ns"]),
+        last_seen=said(row["last_ns"]),
+    )
