@@ -34,6 +34,9 @@ class Broken:
     def tick(self) -> list[Any]:
         return []
 
+    def jobs(self) -> list[Any]:
+        return []
+
     def confirmed_ns(self) -> dict[str, int]:
         return {}
 

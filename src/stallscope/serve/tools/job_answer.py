@@ -52,15 +52,15 @@ def answer_on(jobs: Sequence[JobRow], caveat: str) -> Answer:
     return "healthy" if is_healthy else "inconclusive"
 
 
-def sentence(jobs: Sequence[JobRow], caveat: str) -> str:
-    """The answer on jobs without a verdict, with its first reason."""
-    if answer_on(jobs, caveat) == "healthy":
+def sentence(jobs: Sequence[JobRow]) -> str:
+    """The answer on jobs without a matching verdict, with its first reason; "" if a job has other verdicts."""
+    if answer_on(jobs, "") == "found":
+        return ""
+    if answer_on(jobs, "") == "healthy":
         steps = [job.evidence["n_steps"] for job in jobs if job.evidence and job.evidence["n_steps"]]
         return f"Healthy: no rank slows down the others in the {sum(steps)} steps examined."
     reasons = [reason.reason for job in jobs for reason in job.reasons]
-    if not jobs:
-        reasons = ["no job has been examined"]
-    return f"Inconclusive: {reasons[0]}." if reasons else "Inconclusive: data were not examined."
+    return f"Inconclusive: {reasons[0] if reasons else 'no job has been examined'}."
 
 
 def _has_rank(row: dict[str, Any], rank: int) -> bool:

@@ -78,7 +78,7 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     if flat_rows:
         text = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
     else:
-        text = f"No verdict matches. {sentence(jobs, caveat)}"
+        text = "Unknown." if caveat else f"No verdict matches. {sentence(jobs)}".strip()
     return Verdicts(
         summary=text,
         answer=answer_on(jobs, caveat),
