@@ -218,7 +218,9 @@ class Job:
         """Keep the evidence of an evaluation, the ranks of the processes."""
         line = result.case.line
         self.evidence = replace(of_case(result.case)[1], n_steps=result.examined.n_steps)
-        self.ranks |= {result.case.who(process): rank for process, rank in enumerate(line.rank.tolist())}
+        self.ranks |= {
+            result.case.process_key(process): rank for process, rank in enumerate(line.rank.tolist())
+        }
 
     def _note_communicator(self, arrived: Array) -> None:
         """Keep the largest communicator of a known identity: the smallest hash of equals."""
@@ -246,11 +248,13 @@ class Job:
         last = self.trigger.last_ns()
         times = [
             wall
-            for node, ns in [*((who[0], ns) for who, ns in last.items()), *self._begin_ns.items()]
+            for node, ns in [*((process[0], ns) for process, ns in last.items()), *self._begin_ns.items()]
             if (wall := nodes.wall_at(node, ns)) is not None
         ]
         ended = [
-            wall for who, ns in self._ended_ns.items() if (wall := nodes.wall_at(who[0], ns)) is not None
+            wall
+            for process, ns in self._ended_ns.items()
+            if (wall := nodes.wall_at(process[0], ns)) is not None
         ]
         return JobState(
             id=self.id,
