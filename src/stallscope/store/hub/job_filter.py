@@ -1,10 +1,14 @@
 """A tenant's tables with the rows of one job only: of its processes, while they ran."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import pyarrow as pa
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stallscope.store.hub import schema
+
+if TYPE_CHECKING:  # the agent loads this module, and never the engine
+    import pyarrow as pa
 
 MEMBERS = "job_members"
 _ASIDE_NS = 60_000_000_000
@@ -23,8 +27,10 @@ class JobFilter:
     end_ns: int | None
 
     @staticmethod
-    def of(row: dict[str, object], members: list[tuple[str, int, int | None]]) -> "JobFilter":
+    def of(row: dict[str, object], members: list[tuple[str, int, int | None]]) -> JobFilter:
         """A row of `jobs`, with its members."""
+        import pyarrow as pa
+
         nodes, pids, ranks = zip(*members, strict=True) if members else ((), (), ())
         table = pa.table(
             {
