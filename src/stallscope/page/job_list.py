@@ -75,11 +75,12 @@ class Jobs:
         cluster = row["cluster_id"] or ""
         if job := self._job_of(tenant, cluster, row):
             return job.id
-        return job_id(cluster, row["comm_hash"] or row["verdict_id"])
+        return job_id(cluster, row.get("job") or row["comm_hash"] or row["verdict_id"])
 
     def _job_of(self, tenant: str, cluster: str, row: Mapping[str, Any]) -> Job | None:
-        if row["comm_hash"] and (job := self.memory.job(tenant, cluster, row["comm_hash"])):
-            return job
+        for comm in (row.get("job"), row["comm_hash"]):
+            if comm and (job := self.memory.job(tenant, cluster, comm)):
+                return job
         nodes, pids = (json.loads(row[name]) if row[name] else [] for name in ("nodes", "pids"))
         for pid in pids:
             for node in nodes:

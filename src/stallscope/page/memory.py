@@ -1,7 +1,7 @@
 """The jobs of a hub in memory: filled from the store once, then fed with each commit.
 
-A job is a group of communicators of one cluster that share processes. Its key is the communicator with the most ranks;
-every other communicator of the group resolves to the same job. Commits only enter a queue, and a thread of this module
+A job is a group of communicators of one cluster that share processes. Its key is the communicator with the most ranks,
+of several the smallest hash; every other communicator of the group resolves to the same job. Commits only enter a queue, and a thread of this module
 does the work. Rows beyond the queue's limit are counted and left out.
 """
 
@@ -265,7 +265,7 @@ class JobMemory:
         if key not in self._jobs:
             self._jobs[key] = Job(tenant, cluster, comm, n_ranks, op)
         job = self._jobs[key]
-        if n_ranks > job.n_ranks or (comm == job.comm and not job.op):
+        if _comes_first(n_ranks, comm, job):
             job.comm, job.n_ranks, job.op = comm, n_ranks, op
             job.first_seq = job.last_seq = -1
         return job
@@ -296,7 +296,7 @@ class JobMemory:
             kept.is_placed, given_up.is_placed = given_up.is_placed.copy(), kept.is_placed
         kept.is_placed[: len(given_up.is_placed)] |= given_up.is_placed
         kept.last_ns = max(kept.last_ns, given_up.last_ns)
-        if given_up.n_ranks > kept.n_ranks:
+        if _comes_first(given_up.n_ranks, given_up.comm, kept):
             kept.comm, kept.n_ranks, kept.op = given_up.comm, given_up.n_ranks, given_up.op
             kept.first_ns, kept.first_seq, kept.last_seq = (
                 given_up.first_ns,
@@ -306,6 +306,11 @@ class JobMemory:
         self._jobs = {key: kept if job is given_up else job for key, job in self._jobs.items()}
         self._of_process = {key: kept if job is given_up else job for key, job in self._of_process.items()}
         return kept
+
+
+def _comes_first(n_ranks: int, comm: str, job: Job) -> bool:
+    """Whether a communicator is the key of a job rather than the present key: more ranks, then the smaller hash."""
+    return (-n_ranks, comm) < (-job.n_ranks, job.comm)
 
 
 def _note_times(job: Job, comm: str, arrivals: Arrivals) -> None:
