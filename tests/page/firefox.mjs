@@ -31,11 +31,7 @@ try {
   await page.keyboard.press('Enter')
   await page.waitForSelector('canvas.map[data-painted]')
   await tabUntil('e.className', 'map')
-  for (let i = 0; i < 3; i++) {
-    await page.keyboard.down('Shift')
-    await page.keyboard.press('ArrowLeft')
-    await page.keyboard.up('Shift')
-  }
+  for (let i = 0; i < 12; i++) await page.keyboard.press('ArrowLeft')
   await page.keyboard.press('Enter')
   await page.waitForSelector('section[aria-label=Round] svg')
   const round = await page.$eval('section[aria-label=Round] svg', svg => svg.getAttribute('aria-label'))

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-pytestmark = [pytest.mark.prove, pytest.mark.browser]
+pytestmark = [pytest.mark.prove, pytest.mark.browser, pytest.mark.timeout(1500)]
 pytest.importorskip("playwright.sync_api", reason="browser: no playwright")
 
 from .browsing import Problems, chromium, context, open_job, row_colours, violations  # noqa: E402
@@ -22,8 +22,8 @@ from .browsing import Problems, chromium, context, open_job, row_colours, violat
 COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
 N_RANKS, CULPRIT, LATE_MS = 10_240, 7_003, 60
 A_MACHINE = 1_024
-ROUND_S = 4
-PATIENCE_S = 300.0
+ROUND_S = 5
+PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,9 @@ def test_10240_ranks_in_chromium(hub: Hub, capsys: pytest.CaptureFixture[str]):
         )
         own, other = set(row_colours(page, CULPRIT, N_RANKS)), set(row_colours(page, 3_000, N_RANKS))
         assert own - other, "the slow rank is on the canvas"
-        box = page.locator("canvas.map").bounding_box()
-        page.mouse.click(
-            box["x"] + box["width"] * (1 - 15 / 600), box["y"] + box["height"] * (CULPRIT + 0.5) / N_RANKS
-        )
+        page.locator("canvas.map").focus()
+        page.keyboard.press("ArrowLeft")  # the culprit, in the newest second with a round
+        page.keyboard.press("Enter")
         page.wait_for_selector("section[aria-label=Round] svg")
         label = page.locator("section[aria-label=Round] svg").get_attribute("aria-label")
         assert f"the last is rank {CULPRIT}, " in label

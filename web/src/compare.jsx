@@ -9,15 +9,17 @@ import { Budget, Scroll } from './parts.jsx'
 import { go, inPage, query, rows } from './state.js'
 
 const MINUTE = 60_000
+const SPAN_MS = 5 * MINUTE
 const MOST_RANKS = 12
 const sides = signal({ a: null, b: null })
 
-/** What a side of the link selects: a job and a window; the last five minutes where there is none. */
+/** The job and the window of a side: by default the last five minutes, and the five minutes before them. */
 function selection(side) {
   const q = query.value
   const key = q.get(side) ?? rows.value?.[0]?.job
-  const to = Number(q.get(`${side}_to`)) || Math.floor(Date.now() / MINUTE) * MINUTE
-  const from = Number(q.get(`${side}_from`)) || to - 5 * MINUTE
+  const now = Math.floor(Date.now() / MINUTE) * MINUTE
+  const to = Number(q.get(`${side}_to`)) || (side === 'a' ? now - SPAN_MS : now)
+  const from = Number(q.get(`${side}_from`)) || to - SPAN_MS
   return { key, from, to }
 }
 
@@ -90,23 +92,30 @@ const worstText = side => {
   return code === NO_DATA ? '–' : `${num(codeMs(code))} ms`
 }
 
-/** GPUs lost: the wait of the ranks for the latest rank, from lateness. An estimate from cells, with their accuracy. */
-function lostGpus(side) {
-  let lostMs = 0
-  for (let column = 0; column < side.map.n; column++) {
-    for (let rank = 0; rank < side.map.ranks; rank++) {
-      const code = side.map.wait[rank * side.map.n + column]
-      if (code !== NO_DATA && code > 0) lostMs += codeMs(code)
-    }
-  }
-  return lostMs / (side.worst.length || 1) / 1000
+/** GPUs that wait for collectives: the share of this category in the time budget, times the ranks. */
+function waitingGpus(side) {
+  const share = side.facts.budget.find(row => row.category === 'wait_gpu')?.share
+  return share == null ? null : share * side.map.ranks
+}
+
+/** The price of a GPU hour, from the cost of a verdict; null where no verdict has a price. */
+function price() {
+  const row = rows.value.find(each => each.usd_per_hour?.[1] && each.gpus_lost?.[1])
+  return row ? row.usd_per_hour[1] / row.gpus_lost[1] : null
+}
+
+function cost(side) {
+  const gpus = waitingGpus(side)
+  const usd = price()
+  return gpus == null ? '–' : `${num(gpus)} GPUs${usd == null ? '' : `, $${num(gpus * usd)} an hour`}`
 }
 
 function Difference({ a, b }) {
   const n = Math.max(a.map.ranks, b.map.ranks)
   const ranks = Array.from({ length: n }, (_, rank) => rank)
   const change = rank => Math.abs((a.means[rank] ?? 0) - (b.means[rank] ?? 0))
-  const listed = ranks.sort((x, y) => change(y) - change(x) || x - y).slice(0, MOST_RANKS)
+  const latest = rank => Math.max(a.means[rank] ?? 0, b.means[rank] ?? 0)
+  const listed = ranks.sort((x, y) => change(y) - change(x) || latest(y) - latest(x) || x - y).slice(0, MOST_RANKS)
   const categories = [...new Set([...a.facts.budget, ...b.facts.budget].map(row => row.category))]
   const share = (side, category) => side.facts.budget.find(row => row.category === category)?.share ?? 0
   const label = category => [...a.facts.budget, ...b.facts.budget].find(row => row.category === category).label
@@ -115,7 +124,7 @@ function Difference({ a, b }) {
       <h2>Difference</h2>
       <dl class="facts">
         <div><dt>worst lateness of a second (median)</dt><dd>{worstText(a)} → {worstText(b)}</dd></div>
-        <div><dt>GPUs that waited in the longest round of a second</dt><dd>{num(lostGpus(a))} → {num(lostGpus(b))}</dd></div>
+        <div><dt>waiting for collectives</dt><dd>{cost(a)} → {cost(b)}</dd></div>
       </dl>
       <div class="two">
         <Scroll name="Time budget">

@@ -85,10 +85,17 @@ function open(cell) {
   go(seq >= 0 ? { rank, seq, comm: m.comms[m.comm[cell.b]], at } : { rank, seq: null, comm: null, at: null })
 }
 
+/** Where the keyboard begins: the culprit, in the newest column with a round. */
+function firstCell(m, v) {
+  const column = m.seq.findLastIndex((seq, at) => seq >= 0 && at < v.b1)
+  const row = order.value.indexOf(job.value?.rank ?? 0)
+  return { r: Math.max(v.r0, Math.min(v.r1 - 1, row)), b: Math.max(v.b0, column) }
+}
+
 function onKey(event) {
   const m = map.value
   const v = view.value
-  const c = cursor.value ?? { r: Math.max(v.r0, Math.min(v.r1 - 1, order.value.indexOf(job.value?.rank ?? 0))), b: v.b1 - 2 }
+  const c = cursor.value ?? firstCell(m, v)
   const by = event.shiftKey ? 10 : 1
   const step = { ArrowLeft: [0, -by], ArrowRight: [0, by], ArrowUp: [-by, 0], ArrowDown: [by, 0] }[event.key]
   if (step) cursor.value = { r: Math.max(v.r0, Math.min(v.r1 - 1, c.r + step[0])), b: Math.max(v.b0, Math.min(v.b1 - 1, c.b + step[1])) }

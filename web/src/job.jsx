@@ -45,7 +45,7 @@ function useJobData() {
   useEffect(() => {
     if (snapshot) return
     if (overview.value?.key === key) shown(() => loadOverview(key))
-  }, [verdictId])
+  }, [verdictId, row?.summary])
   const rank = chosenRank()
   useEffect(() => {
     if (snapshot || !row) return

@@ -1,6 +1,7 @@
 // One round on all ranks: arrivals and waits, the last arrivals first.
 import { get, page } from './api.js'
 import { num, plural, when } from './format.js'
+import { Scroll } from './parts.jsx'
 import { inPage, jobKey, linkTo, query, round, snapshot } from './state.js'
 
 const FIRST = 8
@@ -38,7 +39,8 @@ export function Round() {
         {!snapshot && <a href={linkTo({ view: 'sql', sql })} onClick={inPage({ view: 'sql', sql })}>SQL of this round</a>}
       </div>
       {r.missing.n > 0 && <p class="hang"><b>{plural(r.missing.n, 'rank')} {r.missing.n === 1 ? 'has' : 'have'} not arrived:</b> {r.missing.first.join(', ')}{r.missing.n > r.missing.first.length && ` and ${num(r.missing.n - r.missing.first.length, 0)} more`}</p>}
-      <svg viewBox={`0 0 1000 ${drawn.length * ROW + 22}`} role="img" aria-label={`Arrivals: the last is rank ${r.ranks[byArrival.find(i => r.arrival_us[i] != null)]}, ${num((last - middle) / 1000)} ms after the median`}>
+      <Scroll name="Drawing of the round">
+      <svg class="wide" viewBox={`0 0 1000 ${drawn.length * ROW + 22}`} role="img" aria-label={`Arrivals: the last is rank ${r.ranks[byArrival.find(i => r.arrival_us[i] != null)]}, ${num((last - middle) / 1000)} ms after the median`}>
         {drawn.map((i, y) => (
           <g key={i} transform={`translate(0 ${y * ROW})`}>
             <text x="0" y="13">rank {r.ranks[i]}</text>
@@ -53,6 +55,7 @@ export function Round() {
         ))}
         <text class="dim" x={LEFT} y={drawn.length * ROW + 14}>mark: arrival; bar: waits for the last rank; number: against the median arrival</text>
       </svg>
+      </Scroll>
     </section>
   )
 }

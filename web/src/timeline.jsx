@@ -59,7 +59,7 @@ export function Timeline() {
         <a href={page('perfetto', { job: key, from: t.from_ms, to: t.to_ms })} download="stallscope.pftrace">Save this window for Perfetto</a>
       </div>
       <Scroll name="Drawing of the timeline">
-        <svg class="timeline" viewBox={`0 0 1000 ${t.ranks.length * LANE + 20}`} role="img" aria-label={`Timeline of ranks ${t.ranks.join(', ')}: ${drawn.length} arrivals, waits, off-CPU intervals and calls`}>
+        <svg class="wide" viewBox={`0 0 1000 ${t.ranks.length * LANE + 20}`} role="img" aria-label={`Timeline of ranks ${t.ranks.join(', ')}: ${drawn.length} arrivals, waits, off-CPU intervals and calls`}>
           {t.ranks.map((rank, at) => (
             <g key={rank}>
               <text x="0" y={at * LANE + 25}>rank {rank}</text>

@@ -20,7 +20,9 @@ _MOST_INCIDENTS = 20
 _MOST_LONGEST = 5
 _MOST_STACKS = 40
 _MOST_FRAMES = 24
-_MOST_LEDGER_ROWS = 2_000_000
+_MOST_LEDGER_ROWS = 250_000
+"""Rows of a mean ledger: a job that sends more gets the mean of its latest rounds."""
+
 _MOST_EVENTS = 400
 _BUDGET_LABELS = {category.name.lower(): label for category, label in LABELS.items()}
 

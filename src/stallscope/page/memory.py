@@ -1,8 +1,8 @@
 """The jobs of a hub in memory: filled from the store once, then fed with each commit.
 
 A job is a group of communicators of one cluster that share processes. Its key is the communicator with the most ranks,
-of several the smallest hash; every other communicator of the group resolves to the same job. Commits only enter a queue, and a thread of this module
-does the work. Rows beyond the queue's limit are counted and left out.
+of several the smallest hash; every other communicator of the group resolves to the same job. Commits only enter a
+queue, and a thread of this module does the work. Rows beyond the queue's limit are counted and left out.
 """
 
 import logging
