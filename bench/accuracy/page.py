@@ -32,9 +32,11 @@ A second generator simulates jobs by other means: hosts, launch queues, streams 
 simulation ([decisions/second-generator.md](decisions/second-generator.md)). Its shapes are not in the matrix below.
 Accused: a straggler, hang, mismatch, device or failure verdict names a rank of a healthy job. Other remark: neither
 healthy nor inconclusive, and no rank is named. Wrong rank: a verdict names a rank that is not the culprit. Missed:
-the report is healthy, or names no rank, although the fault costs at least 5 % of the time. The true cost is how much
+the report is healthy, or names no rank, although the fault costs at least 5 % of the time. A slowdown of the whole
+job is right where a verdict `change` reports it. The true cost is how much
 longer the job lasts than the same job without the fault, times the ranks that are not named. A cost is right within
-10 %, or as a range that contains the truth and ends at most at three times the truth.
+10 %, or as a range that contains the truth and ends at most at three times the truth. Where an agent attached late or
+ended early, the time in which only some agents watched may count or not.
 """
 
 

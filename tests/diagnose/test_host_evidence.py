@@ -222,10 +222,38 @@ INTERRUPT = {"kind": HostKind.SIGNAL, "value": signal.SIGINT, "by_pid": 66, "by_
             "its process has ended after SIGINT from bash (pid 66) (exit status 0)",
             "the rank's log",
         ),
+        (
+            [
+                {"kind": HostKind.FORK, "pid": 4242, "by_pid": 1000 + VICTIM},
+                {"kind": HostKind.OOM_KILL, "pid": 4242, "comm": b"pt_data_worker"},
+                {"kind": HostKind.EXIT, "value": 1},
+            ],
+            "ended by the loss of its child pt_data_worker (pid 4242), which the kernel's out-of-memory killer ended",
+            "more host memory",
+        ),
+        (
+            [
+                {"kind": HostKind.FORK, "pid": 4242, "by_pid": 3},
+                {"kind": HostKind.OOM_KILL, "pid": 4242, "comm": b"other"},
+                {"kind": HostKind.EXIT, "value": 1},
+            ],
+            "its process has ended (exit status 1)",
+            "the rank's log",
+        ),
         ([{"kind": HostKind.EXIT, "value": 139}], "ended by SIGSEGV (exit status 139)", "core file"),
         ([EXIT_9 | {"pid": 4242}, KILL | {"pid": 4242, "by_pid": 3}], "its process has ended.", "exit code"),
     ],
-    ids=["out of memory", "killed", "exited", "interrupted", "crashed", "of another process"],
+    ids=[
+        *(
+            "out of memory",
+            "killed",
+            "exited",
+            "interrupted",
+            "worker out of memory",
+            "other worker out of memory",
+        ),
+        *("crashed", "of another process"),
+    ],
 )
 def test_how_a_missing_rank_ended_is_told(rows: list[dict[str, Any]], said: str, advice: str):
     verdict = dead(*rows)

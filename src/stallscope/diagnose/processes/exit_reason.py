@@ -41,6 +41,12 @@ def end(events: Array, node: int, pid: int) -> RankActivity:
     if not len(exits):
         return RankActivity()
     status = int(exits["value"][-1])
+    if status != 0 and (child := killed_child(events, node, pid, until_ns=int(exits["ts_ns"][-1]))):
+        return RankActivity(
+            exit_status=status,
+            oom_killed=True,
+            ended_by=f"the loss of {child}, which the kernel's out-of-memory killer ended",
+        )
     if status <= BY_SIGNAL:
         return RankActivity(exit_status=status, asked_by=_asked_by(of_process, int(exits["ts_ns"][-1])))
     number = status - BY_SIGNAL
@@ -48,6 +54,24 @@ def end(events: Array, node: int, pid: int) -> RankActivity:
     sent = sent[sent["ts_ns"] >= exits["ts_ns"][-1] - JUST_BEFORE_NS]
     by = _from(sent[-1], pid) if len(sent) else ""
     return RankActivity(exit_status=status, ended_by=f"{signal_name(number)}{by}")
+
+
+def killed_child(events: Array, node: int, pid: int, *, until_ns: int) -> str | None:
+    """The last process that the rank had started, and that an out-of-memory kill ended: name and pid; None without any.
+
+    A data loader's worker, for example: its rank fails when it waits for the next batch.
+    """
+    here = events[(events["node"] == node) & (events["ts_ns"] <= until_ns)]
+    forks = here[here["kind"] == HostKind.FORK]
+    family, children = {pid}, {pid}
+    while children:
+        children = set(forks["pid"][np.isin(forks["by_pid"], list(children))].tolist()) - family
+        family |= children
+    killed = here[(here["kind"] == HostKind.OOM_KILL) & np.isin(here["pid"], list(family - {pid}))]
+    if not len(killed):
+        return None
+    name = killed["comm"][-1].decode("utf-8", "replace") or "a process"
+    return f"its child {name} (pid {killed['pid'][-1]})"
 
 
 def _asked_by(of_process: Array, end_ns: int) -> str | None:
