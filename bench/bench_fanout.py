@@ -17,7 +17,7 @@ from statistics import median
 from report import report
 
 from stallscope.query import fanout
-from stallscope.query.nodes import Access
+from stallscope.query.remote_nodes import Access
 from stallscope.query.sql import Limits
 from stallscope.serve.node_files import NodeFiles, prepare_tls, prepare_token
 from stallscope.store import node as store

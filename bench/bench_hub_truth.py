@@ -29,7 +29,7 @@ from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
 from stallscope.exporters import hub_arrow, hub_batches
 from stallscope.receive import arrow
-from stallscope.serve.tools.asking import Asker, Hub
+from stallscope.serve.tools.tenant_context import Asker, Hub
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import HubStore
 from stallscope.synth import Fault, HostStall, Job, MissingRank, Schedule, SlowDevice, Truth, simulate

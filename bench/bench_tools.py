@@ -24,8 +24,8 @@ from stallscope.errors import StallscopeError
 from stallscope.serve import tools
 from stallscope.serve.sql.sources import of_store
 from stallscope.serve.sql.workers import QueryLimits, Workers
-from stallscope.serve.tools.asking import Asker, Hub
-from stallscope.serve.tools.registry import answer, collected
+from stallscope.serve.tools.tenant_context import Asker, Hub
+from stallscope.serve.tools.tool_registry import answer, collected
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch, HubStore
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from report import report
 
-from stallscope.demo import live
+from stallscope.demo import live_demo
 from stallscope.demo.machines import Network, Report, network, traced_job
 from stallscope.serve.tls import Files, self_signed
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
@@ -60,14 +60,14 @@ def one_run(fault: str) -> dict[str, Any]:
         tokens = Tokens(folder / "hub" / FILE_NAME)
         (folder / "ingest").write_text(tokens.create(["ingest"], "default"))
         reader = tokens.create(["read"], "default")
-        plan = live.plan_for(fault, ranks=4, seconds=MOST_S)
+        plan = live_demo.plan_for(fault, ranks=4, seconds=MOST_S)
         with serving(folder, tls, net) as (grpc_port, api_port):
             target = Report(hub=f"{net.address}:{grpc_port}", token_file=folder / "ingest", ca_file=tls.cert)
             with traced_job(plan, net.machines, target, folder=folder, clocks=CLOCKS) as job:
                 job.go()
                 row, at_ns = first_verdict(api_port, tls, reader)
                 late_ns = nth_late_arrival_ns(job.folder / f"rank{plan.victim}.csv")
-        wanted = live.FAULTS[fault].cause
+        wanted = live_demo.FAULTS[fault].cause
         return {
             "fault": fault,
             "seconds": round((at_ns - late_ns) / 1e9, 3),

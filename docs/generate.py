@@ -33,11 +33,11 @@ from stallscope.errors import StallscopeError
 from stallscope.events import layout, names
 from stallscope.exporters.metric_table import METRICS
 from stallscope.exporters.metric_values import MAX_SERIES
-from stallscope.live.incidents import ATTRIBUTES
-from stallscope.query import schema
+from stallscope.live.incident_lines import ATTRIBUTES
+from stallscope.query import trace_schema
 from stallscope.query.sql_functions import FUNCTIONS
 from stallscope.serve import tools as hub_tools
-from stallscope.serve.tools.registry import Tool, collected
+from stallscope.serve.tools.tool_registry import Tool, collected
 
 DOCS = Path(__file__).resolve().parent
 NOTE = "<!-- Written by docs/generate.py from the code: change the code and run `make docs`. -->"
@@ -342,8 +342,8 @@ def _sql() -> tuple[str, str]:
         "[events](events.md) after an `id`; `stallscope query --schema` prints all columns of a trace. The\n"
         "dialect is SQLite's.\n\n"
     )
-    listed = [table.name for table in layout.EVENT_TABLES] + list(schema.OTHERS)
-    tables = [(f"`{name}`", schema.about(name)) for name in listed]
+    listed = [table.name for table in layout.EVENT_TABLES] + list(trace_schema.OTHERS)
+    tables = [(f"`{name}`", trace_schema.about(name)) for name in listed]
     functions = [(f"`{name}`", meaning) for name, meaning in FUNCTIONS.items()]
     return "SQL on a trace", (
         f"{head}{_table(('table', 'a row is'), tables)}\n"

@@ -24,7 +24,7 @@ import simulated  # noqa: E402
 from report import RESULTS, commit, machine  # noqa: E402
 
 from page import page  # noqa: E402
-from stallscope.synth.scenarios import SHAPES  # noqa: E402
+from stallscope.synth.fault_scenarios import SHAPES  # noqa: E402
 
 RESULT = RESULTS / "accuracy.json"
 PAGE = FOLDER.parents[1] / "docs" / "accuracy.md"

@@ -12,7 +12,7 @@ from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.report.verdict import Report
 from stallscope.errors import StallscopeError
 from stallscope.importers import importer_for
-from stallscope.synth.faults import Answer
+from stallscope.synth.fault_models import Answer
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("STALLSCOPE_DATA") or ROOT.parent / "shared")

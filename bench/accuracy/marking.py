@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from stallscope.diagnose.report.verdict import Report, Verdict
-from stallscope.synth.faults import Answer
+from stallscope.synth.fault_models import Answer
 
 Mark = Literal["right", "wrong", "abstained"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from marking import Judged, judged
 
 from stallscope.diagnose.engine import diagnose
-from stallscope.synth import Capture, HostStall, Job, Schedule, Timing, scenarios, simulate
+from stallscope.synth import Capture, HostStall, Job, Schedule, Timing, fault_scenarios, simulate
 
 N_PROCESSES = len(os.sched_getaffinity(0))
 N_SEEDS = 20
@@ -28,8 +28,8 @@ N_CURVE = 12
 CURVE_JOB = Job(dp=8, steps=60)
 
 NEEDS = {
-    **dict.fromkeys(scenarios.ON_DEVICE, ("GPU times", Capture(has_gpu_times=True))),
-    **dict.fromkeys(scenarios.IN_LAUNCHES, ("launches timed", Capture(times_launches=True))),
+    **dict.fromkeys(fault_scenarios.ON_DEVICE, ("GPU times", Capture(has_gpu_times=True))),
+    **dict.fromkeys(fault_scenarios.IN_LAUNCHES, ("launches timed", Capture(times_launches=True))),
 }
 """What a fault needs beyond the default capture, in words and as a capture."""
 
@@ -52,8 +52,8 @@ def cases(shapes: Iterable[str], *, n_seeds: int = N_SEEDS) -> list[Case]:
     made = []
     for shape in shapes:
         for seed in range(min(n_seeds, FEW_SEEDS.get(shape, n_seeds))):
-            for fault in scenarios.FAULTS:
-                if not scenarios.fits(shape, fault):
+            for fault in fault_scenarios.FAULTS:
+                if not fault_scenarios.fits(shape, fault):
                     continue
                 for is_whole in (False, True) if fault in NEEDS else (True,):
                     made.append(Case(shape, fault, is_whole, seed, seed % TWIN_EVERY == 0))
@@ -63,11 +63,15 @@ def cases(shapes: Iterable[str], *, n_seeds: int = N_SEEDS) -> list[Case]:
 def tried(case: Case) -> tuple[Case, Judged, float]:
     """Simulate, diagnose, judge; and the true cost, -1 without a twin."""
     capture = NEEDS[case.fault][1] if case.is_whole and case.fault in NEEDS else Capture()
-    trace, truth = scenarios.scene(case.shape, case.fault, case.seed, capture=capture, has_twin=case.has_twin)
+    trace, truth = fault_scenarios.scene(
+        case.shape, case.fault, case.seed, capture=capture, has_twin=case.has_twin
+    )
     return case, judged(diagnose(trace), truth.knowable, guilty=truth.culprits), truth.lost_gpu_seconds
 
 
-def matrix(shapes: Iterable[str] = tuple(scenarios.SHAPES), *, n_seeds: int = N_SEEDS) -> dict[str, Any]:
+def matrix(
+    shapes: Iterable[str] = tuple(fault_scenarios.SHAPES), *, n_seeds: int = N_SEEDS
+) -> dict[str, Any]:
     """Right, wrong and abstained by fault and by shape; every miss with its report."""
     done = list(spread(tried, cases(shapes, n_seeds=n_seeds)))
     return {
@@ -133,17 +137,17 @@ def _cost_ratio(found: list[tuple[Judged, float]]) -> list[float] | None:
 def healthy_job(number: int) -> tuple[str, Judged]:
     """One healthy job, diagnosed; every fifth in a shape of the matrix, as large ones are slow not the largest."""
     if number % OF_THE_SHAPES:
-        trace, truth = scenarios.healthy(number)
+        trace, truth = fault_scenarios.healthy(number)
         name = "drawn"
     else:
-        names = [name for name, job in scenarios.SHAPES.items() if job.nranks <= 64]
+        names = [name for name, job in fault_scenarios.SHAPES.items() if job.nranks <= 64]
         few = number % (OF_THE_SHAPES * 50) == 0
-        large = [name for name, job in scenarios.SHAPES.items() if job.nranks > 64]
+        large = [name for name, job in fault_scenarios.SHAPES.items() if job.nranks > 64]
         order = number // OF_THE_SHAPES
         name = large[order // 50 % len(large)] if few else names[order % len(names)]
         timing = Timing().scaled(float(np.random.default_rng(number).uniform(0.5, 1.5)))
         capture = Capture(has_gpu_times=order % 2 == 1)
-        trace, truth = simulate(scenarios.SHAPES[name], seed=number, timing=timing, capture=capture)
+        trace, truth = simulate(fault_scenarios.SHAPES[name], seed=number, timing=timing, capture=capture)
     return name, judged(diagnose(trace), truth.knowable)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import faults
 from job import POLL_S, SHAPES, WARM_STEPS
 
-from stallscope.demo import live
+from stallscope.demo import live_demo
 from stallscope.demo.faults import FAULTS
-from stallscope.demo.live import Job
+from stallscope.demo.live_demo import Job
 
 
 def main() -> None:
@@ -39,10 +39,10 @@ def run(chosen: argparse.Namespace) -> None:
         sys.exit(f"the emulated job knows one of {', '.join(FAULTS)}, in one rank: not {' and '.join(names)}")
     chosen.fault = faults.placed(chosen.fault, chosen.ranks)
     chosen.folder.mkdir(parents=True, exist_ok=True)
-    plan = live.plan_for(names[0], ranks=chosen.ranks, seconds=chosen.seconds or 3600)
+    plan = live_demo.plan_for(names[0], ranks=chosen.ranks, seconds=chosen.seconds or 3600)
     victim = chosen.fault[0].rank if chosen.fault else plan.victim
     plan = replace(plan, synchronize=chosen.sync, victim=victim, seconds=chosen.seconds or 3600)
-    with live.started(plan, chosen.folder) as job:
+    with live_demo.started(plan, chosen.folder) as job:
         told(job, intervals_ns=[])
         for rank in range(plan.ranks):
             (chosen.folder / f"loaded{rank}").touch()
@@ -50,7 +50,7 @@ def run(chosen: argparse.Namespace) -> None:
             time.sleep(POLL_S)
         job.go()
         await_end(job, chosen)
-    intervals_ns = json.loads((chosen.folder / live.TRUTH_FILE).read_text())["disturbed_from_outside_ns"]
+    intervals_ns = json.loads((chosen.folder / live_demo.TRUTH_FILE).read_text())["disturbed_from_outside_ns"]
     told(job, intervals_ns=intervals_ns)
 
 

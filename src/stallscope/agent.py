@@ -34,14 +34,14 @@ from stallscope.capture.session import Options as CaptureOptions
 from stallscope.ending import ASKS, set_by_signals, signal_descriptor
 from stallscope.exporters.event_socket import EventSocket
 from stallscope.exporters.exporters import Outputs, outputs
-from stallscope.exporters.incidents import incident_finder
+from stallscope.exporters.incident_finder import incident_finder
 from stallscope.exporters.verdict_journal import VerdictJournal
 from stallscope.serve.sidecar import serving_beside
 from stallscope.store.node import NodeTrace
-from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
+from stallscope.store.writer_lock import only_writer, set_aside_if_of_another_boot
 
 if TYPE_CHECKING:  # imports gRPC, which only an agent with a hub needs
-    from stallscope.exporters.hub import HubOutput
+    from stallscope.exporters.hub_output import HubOutput
 
 _SECOND_NS = 10**9
 _PRUNE_EVERY_NS = 30 * _SECOND_NS
@@ -207,7 +207,7 @@ def _report(
 
 def _line_to_hub(hub: Hub, options: Options) -> "HubOutput":
     """The output to the hub; it connects later. Raises BadInput, NotFound, StorageFailed."""
-    from stallscope.exporters.hub import HubOutput, Target
+    from stallscope.exporters.hub_output import HubOutput, Target
     from stallscope.serve.tokens import token_in
 
     token_in(hub.token_file)

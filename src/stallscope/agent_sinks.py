@@ -13,7 +13,7 @@ from stallscope.exporters.exporters import Outputs
 from stallscope.store.node import NodeTrace
 
 if TYPE_CHECKING:  # imports gRPC, which only an agent with a hub needs
-    from stallscope.exporters.hub import HubOutput
+    from stallscope.exporters.hub_output import HubOutput
 
 _ONLY_LOCAL = (layout.SAMPLES, layout.POSITIONS)
 """Tables whose stacks only the node trace has."""

@@ -36,7 +36,7 @@ from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.hub_api import front
-from stallscope.serve.metrics import expose
+from stallscope.serve.hub_metrics import expose
 from stallscope.serve.refusals import Refusals
 from stallscope.serve.server import Listening, address, bound
 from stallscope.serve.tls import Certificates, Files

@@ -13,7 +13,7 @@ import simulated  # noqa: E402
 from marking import judged  # noqa: E402
 
 from stallscope.diagnose.engine import diagnose  # noqa: E402
-from stallscope.synth import Capture, scenarios  # noqa: E402
+from stallscope.synth import Capture, fault_scenarios  # noqa: E402
 
 FAULTS = (
     "host_sleep",
@@ -45,7 +45,7 @@ def test_healthy_jobs_accuse_nobody(number: int) -> None:
 
 
 def test_the_judge_tells_right_from_wrong_from_abstained() -> None:
-    trace, truth = scenarios.scene("dp8", "block_io", 0, has_twin=False)
+    trace, truth = fault_scenarios.scene("dp8", "block_io", 0, has_twin=False)
     report, (answer,) = diagnose(trace), truth.answers
     right = judged(report, truth.knowable)
     assert (right.culprit, right.cause, right.n_accused) == ("right", "right", 0)
@@ -58,7 +58,9 @@ def test_the_judge_tells_right_from_wrong_from_abstained() -> None:
 
 
 def test_what_cannot_be_known_is_not_asked_for() -> None:
-    _, without = scenarios.scene("dp8", "gpu_slow", 0, has_twin=False)
-    _, known = scenarios.scene("dp8", "gpu_slow", 0, has_twin=False, capture=Capture(has_gpu_times=True))
+    _, without = fault_scenarios.scene("dp8", "gpu_slow", 0, has_twin=False)
+    _, known = fault_scenarios.scene(
+        "dp8", "gpu_slow", 0, has_twin=False, capture=Capture(has_gpu_times=True)
+    )
     assert [answer.kind for answer in without.knowable] == ["unknown_device"]
     assert known.knowable == known.answers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.process.identity import Identity, identity, launcher_ranks
+from stallscope.capture.process.process_identity import Identity, identity, launcher_ranks
 
 LAUNCHED = {
     "torchrun": {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stallscope.capture.process.identity import environment
+from stallscope.capture.process.process_identity import environment
 from stallscope.capture.process.processes import Processes, Snapshots
 from stallscope.events import layout
 from stallscope.events.layout import Array

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
-from stallscope.capture.process.identity import identity
+from stallscope.capture.process.process_identity import identity
 from stallscope.capture.rows.device_numbers import Renumbering
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN

@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from stallscope import rates
 from stallscope.assistant import serving
-from stallscope.assistant.asking import Node
+from stallscope.assistant.node_context import Node
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.serve import node_api as api

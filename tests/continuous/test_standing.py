@@ -18,7 +18,7 @@ from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
 from stallscope.exporters import hub_arrow, hub_batches, hub_logs
 from stallscope.receive import arrow
-from stallscope.receive.otlp import Decoder
+from stallscope.receive.otlp_requests import Decoder
 from stallscope.store.hub.store import Batch, HubStore
 
 from ..diagnose.builders import MS, Job, data_parallel, dp_trace, every, trace_of

@@ -14,8 +14,8 @@ from stallscope.continuous import Standing
 from stallscope.serve import tools
 from stallscope.serve.tokens import Identity
 from stallscope.serve.tool_calls import called
-from stallscope.serve.tools.asking import Hub
-from stallscope.serve.tools.registry import collected
+from stallscope.serve.tools.tenant_context import Hub
+from stallscope.serve.tools.tool_registry import collected
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.unexamined import Unexamined

@@ -10,9 +10,9 @@ from statistics import median
 import numpy as np
 import pytest
 
-from stallscope.demo import faults, live, outside
+from stallscope.demo import faults, live_demo, outside
 from stallscope.demo.faults import FAULTS
-from stallscope.demo.live import Job
+from stallscope.demo.live_demo import Job
 from stallscope.demo.plan import Plan
 from stallscope.errors import BadInput, StallscopeError
 
@@ -42,8 +42,8 @@ def clock(job: Job, rank: int) -> np.ndarray:
 
 def run(scenario: str, *, ranks: int = 2, **changes: object) -> tuple[Job, list[np.ndarray]]:
     """Runs a job to its end; gives it and the ranks' clocks."""
-    plan = Plan(**{**vars(live.plan_for(scenario, ranks=ranks)), **changes})
-    with live.started(plan) as job:
+    plan = Plan(**{**vars(live_demo.plan_for(scenario, ranks=ranks)), **changes})
+    with live_demo.started(plan) as job:
         job.go()
         assert job.wait(30)
         clocks = [clock(job, rank) for rank in range(ranks)]
@@ -107,8 +107,8 @@ def devices_of(job: Job) -> list[str]:
 
 
 def test_a_hanging_rank_leaves_its_peers_waiting_and_the_end_cleans_up(tmp_path: Path):
-    plan = Plan(**{**vars(live.plan_for("hang", ranks=3)), "first_step": 3})
-    with live.started(plan, tmp_path) as job:
+    plan = Plan(**{**vars(live_demo.plan_for("hang", ranks=3)), "first_step": 3})
+    with live_demo.started(plan, tmp_path) as job:
         job.go()
         assert not job.wait(1.5)
         n_steps = [len(clock(job, rank)) for rank in range(3)]
@@ -119,10 +119,10 @@ def test_a_hanging_rank_leaves_its_peers_waiting_and_the_end_cleans_up(tmp_path:
     while devices := devices_of(job):
         assert time.monotonic() < end_s, f"the devices {devices} outlive their ranks"
         time.sleep(0.02)
-    truth = json.loads((job.folder / live.TRUTH_FILE).read_text())
+    truth = json.loads((job.folder / live_demo.TRUTH_FILE).read_text())
     assert (truth["culprits"], truth["cause"]) == ([2], "missing_rank")
     assert all(process.poll() is not None for process in job.processes)
-    assert not list(live.SHARED.glob(f"emulated-nccl-{tmp_path.name}-*"))
+    assert not list(live_demo.SHARED.glob(f"emulated-nccl-{tmp_path.name}-*"))
 
 
 def test_a_job_that_does_not_synchronize_runs_ahead():
@@ -140,8 +140,10 @@ def test_pairs_are_communicators_of_their_own():
 
 
 def test_a_rank_that_fails_is_told_with_its_words():
-    plan = Plan(**{**vars(live.plan_for("net", ranks=2)), "fault": "healthy", "groups": "tp", "ranks": 2})
-    with live.started(plan) as job:
+    plan = Plan(
+        **{**vars(live_demo.plan_for("net", ranks=2)), "fault": "healthy", "groups": "tp", "ranks": 2}
+    )
+    with live_demo.started(plan) as job:
         (job.folder / "unique_id").mkdir()
         job.go()
         with pytest.raises(StallscopeError, match=r"rank \d of the demo job ended with code 1: \w+Error"):
@@ -149,7 +151,7 @@ def test_a_rank_that_fails_is_told_with_its_words():
 
 
 def test_a_job_that_is_never_let_go_ends():
-    with live.started(live.plan_for("healthy", ranks=2)) as job:
+    with live_demo.started(live_demo.plan_for("healthy", ranks=2)) as job:
         assert all(Path(f"/proc/{pid}").exists() for pid in job.pids)
         time.sleep(0.1)
         assert all(process.poll() is None for process in job.processes)
@@ -162,6 +164,6 @@ def test_a_job_that_is_never_let_go_ends():
 
 def test_wrong_scenarios_are_refused():
     with pytest.raises(BadInput, match="no scenario 'slep'"):
-        live.plan_for("slep")
+        live_demo.plan_for("slep")
     with pytest.raises(BadInput, match="1 ranks"):
-        live.plan_for("sleep", ranks=1)
+        live_demo.plan_for("sleep", ranks=1)

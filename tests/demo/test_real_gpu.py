@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from stallscope.cli import app
 from stallscope.demo import real_gpu
 from stallscope.demo.gpu import Gpu
-from stallscope.demo.live import plan_for
+from stallscope.demo.live_demo import plan_for
 from stallscope.demo.real_gpu import DRIVER, TimedKernel, found
 from stallscope.errors import BadInput, NotFound
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.demo import live, traced
+from stallscope.demo import live_demo, traced
 from stallscope.errors import BadInput, CannotTrace
 
 pytestmark = [pytest.mark.compiler, pytest.mark.live]
@@ -105,7 +105,7 @@ def test_an_agent_that_cannot_trace_is_quoted(tmp_path: Path):
 
 
 def test_a_scenario_is_described_in_a_line():
-    assert traced.described(live.plan_for("healthy")) == "4 ranks, none disturbed"
-    assert traced.described(live.plan_for("sleep")) == "rank 2 of 4 sleeps 290 ms every 14 steps"
+    assert traced.described(live_demo.plan_for("healthy")) == "4 ranks, none disturbed"
+    assert traced.described(live_demo.plan_for("sleep")) == "rank 2 of 4 sleeps 290 ms every 14 steps"
     with pytest.raises(BadInput):
         traced.trace_job("nothing", trace_db=Path("none"))

@@ -13,7 +13,7 @@ from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag
 from stallscope.events.trace import Trace
-from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, scenarios, simulate
+from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, fault_scenarios, simulate
 
 from .builders import MS, Call, dp_trace, every, trace_of
 from .builders import Job as MadeJob
@@ -134,12 +134,12 @@ def test_a_node_captured_late_does_not_change_the_blame(sync_every, seed):
 
 @pytest.mark.parametrize("number", [161, 162, 197])
 def test_saves_whose_steps_have_other_numbers_on_another_node_or_stage_are_shared_pauses(number):
-    trace, _ = scenarios.healthy(number)
+    trace, _ = fault_scenarios.healthy(number)
     assert report_of(trace).healthy
 
 
 def test_small_delays_for_which_nobody_waits_accuse_none():
-    trace, _ = scenarios.healthy(882)
+    trace, _ = fault_scenarios.healthy(882)
     assert not any(verdict.ranks for verdict in report_of(trace).verdicts)
 
 

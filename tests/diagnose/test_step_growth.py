@@ -4,9 +4,9 @@ import pytest
 
 from stallscope.diagnose.report.verdict import VerdictCost
 from stallscope.synth import HostStall, Job, Schedule, SlowDevice, Timing, simulate
-from stallscope.synth.faults import Fault
+from stallscope.synth.fault_models import Fault
 from stallscope.synth.observed import Capture
-from stallscope.synth.program import Phase
+from stallscope.synth.simulated_program import Phase
 
 from .reports import only, report_of
 

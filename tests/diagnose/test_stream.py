@@ -23,7 +23,7 @@ from stallscope.events.trace import Trace
 from stallscope.importers import importer_for
 from stallscope.synth import Capture, HostStall, Schedule, simulate
 from stallscope.synth import Job as SimulatedJob
-from stallscope.synth.scenarios import healthy, scene
+from stallscope.synth.fault_scenarios import healthy, scene
 
 from .builders import MS, Call, Gone, Job, dp_trace, every, trace_of
 from .cutting import Cut, Hand, batches, told

@@ -25,9 +25,9 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
 from stallscope.exporters import hub_sender
-from stallscope.exporters.hub import HubOutput, Target
 from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
+from stallscope.exporters.hub_output import HubOutput, Target
 from stallscope.exporters.spool import Spool
 
 pytestmark = pytest.mark.live
@@ -329,7 +329,7 @@ def test_a_hub_that_is_away_is_waited_for_and_nothing_is_lost(line, tmp_path):
 
 
 def test_the_next_agent_sends_what_the_last_one_could_not(line, monkeypatch, tmp_path):
-    monkeypatch.setattr("stallscope.exporters.hub._LAST_S", 0.2)
+    monkeypatch.setattr("stallscope.exporters.hub_output._LAST_S", 0.2)
     far = Far(says=lambda number: refusal(grpc.StatusCode.UNAVAILABLE))
     with serving(far) as port:
         first = line(port)

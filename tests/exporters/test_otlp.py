@@ -24,8 +24,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from stallscope.errors import BadInput
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import Meter
-from stallscope.exporters.otlp import OtlpSender
 from stallscope.exporters.otlp_messages import Incident
+from stallscope.exporters.otlp_sender import OtlpSender
 from stallscope.exporters.otlp_wire import headers_from, wire
 
 pytestmark = pytest.mark.live

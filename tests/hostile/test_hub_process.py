@@ -16,8 +16,8 @@ from tests.hub.conftest import HubProcess
 from tests.hub.test_hub import CLOCK, collectives
 from tests.receive.requests import logs
 
-from stallscope.exporters.hub import HubOutput, Target
 from stallscope.exporters.hub_logs import METHOD as LOGS
+from stallscope.exporters.hub_output import HubOutput, Target
 from stallscope.serve.tokens import FILE_NAME, Tokens
 
 pytestmark = pytest.mark.live

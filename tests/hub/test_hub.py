@@ -24,8 +24,8 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
 from stallscope.exporters import hub_sender
-from stallscope.exporters.hub import HubOutput, Target
 from stallscope.exporters.hub_logs import METHOD
+from stallscope.exporters.hub_output import HubOutput, Target
 from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
 from stallscope.store.hub.store import HubStore

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trustme
 
-from stallscope.demo import live
+from stallscope.demo import live_demo
 from stallscope.demo.faults import FAULTS
 from stallscope.demo.machines import Network, Report, network, traced_job, wall_clock
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
@@ -64,7 +64,7 @@ def test_a_rank_on_another_machine_is_named_with_its_cause_while_the_job_runs(
     ports = process.ports()
     context = ssl.create_default_context()
     ca.configure_trust(context)
-    plan = live.plan_for("sleep", ranks=4, seconds=SECONDS)
+    plan = live_demo.plan_for("sleep", ranks=4, seconds=SECONDS)
     here = two_machines.machines
     asking = httpx.Client(
         verify=context,

@@ -28,7 +28,7 @@ from stallscope.capture.probes.program import Options, Program
 from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.cli import app
-from stallscope.demo import live
+from stallscope.demo import live_demo
 from stallscope.demo.job import N_BUCKETS
 from stallscope.demo.plan import Plan
 from stallscope.events.names import Category, HostKind, OffCpuFlag
@@ -63,8 +63,8 @@ def main() -> None:
     """Print one line of JSON after the word RESULT, and errors before it."""
     _at("the job starts")
     (GROUPS / "cgroup.subtree_control").write_text("+cpu +memory")
-    plan = live.plan_for("healthy", ranks=RANKS, seconds=60)
-    with live.started(Plan(**(vars(plan) | {"steps": STEPS}))) as job:
+    plan = live_demo.plan_for("healthy", ranks=RANKS, seconds=60)
+    with live_demo.started(Plan(**(vars(plan) | {"steps": STEPS}))) as job:
         flags = [word for pid in job.pids for word in ("--pid", str(pid))]
         command = [sys.executable, "-P", "-c", "from stallscope.cli import main; main()"]
         with LOG.open("w") as out:
@@ -113,7 +113,7 @@ def _at(stage: str) -> None:
     print(f"at {time.monotonic():.1f} s: {stage}", flush=True)
 
 
-def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> tuple[int, dict[str, int]]:
+def _traced(agent: "subprocess.Popen[bytes]", job: live_demo.Job) -> tuple[int, dict[str, int]]:
     """Run the job after the agent has attached, with one rank under a quota for some steps.
 
     Returns the agent's exit code, and the kernel's counts of the rank's group.
@@ -129,7 +129,7 @@ def _traced(agent: "subprocess.Popen[bytes]", job: live.Job) -> tuple[int, dict[
     return agent.wait(PATIENCE_S), counted
 
 
-def _limited(job: live.Job) -> dict[str, int]:
+def _limited(job: live_demo.Job) -> dict[str, int]:
     """Put one rank under the quota several times. Returns the kernel's counts of the group."""
     pid = str(job.pids[LIMITED_RANK])
     n_steps = FIRST_STEPS
@@ -264,11 +264,11 @@ def _wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def _has_ended(job: live.Job) -> bool:
+def _has_ended(job: live_demo.Job) -> bool:
     return job.processes[LIMITED_RANK].poll() is not None
 
 
-def _n_steps(job: live.Job, rank: int) -> int:
+def _n_steps(job: live_demo.Job, rank: int) -> int:
     """Number of steps of a rank, by the rank's own file."""
     clock = job.folder / f"rank{rank}.csv"
     return len(list(csv.DictReader(clock.open()))) if clock.exists() else 0

@@ -41,7 +41,7 @@ _LEFT_OUT = (
     "*.a",
 )
 _IMPORTED = """
-import sys, stallscope.agent, stallscope.demo.job, stallscope.demo.live
+import sys, stallscope.agent, stallscope.demo.job, stallscope.demo.live_demo
 import stallscope.diagnose.engine, stallscope.store.node
 from stallscope.cli import app
 try:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.probes.program import OBJECT
-from stallscope.demo import live
-from stallscope.demo.live import Job
+from stallscope.demo import live_demo
+from stallscope.demo.live_demo import Job
 from stallscope.demo.plan import Plan
 
 COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
@@ -79,8 +79,8 @@ def job() -> Iterator[Callable[..., Job]]:
     running = []
 
     def start(scenario: str = "healthy", *, ranks: int = 2, seconds: float = 3.0, **changes: object) -> Job:
-        plan = live.plan_for(scenario, ranks=ranks, seconds=seconds)
-        context = live.started(Plan(**(vars(plan) | changes)))
+        plan = live_demo.plan_for(scenario, ranks=ranks, seconds=seconds)
+        context = live_demo.started(Plan(**(vars(plan) | changes)))
         running.append(context)
         return context.__enter__()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.demo import live, traced
+from stallscope.demo import live_demo, traced
 from stallscope.demo.faults import FAULTS
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.store import node
@@ -47,7 +47,7 @@ def explained(db: Path) -> dict[str, Any]:
 def test_the_disturbed_rank_is_named_with_its_cause(tmp_path, scenario):
     db = traced.trace_job(scenario, seconds=SECONDS, trace_db=tmp_path / "trace.db")
     report = explained(db)
-    victim = live.plan_for(scenario).victim
+    victim = live_demo.plan_for(scenario).victim
     (verdict,) = report["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("straggler", [victim])
     assert verdict["causes"][0]["cause"] == FAULTS[scenario].cause

@@ -15,7 +15,7 @@ import pytest
 
 from stallscope.agent import Options, raw_path, trace
 from stallscope.demo.job import BUCKET_COUNT, N_BUCKETS
-from stallscope.demo.live import Job
+from stallscope.demo.live_demo import Job
 from stallscope.events import kernel
 from stallscope.events.names import CollectiveFlag, Datatype, HostKind, Op
 from stallscope.events.trace import Trace

@@ -1,7 +1,7 @@
 """The line of an incident has the attributes that the documentation lists."""
 
 from stallscope.diagnose import Change, diagnose
-from stallscope.live.incidents import ATTRIBUTES, incident_line
+from stallscope.live.incident_lines import ATTRIBUTES, incident_line
 
 from ..diagnose.builders import MS, dp_trace, every
 from ..diagnose.slack import slack_trace

@@ -6,11 +6,11 @@ from contextlib import closing
 from tests.diagnose.test_already_still import SLEEPS, WAITS, trace
 
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.exporters.incidents import incident_finder
+from stallscope.exporters.incident_finder import incident_finder
 from stallscope.exporters.verdict_journal import VerdictJournal
-from stallscope.live.records import verdict_record
 from stallscope.live.stall_verdict import Standstill
 from stallscope.live.tail import Following
+from stallscope.live.trace_records import verdict_record
 from stallscope.store import node
 
 

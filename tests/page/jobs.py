@@ -102,7 +102,7 @@ def verdict_row(**fields: object) -> pa.Table:
         "advice": "[]",
         "verdict": "{}",
     } | fields
-    from stallscope.continuous.rows import table_of
+    from stallscope.continuous.verdict_rows import table_of
     from stallscope.store.hub import schema
 
     return table_of(schema.VERDICTS, [row])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stallscope.events.layout import TABLES
 from stallscope.events.trace import Trace
-from stallscope.query.nodes import Access
+from stallscope.query.remote_nodes import Access
 from stallscope.serve import node_api as api
 from stallscope.serve.node_files import NodeFiles
 from stallscope.store import node as store

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from stallscope.errors import BadInput, BadTrace, NotFound, RefusedQuery, TookTooLong
 from stallscope.events import layout
-from stallscope.query.schema import columns
 from stallscope.query.sql import Limits, ask
 from stallscope.query.sql_functions import quantile
+from stallscope.query.trace_schema import columns
 from stallscope.store import node
 
 from ..diagnose.builders import MS, dp_trace, every

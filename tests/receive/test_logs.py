@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stallscope.errors import BadInput
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.receive import logs as decoding
-from stallscope.receive.otlp import Decoded, Decoder
+from stallscope.receive.otlp_requests import Decoded, Decoder
 from stallscope.store.hub import schema
 
 from .loop_decoder import by_loop

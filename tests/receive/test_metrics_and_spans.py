@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stallscope.errors import BadInput
-from stallscope.receive.otlp import Decoded, Decoder
+from stallscope.receive.otlp_requests import Decoded, Decoder
 from stallscope.store.hub import schema
 
 from .requests import NOW_NS, add_numbers, numbers, spans

@@ -17,7 +17,7 @@ from stallscope.events import layout
 from stallscope.exporters import hub_arrow
 from stallscope.receive import arrow, arrow_batches
 from stallscope.receive.micro_batches import Gathering
-from stallscope.receive.otlp import Decoded, Decoder
+from stallscope.receive.otlp_requests import Decoded, Decoder
 from stallscope.store.hub import schema
 
 from .requests import NOW_NS, add_logs, logs

@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from stallscope.errors import BadInput
 from stallscope.receive import logs as decoding
 from stallscope.receive import uniform_records
-from stallscope.receive.otlp import Decoder
+from stallscope.receive.otlp_requests import Decoder
 from stallscope.receive.record_shape import Unlike
 from stallscope.store.hub import schema
 

@@ -15,8 +15,8 @@ from stallscope.serve.client import HubClient
 from stallscope.serve.hub_api import mcp_server
 from stallscope.serve.mcp import mounted
 from stallscope.serve.server import Listening, bound
-from stallscope.serve.tools.asking import Hub
-from stallscope.serve.tools.registry import collected
+from stallscope.serve.tools.tenant_context import Hub
+from stallscope.serve.tools.tool_registry import collected
 
 
 @dataclass(frozen=True)

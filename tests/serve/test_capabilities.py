@@ -7,10 +7,10 @@ import pytest
 from starlette.routing import BaseRoute, Match
 
 from stallscope.assistant import serving
-from stallscope.assistant.asking import Node
+from stallscope.assistant.node_context import Node
 from stallscope.serve import hub_api, node_api, tools
 from stallscope.serve.capabilities import SURFACES, capabilities
-from stallscope.serve.tools.registry import collected
+from stallscope.serve.tools.tool_registry import collected
 from stallscope.settings import Settings
 
 WITHOUT_A_FLAG = {"/api/v1/openapi.json", "/api/v1/node/clock"}

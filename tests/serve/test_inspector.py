@@ -15,7 +15,7 @@ from stallscope.assistant import tools as node_tools
 from stallscope.demo.scenarios import named, simulated
 from stallscope.serve import tools
 from stallscope.serve.tokens import bearer
-from stallscope.serve.tools.registry import collected
+from stallscope.serve.tools.tool_registry import collected
 from stallscope.store import node as store
 
 pytestmark = pytest.mark.live

@@ -15,7 +15,7 @@ import trustme
 
 from stallscope.errors import BadInput
 from stallscope.query import fanout, fleet_trace
-from stallscope.query.nodes import Access, Answers, addresses, ask_all, host_and_port
+from stallscope.query.remote_nodes import Access, Answers, addresses, ask_all, host_and_port
 from stallscope.query.sql import Limits
 from stallscope.serve import node_api as api
 from stallscope.serve.node_files import CERT_DAYS, RENEW_DAYS, NodeFiles, prepare_tls, prepare_token

@@ -15,7 +15,7 @@ from stallscope.serve import tools
 from stallscope.serve.openapi import document
 from stallscope.serve.sql.workers import QueryLimits
 from stallscope.serve.tokens import bearer
-from stallscope.serve.tools.registry import collected
+from stallscope.serve.tools.tool_registry import collected
 
 DOCUMENT = document(collected(tools), sql_tool="fleet.cluster.run_analysis")
 schema = schemathesis.openapi.from_dict(DOCUMENT)

@@ -22,7 +22,7 @@ from stallscope.serve.http_errors import kind_of
 from stallscope.serve.mcp import ERROR_KEY
 from stallscope.serve.sql.workers import QueryLimits
 from stallscope.serve.tokens import bearer
-from stallscope.serve.tools.registry import collected
+from stallscope.serve.tools.tool_registry import collected
 
 ARGUMENTS = {
     "fleet.cluster.explain_rank": {"cluster": "alpha", "rank": cluster.STRAGGLER},

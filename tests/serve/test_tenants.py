@@ -8,8 +8,8 @@ from tests.serve.tools import cluster
 
 from stallscope.errors import StallscopeError
 from stallscope.serve import tools
-from stallscope.serve.tools.asking import Asker
-from stallscope.serve.tools.registry import answer, collected
+from stallscope.serve.tools.tenant_context import Asker
+from stallscope.serve.tools.tool_registry import answer, collected
 from stallscope.store.hub import schema
 
 N_CALLS = 1_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stallscope.events import layout
 from stallscope.events.layout import TABLES, UNKNOWN
 from stallscope.events.names import CATEGORY_NAMES
-from stallscope.store import columns
+from stallscope.store import sqlite_columns
 
 BY_NAME = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 
@@ -18,11 +18,11 @@ BY_NAME = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def stored(table, rows):
     """The rows after a way through SQLite, and the values that SQL sees."""
     db = sqlite3.connect(":memory:")
-    db.execute(columns.create_statement(table))
-    db.executemany(columns.insert_statement(table), columns.values(table, rows))
+    db.execute(sqlite_columns.create_statement(table))
+    db.executemany(sqlite_columns.insert_statement(table), sqlite_columns.values(table, rows))
     seen = db.execute(f"SELECT * FROM {table.name} ORDER BY id").fetchall()
-    back = columns.rows(
-        table, db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY id")
+    back = sqlite_columns.rows(
+        table, db.execute(f"SELECT {sqlite_columns.select_list(table)} FROM {table.name} ORDER BY id")
     )
     db.close()
     return back, seen
@@ -69,7 +69,7 @@ def test_unknown_is_null_and_nothing_else_is(table):
     _, seen = stored(table, rows)
     nulls = {
         name
-        for name, value in zip(["id", *columns.column_names(table)], seen[0], strict=True)
+        for name, value in zip(["id", *sqlite_columns.column_names(table)], seen[0], strict=True)
         if value is None
     }
     assert nulls == {field.name for field in table.fields if field.may_be_unknown}
@@ -83,7 +83,7 @@ def test_large_hashes_keep_their_bits():
 
 
 def test_a_ledger_has_one_column_for_each_category():
-    names = columns.column_names(layout.COLLECTIVES)
+    names = sqlite_columns.column_names(layout.COLLECTIVES)
     assert names[-len(CATEGORY_NAMES) :] == [f"{name}_ns" for name in CATEGORY_NAMES]
     rows = layout.empty(layout.COLLECTIVES, 1)
     rows["ledger_ns"] = np.arange(1, len(CATEGORY_NAMES) + 1)
@@ -128,11 +128,11 @@ def test_numbers_that_are_the_same_in_all_rows_are_stored_like_others(table, n_r
                 )
     tables = []
     for insertions in (
-        columns.insertions(table, rows),
-        [(columns.insert_statement(table), columns.values(table, rows))],
+        sqlite_columns.insertions(table, rows),
+        [(sqlite_columns.insert_statement(table), sqlite_columns.values(table, rows))],
     ):
         db = sqlite3.connect(":memory:")
-        db.execute(columns.create_statement(table))
+        db.execute(sqlite_columns.create_statement(table))
         for statement, values in insertions:
             db.executemany(statement, values)
         tables.append(db.execute(f"SELECT * FROM {table.name} ORDER BY id").fetchall())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stallscope.errors import BadTrace
 from stallscope.events.layout import CALLS, COLLECTIVES, OFFCPU, SNAPSHOTS, SPANS, UNKNOWN, empty
-from stallscope.store import columns, node, sqlite_pages
+from stallscope.store import node, sqlite_columns, sqlite_pages
 from stallscope.store.node import NodeTrace
 
 N_ROWS = 1_500
@@ -49,8 +49,8 @@ def path(tmp_path):
 
 
 def by_sqlite(db, table):
-    return columns.rows(
-        table, db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY id")
+    return sqlite_columns.rows(
+        table, db.execute(f"SELECT {sqlite_columns.select_list(table)} FROM {table.name} ORDER BY id")
     )
 
 
@@ -69,9 +69,9 @@ def test_values_of_all_sizes_equal_those_of_sqlite(path, table):
 def test_any_page_size_is_read(page_bytes, n, seed):
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute(f"PRAGMA page_size={page_bytes}")
-        db.execute(columns.create_statement(SNAPSHOTS))
+        db.execute(sqlite_columns.create_statement(SNAPSHOTS))
         rows = random_rows(SNAPSHOTS, n, seed)
-        db.executemany(columns.insert_statement(SNAPSHOTS), columns.values(SNAPSHOTS, rows))
+        db.executemany(sqlite_columns.insert_statement(SNAPSHOTS), sqlite_columns.values(SNAPSHOTS, rows))
         np.testing.assert_array_equal(by_pages(db, SNAPSHOTS), by_sqlite(db, SNAPSHOTS))
 
 
@@ -148,8 +148,8 @@ def test_damaged_pages_never_stop_the_reader(data):
 @cache
 def _whole():
     with closing(sqlite3.connect(":memory:")) as db:
-        db.execute(columns.create_statement(SNAPSHOTS))
+        db.execute(sqlite_columns.create_statement(SNAPSHOTS))
         rows = random_rows(SNAPSHOTS, 2_000)
-        db.executemany(columns.insert_statement(SNAPSHOTS), columns.values(SNAPSHOTS, rows))
+        db.executemany(sqlite_columns.insert_statement(SNAPSHOTS), sqlite_columns.values(SNAPSHOTS, rows))
         db.commit()
         return db.serialize()

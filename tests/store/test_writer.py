@@ -13,10 +13,10 @@ import pytest
 from stallscope.errors import StorageFailed
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
-from stallscope.store.writer import only_writer, set_aside_if_of_another_boot
+from stallscope.store.writer_lock import only_writer, set_aside_if_of_another_boot
 
 HOLD = """
-import sys; from pathlib import Path; from stallscope.store.writer import only_writer
+import sys; from pathlib import Path; from stallscope.store.writer_lock import only_writer
 with only_writer(Path(sys.argv[1])):
     print(flush=True); input()
 """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stallscope import rates
-from stallscope.assistant.asking import Node
+from stallscope.assistant.node_context import Node
 from stallscope.assistant.tools.verdicts import VerdictsParams as NodeParams
 from stallscope.assistant.tools.verdicts import verdicts as node_verdicts
 from stallscope.commands.report import diagnosed
@@ -23,10 +23,10 @@ from stallscope.events.trace import Clock, Trace
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.exporters import hub_arrow, hub_batches
 from stallscope.exporters.verdict_journal import VerdictJournal
-from stallscope.live.incidents import ATTRIBUTES, Diagnosis, incident_line
-from stallscope.live.records import verdict_record
+from stallscope.live.incident_lines import ATTRIBUTES, Diagnosis, incident_line
+from stallscope.live.trace_records import verdict_record
 from stallscope.receive import arrow
-from stallscope.serve.tools.asking import Asker, Hub
+from stallscope.serve.tools.tenant_context import Asker, Hub
 from stallscope.serve.tools.verdicts import Verdicts, VerdictsParams, verdicts
 from stallscope.settings import Settings
 from stallscope.store import node

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from stallscope.events.names import SYNCHRONISING_OPS, Category, Op
 from stallscope.events.trace import Trace
 from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, Timing, Truth, simulate
-from stallscope.synth.clocks import EPOCH_NS
+from stallscope.synth.simulated_clocks import EPOCH_NS
 
 ONE_CLOCK = ClockSpread(drift_ppm=0.0)
 SHAPES = {

@@ -10,9 +10,9 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
-from stallscope.live.records import records, verdict_record
-from stallscope.live.state import WINDOW_NS, Seen
+from stallscope.live.job_state import WINDOW_NS, Seen
 from stallscope.live.tail import Following
+from stallscope.live.trace_records import records, verdict_record
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
 

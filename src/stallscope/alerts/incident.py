@@ -78,7 +78,7 @@ def from_hub(rows: Iterable[Mapping[str, Any]]) -> list[Incident]:
 
 
 def from_agent(line: Mapping[str, Any], cluster: str = "") -> Incident:
-    """The incident of a line of live/incidents.py."""
+    """The incident of a line of live/incident_lines.py."""
     at_ns, attributes = line["at_ns"], line["attributes"]
     values = {name: attributes.get(f"stallscope.{name}") for name in _NAMES}
     times = {"since_ns": line["begin_ns"], "until_ns": line["end_ns"], "summary": line["summary"]}

@@ -13,11 +13,11 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from stallscope.assistant import tools as package
-from stallscope.assistant.asking import Node
+from stallscope.assistant.node_context import Node
 from stallscope.errors import TookTooLong
 from stallscope.serve.mcp import Guide, mounted, on_standard_streams, server
 from stallscope.serve.tool_calls import listed
-from stallscope.serve.tools.registry import Tool, answer, collected, tool_named
+from stallscope.serve.tools.tool_registry import Tool, answer, collected, tool_named
 
 TIMEOUT_S = 60.0
 

@@ -23,7 +23,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from stallscope.capture.delivery import Delivery
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.drivers import Driver, majors
 from stallscope.capture.gpu.gpus import Gpus, watched
@@ -36,8 +35,9 @@ from stallscope.capture.probes.operations import SYMBOLS
 from stallscope.capture.probes.optional_programs import IOCTL_WAYS
 from stallscope.capture.probes.program import Program
 from stallscope.capture.process.annotation_socket import Label, Labels
-from stallscope.capture.process.machine import boot_id, facts
+from stallscope.capture.process.machine_facts import boot_id, facts
 from stallscope.capture.process.status import StatusLine, line
+from stallscope.capture.row_delivery import Delivery
 from stallscope.capture.sink import Sink, Sinks
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events.layout import Array

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.capture.probes.discovery import Discovery
-from stallscope.capture.process.identity import identity, small_file
+from stallscope.capture.process.process_identity import identity, small_file
 from stallscope.capture.process.wait_objects import WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
-from stallscope.capture.stacks.process import Target
+from stallscope.capture.stacks.stack_target import Target
 
 __all__ = ["Now", "stacks_now"]
 

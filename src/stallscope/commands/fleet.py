@@ -13,7 +13,7 @@ from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.events.trace import Trace
-    from stallscope.query.nodes import Access, Failure, Reply
+    from stallscope.query.remote_nodes import Access, Failure, Reply
     from stallscope.settings import Settings
 
 Nodes = Annotated[
@@ -67,7 +67,7 @@ def is_fleet(chosen: Settings, options: FleetOptions, db: Path | None) -> bool:
 
 def access(chosen: Settings, options: FleetOptions) -> Access:
     """Addresses and credentials of the nodes. Raises BadInput, NotFound."""
-    from stallscope.query.nodes import Access
+    from stallscope.query.remote_nodes import Access
 
     check_pair(chosen.nodes_client_cert, chosen.nodes_client_key)
     return Access(
@@ -94,7 +94,7 @@ def _token(path: Path | None) -> str:
 def fleet_trace(chosen: Settings, options: FleetOptions, since_ns: int | None) -> tuple[Trace, list[Failure]]:
     """One trace of all nodes that answer, and the missing nodes. Wrong clocks are reported. Raises Unreachable."""
     from stallscope.query.fleet_trace import asked_of
-    from stallscope.query.nodes import addresses
+    from stallscope.query.remote_nodes import addresses
 
     replies = asked_of(addresses(chosen.nodes), access(chosen, options), since_ns=since_ns)
     tell(replies.failures, replies.replies)

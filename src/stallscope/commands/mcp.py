@@ -31,8 +31,8 @@ def mcp(
     Serves MCP on standard input and output. For MCP over the network: `stallscope serve`, path /mcp.
     """
     from stallscope.assistant import serving
-    from stallscope.assistant.asking import Node
-    from stallscope.query.nodes import addresses
+    from stallscope.assistant.node_context import Node
+    from stallscope.query.remote_nodes import addresses
 
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls)
     chosen = settings_from({"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, **fleet.flags()}, settings)

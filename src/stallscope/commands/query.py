@@ -86,7 +86,7 @@ def _of_nodes(
     statement: str, chosen: Settings, fleet: FleetOptions, *, limits: Limits, since_ns: int | None
 ) -> FleetAnswer:
     from stallscope.query.fanout import query as fan_out
-    from stallscope.query.nodes import addresses
+    from stallscope.query.remote_nodes import addresses
 
     result = fan_out(
         statement, addresses(chosen.nodes), access(chosen, fleet), limits=limits, since_ns=since_ns
@@ -105,11 +105,11 @@ def _statement(sql: str | None) -> str:
 
 
 def _print_schema(db: Path, form: Format, out: Path | None) -> None:
-    from stallscope.query import schema
+    from stallscope.query import trace_schema
     from stallscope.query.sql import Answer
     from stallscope.query.sql_functions import FUNCTIONS
 
-    columns = schema.columns(db)
+    columns = trace_schema.columns(db)
     if form is not Format.TABLE or out is not None:
         rows: list[tuple[object, ...]] = [(c.table, c.name, c.type, c.meaning) for c in columns]
         print_answer(Answer(("table", "column", "type", "meaning"), rows), form, out=out)
@@ -120,7 +120,7 @@ def _print_schema(db: Path, form: Format, out: Path | None) -> None:
         if column.table != table:
             blank = "\n" if table else ""
             table = column.table
-            typer.echo(f"{blank}{table}: {schema.about(table)}")
+            typer.echo(f"{blank}{table}: {trace_schema.about(table)}")
         typer.echo(f"  {column.name.ljust(width)}  {column.type.ljust(7)}  {column.meaning}".rstrip())
     typer.echo("\nfunctions, in addition to SQLite's:")
     width = max(map(len, FUNCTIONS))

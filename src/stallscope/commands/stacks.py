@@ -27,7 +27,7 @@ from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.diagnose.views import ProcessStack, StackGroup
-    from stallscope.query.nodes import Failure
+    from stallscope.query.remote_nodes import Failure
 
 _MOST_FRAMES = 24
 _LETTERS = {

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from stallscope.continuous.rows import job_row
+from stallscope.continuous.verdict_rows import job_row
 from stallscope.diagnose import JobState
 
 EVERY_S = 10.0

@@ -18,9 +18,9 @@ from typing import Any
 from stallscope.continuous.backlog import Backlog, Bounds, Key, Turn, by_cluster
 from stallscope.continuous.continued import Continued, joined
 from stallscope.continuous.job_rows import JobRows
-from stallscope.continuous.rows import chain_row, stored_row, table_of
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed
 from stallscope.continuous.streams import Diagnoses
+from stallscope.continuous.verdict_rows import chain_row, stored_row, table_of
 from stallscope.diagnose import NO_MORE_EVENTS, Change, JobState
 from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces

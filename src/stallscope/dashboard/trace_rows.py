@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from stallscope.continuous.rows import stored_row, table_of
+from stallscope.continuous.verdict_rows import stored_row, table_of
 from stallscope.diagnose import Change, Report, Verdict
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array

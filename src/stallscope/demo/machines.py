@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stallscope.demo import build, live
-from stallscope.demo.live import Job
+from stallscope.demo import build, live_demo
+from stallscope.demo.live_demo import Job
 from stallscope.demo.plan import Plan, end_with_parent
 from stallscope.errors import CannotTrace
 
@@ -134,7 +134,7 @@ def traced_job(
     """
     n_here = -(-plan.ranks // len(machines))
     with ExitStack() as stack:
-        job = stack.enter_context(live.started(plan, before=lambda rank: machines[rank // n_here].words))
+        job = stack.enter_context(live_demo.started(plan, before=lambda rank: machines[rank // n_here].words))
         running = []
         for number, machine in enumerate(machines):
             offset_ns, drift_ppm = clocks[number] if clocks else (0, 0.0)
@@ -160,7 +160,7 @@ def _await_attached(agent: "subprocess.Popen[bytes]", output: Path) -> None:
     while output.read_text().count("attached to") < len(build.LIBRARIES):
         if agent.poll() is not None or time.monotonic() > end_s:
             raise CannotTrace(f"an agent did not attach: {output.read_text()[-300:]}")
-        time.sleep(live.POLL_S)
+        time.sleep(live_demo.POLL_S)
 
 
 def _end(agent: "subprocess.Popen[bytes]") -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from stallscope.demo import build, live
+from stallscope.demo import build, live_demo
 from stallscope.demo.faults import FAULTS
 from stallscope.demo.plan import Plan
 from stallscope.demo.real_gpu import Found
@@ -102,14 +102,14 @@ def trace_job(
     """
     if seconds is None:
         seconds = HANG_SECONDS if scenario == "hang" else SECONDS
-    plan = live.plan_for(scenario, ranks=ranks, seconds=seconds, libraries=libraries)
+    plan = live_demo.plan_for(scenario, ranks=ranks, seconds=seconds, libraries=libraries)
     if first_step is not None:
         plan = replace(plan, first_step=first_step)
     where = "the GPUs of this machine" if libraries else "emulated GPUs"
     note(f"a job on {where}, {seconds:.0f} s: {described(plan)}")
     with (
         _ended_by_sigterm(),
-        live.started(plan) as job,
+        live_demo.started(plan) as job,
         _tracing(job.pids, trace_db=trace_db, note=note, command=command),
     ):
         job.go()
@@ -183,8 +183,8 @@ def _await_attached(agent: "subprocess.Popen[str]", lines: list[str]) -> None:
     while time.monotonic() < end_s and agent.poll() is None:
         if all(any("attached" in line and name in line for line in lines) for name in names):
             return
-        time.sleep(live.POLL_S)
-    time.sleep(live.POLL_S)  # its last lines may still be in the pipe
+        time.sleep(live_demo.POLL_S)
+    time.sleep(live_demo.POLL_S)  # its last lines may still be in the pipe
     raise CannotTrace(f"the agent did not attach to the libraries of the demo: {_last(lines)}")
 
 

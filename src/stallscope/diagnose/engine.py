@@ -9,8 +9,8 @@ from stallscope.diagnose.cost.delays import device_cost
 from stallscope.diagnose.findings import Findings, findings, mismatch_findings
 from stallscope.diagnose.hangs.before_attach import is_for as is_before_attach
 from stallscope.diagnose.processes.activity import activities
+from stallscope.diagnose.processes.budget_summary import as_data
 from stallscope.diagnose.processes.single import is_single
-from stallscope.diagnose.processes.summary import as_data
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.conclusion import concluded
 from stallscope.diagnose.report.examined import budget_of_case, of_case

@@ -19,7 +19,7 @@ _MOST_READERS = 32
 
 
 class EventSocket:
-    """An open socket. take() accepts lines of live/incidents.py from any thread."""
+    """An open socket. take() accepts lines of live/incident_lines.py from any thread."""
 
     def __init__(self, path: Path):
         """path: replaced if no process listens there. Raises CannotTrace."""

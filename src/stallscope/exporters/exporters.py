@@ -12,7 +12,7 @@ from stallscope.exporters.metric_updates import MetricUpdates
 from stallscope.exporters.metric_values import Meter
 
 if TYPE_CHECKING:  # imports HTTP and TLS, which an agent without --otlp does not need
-    from stallscope.exporters.otlp import OtlpSender
+    from stallscope.exporters.otlp_sender import OtlpSender
 
 _MACHINE_EVERY_S = 5.0
 
@@ -34,7 +34,7 @@ class Outputs:
         self.updates.lost(kind, n)
 
     def incident(self, line: dict[str, Any]) -> None:
-        """An incident opened, changed or closed: a line of live/incidents.py."""
+        """An incident opened, changed or closed: a line of live/incident_lines.py."""
         if line["change"] != "updated":
             self.updates.incident(
                 kind=line["kind"], cause=line["cause"], was_opened=line["change"] == "opened"
@@ -84,7 +84,7 @@ def outputs(
             note(f"metrics at http://{prometheus.rpartition(':')[0] or '127.0.0.1'}:{port}/metrics")
         sender = None
         if otlp:
-            from stallscope.exporters.otlp import otlp_sender
+            from stallscope.exporters.otlp_sender import otlp_sender
 
             sender = stack.enter_context(otlp_sender(meter, otlp, node=node, note=note))
             note(f"metrics and incidents go to {otlp}")

@@ -12,7 +12,7 @@ _COLUMNS = ("made_wall_ns", "verdict")
 
 
 class VerdictJournal:
-    """Takes lines of live/incidents.py from any thread; write() stores them in the thread that owns the trace."""
+    """Takes lines of live/incident_lines.py from any thread; write() stores them in the thread that owns the trace."""
 
     def __init__(self, note: Callable[[str], None] | None):
         """note: prints a line for each incident that opens or closes; None prints nothing."""

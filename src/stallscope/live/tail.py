@@ -9,7 +9,7 @@ import numpy as np
 
 from stallscope.events.layout import ARRAYS, PROCESSES, UNKNOWN, Table, empty
 from stallscope.events.trace import Clock, Trace
-from stallscope.store import columns
+from stallscope.store import sqlite_columns
 from stallscope.store.node import LATER_TABLES, has_table
 
 _MOST_ROWS = 100_000
@@ -58,12 +58,10 @@ class Following:
 
         The agent updates both in the existing row.
         """
-        wanted = (
-            f"SELECT {columns.select_list(PROCESSES)} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
-        )
+        wanted = f"SELECT {sqlite_columns.select_list(PROCESSES)} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
         bounds = (self._all_ended, self._last[PROCESSES.name])
         ids = [number for (number,) in self.db.execute(_IDS, bounds)]
-        rows = columns.rows(PROCESSES, self.db.execute(wanted, bounds))
+        rows = sqlite_columns.rows(PROCESSES, self.db.execute(wanted, bounds))
         now = {number: row.tobytes() for number, row in zip(ids, rows, strict=True)}
         new_ids = ids[len(ids) - len(batch.processes) :]
         stored = self._stored | {n: row.tobytes() for n, row in zip(new_ids, batch.processes, strict=True)}
@@ -85,8 +83,9 @@ class Following:
         if table.name not in self._last:
             self._last[table.name] = self._before(table.name)
         last = self._last[table.name]
-        wanted = f"SELECT {columns.select_list(table)} FROM {table.name} WHERE id > ? ORDER BY id LIMIT {_MOST_ROWS}"
-        rows = columns.rows(table, self.db.execute(wanted, (last,)))
+        names = sqlite_columns.select_list(table)
+        wanted = f"SELECT {names} FROM {table.name} WHERE id > ? ORDER BY id LIMIT {_MOST_ROWS}"
+        rows = sqlite_columns.rows(table, self.db.execute(wanted, (last,)))
         if len(rows):
             newest = f"SELECT MAX(id) FROM (SELECT id FROM {table.name} WHERE id > ? ORDER BY id LIMIT {len(rows)})"
             self._last[table.name] = self.db.execute(newest, (last,)).fetchone()[0]

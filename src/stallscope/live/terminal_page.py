@@ -10,8 +10,8 @@ from rich.text import Text
 
 from stallscope.events.counted import counted
 from stallscope.events.names import CATEGORY_NAMES
+from stallscope.live.job_state import OpLine, RankLine
 from stallscope.live.page_view import HELP, Panel, View, ordered
-from stallscope.live.state import OpLine, RankLine
 
 _WIDE, _WIDER = 80, 110
 _LEAST_RANKS = 4

@@ -20,12 +20,12 @@ from stallscope.errors import StallscopeError
 from stallscope.events.counted import counted
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.host_load import System
+from stallscope.live.job_state import Seen
 from stallscope.live.keyboard import opened
 from stallscope.live.page_view import Panel, View
-from stallscope.live.records import records, verdict_record
-from stallscope.live.state import Seen
 from stallscope.live.tail import Following
 from stallscope.live.terminal_page import Page, VerdictLine, drawn, n_jobs, shown_ranks
+from stallscope.live.trace_records import records, verdict_record
 from stallscope.store import node
 
 _EVERY_S = 1.0

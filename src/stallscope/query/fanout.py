@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stallscope.errors import BadInput, OverLimits, Unreachable
 from stallscope.events.trace import Trace
 from stallscope.query.distributed_sql import NODE, PARTS, Split, split
-from stallscope.query.nodes import Access, Answers, Connection, Failure, Reply, ask_all
+from stallscope.query.remote_nodes import Access, Answers, Connection, Failure, Reply, ask_all
 from stallscope.query.sql import Answer, Limits, ask
 from stallscope.store import node as store
 

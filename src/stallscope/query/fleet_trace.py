@@ -7,7 +7,7 @@ from typing import Any
 from stallscope.errors import StallscopeError, Unreachable
 from stallscope.events.trace import Clock, Trace
 from stallscope.query.fanout import distinct_names
-from stallscope.query.nodes import Access, Failure, Reply, ask_all
+from stallscope.query.remote_nodes import Access, Failure, Reply, ask_all
 from stallscope.query.wire_format import together, unpacked
 
 BOOT = "boot_id"

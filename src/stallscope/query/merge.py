@@ -16,7 +16,7 @@ import numpy as np
 from stallscope.errors import BadInput
 from stallscope.events.layout import EVENT_TABLES, NODE_TABLES, UNKNOWN, Array, Table, empty
 from stallscope.importers import importer_for
-from stallscope.store import columns, node
+from stallscope.store import node, sqlite_columns
 from stallscope.store.node import NodeTrace, reading
 
 _ROWS_AT_ONCE = 50_000
@@ -133,7 +133,7 @@ class _Copy:
 
     def _events_after(self, table: Table, last: int, existing: set[str]) -> tuple[Array, int]:
         lacking = {name: value for name, value in _defaults(table).items() if name not in existing}
-        wanted = columns.select_list(table)
+        wanted = sqlite_columns.select_list(table)
         source = table.name
         if lacking:
             added = ", ".join(f"{value} AS {name}" for name, value in lacking.items())
@@ -141,7 +141,7 @@ class _Copy:
         rows = self._db.execute(
             f"SELECT {wanted}, id FROM {source} WHERE id > ? ORDER BY id LIMIT {_ROWS_AT_ONCE}", (last,)
         ).fetchall()
-        return columns.rows(table, (row[:-1] for row in rows)), rows[-1][-1] if rows else last
+        return sqlite_columns.rows(table, (row[:-1] for row in rows)), rows[-1][-1] if rows else last
 
     def _renumber(self, rows: Array) -> None:
         rows["node"] = _mapped(rows["node"], self._nodes)

@@ -12,7 +12,7 @@ from typing import Any
 
 from stallscope.errors import BadInput, NotFound, Overloaded, TooLarge
 from stallscope.receive.error_status import retry_after_header, status
-from stallscope.receive.otlp import SIGNALS
+from stallscope.receive.otlp_requests import SIGNALS
 from stallscope.receive.receiver import Accepted, Receiver, Sender
 from stallscope.receive.unpacking import unpacked
 

@@ -18,14 +18,14 @@ from stallscope.errors import (
     StorageFailed,
     TooLarge,
 )
-from stallscope.receive import arrow, arrow_batches, otlp
+from stallscope.receive import arrow, arrow_batches, otlp_requests
 from stallscope.receive.admission import Bound
 from stallscope.receive.counters import Counters
 from stallscope.receive.error_status import Refusal, refusal
 from stallscope.receive.micro_batches import SMALL_BYTES, Gathering
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
-CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp.SIGNALS), "arrow": arrow.VERSION}
+CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp_requests.SIGNALS), "arrow": arrow.VERSION}
 """The capabilities that senders can read without a token."""
 
 _LOG = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Receiver:
         self.bodies = Bound(self.bounds.max_bodies_bytes, "bytes of requests")
         self._store, self._authenticate, self._audit = store, authenticate, audit
         self._logged = ("", 0.0)
-        self._decoder = otlp.Decoder(max_bytes=self.bounds.max_decoded_bytes)
+        self._decoder = otlp_requests.Decoder(max_bytes=self.bounds.max_decoded_bytes)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
         self._small_logs = Gathering(
             lambda body, tenant: self._decoder.decode("logs", body, tenant),
@@ -148,13 +148,13 @@ class Receiver:
                     raise TooLarge(
                         f"a JSON request may have at most {self.bounds.max_json_bytes:,} bytes; use protobuf"
                     )
-                plain = otlp.json_to_protobuf(signal, body) if is_json else body
+                plain = otlp_requests.json_to_protobuf(signal, body) if is_json else body
                 decoded = self._decoder.decode(signal, plain, tenant)
             self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
             future = self._appended(decoded.batch)
         if decoded.n_rejected:
             self.counters.add(records_rejected=decoded.n_rejected)
-        return Accepted(future, lambda _receipt: otlp.response(signal, decoded))
+        return Accepted(future, lambda _receipt: otlp_requests.response(signal, decoded))
 
     def arrow(self, body: bytes, tenant: str) -> Accepted:
         """A request of the Arrow endpoint. Raises StallscopeError."""

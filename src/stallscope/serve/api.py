@@ -12,8 +12,8 @@ from starlette.routing import BaseRoute, Route
 from stallscope.errors import BadInput
 from stallscope.serve.openapi import document
 from stallscope.serve.tool_calls import called, listed
-from stallscope.serve.tools.asking import Hub
-from stallscope.serve.tools.registry import Tools
+from stallscope.serve.tools.tenant_context import Hub
+from stallscope.serve.tools.tool_registry import Tools
 
 SQL_TOOL = "fleet.cluster.run_analysis"
 """The tool behind POST /api/v1/sql."""

@@ -14,8 +14,8 @@ from stallscope.serve import api, mcp, mcp_prompts, tools
 from stallscope.serve.sql.sources import of_store
 from stallscope.serve.sql.workers import QueryLimits, Workers
 from stallscope.serve.tool_calls import called, listed
-from stallscope.serve.tools.asking import Hub
-from stallscope.serve.tools.registry import Tools, collected
+from stallscope.serve.tools.tenant_context import Hub
+from stallscope.serve.tools.tool_registry import Tools, collected
 
 if TYPE_CHECKING:  # importing the store here would load the engine
     from stallscope.store.hub.store import HubStore

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stallscope.diagnose import all_causes
 from stallscope.serve.mcp import Guide, Text
-from stallscope.serve.tools.asking import MAX_TEXT
+from stallscope.serve.tools.tenant_context import MAX_TEXT
 from stallscope.store.hub import schema
 
 INSTRUCTIONS = (

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stallscope import __version__
-from stallscope.serve.tools.registry import Tool, Tools
+from stallscope.serve.tools.tool_registry import Tool, Tools
 
 _ERRORS = {
     "400": "The arguments do not match the schema, or the SQL is invalid.",

@@ -10,8 +10,8 @@ from stallscope.errors import StallscopeError, TookTooLong
 from stallscope.serve.http_errors import error_body, kind_of, public_message
 from stallscope.serve.plain_text import visible
 from stallscope.serve.tokens import Identity
-from stallscope.serve.tools.asking import Asker, Hub
-from stallscope.serve.tools.registry import Tools, answer, tool_named
+from stallscope.serve.tools.tenant_context import Asker, Hub
+from stallscope.serve.tools.tool_registry import Tools, answer, tool_named
 
 TIMEOUT_S = 30.0
 """Time limit of a tool; SQL has a shorter limit."""

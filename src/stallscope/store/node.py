@@ -20,7 +20,7 @@ from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
 from stallscope.events.trace import Clock, Coverage, Trace, WallClock
-from stallscope.store import columns, sqlite_pages
+from stallscope.store import sqlite_columns, sqlite_pages
 from stallscope.store.time_range import Part, narrow, windows
 
 SCHEMA_VERSION = 2
@@ -123,7 +123,7 @@ class NodeTrace:
     def append(self, table: Table, rows: Array) -> None:
         """Add rows to a table (see events.layout); `node` must come from node()."""
         with _storage(self.path):
-            for statement, values in columns.insertions(table, rows):
+            for statement, values in sqlite_columns.insertions(table, rows):
                 self._connection.executemany(statement, values)
 
     def insert(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -432,8 +432,8 @@ def _in_order(rows: Array) -> Array:
 def _read_table(db: sqlite3.Connection, table: Table) -> Array:
     if _is_missing(db, table):
         return empty(table)
-    rows = db.execute(f"SELECT {columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
-    return columns.rows(table, rows)
+    rows = db.execute(f"SELECT {sqlite_columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
+    return sqlite_columns.rows(table, rows)
 
 
 def _is_missing(db: sqlite3.Connection, table: Table) -> bool:
@@ -482,7 +482,7 @@ def _statements(script: str) -> list[str]:
 
 def _create(db: sqlite3.Connection, tables: Iterable[Table]) -> None:
     for table in tables:
-        db.execute(columns.create_statement(table))
+        db.execute(sqlite_columns.create_statement(table))
         db.execute(f"CREATE INDEX {table.name}_ts ON {table.name} (ts_ns)")
 
 

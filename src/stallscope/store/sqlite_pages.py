@@ -13,7 +13,7 @@ import sqlite3
 import numpy as np
 
 from stallscope.events.layout import UNKNOWN, Array, Table
-from stallscope.store import columns
+from stallscope.store import sqlite_columns
 
 _PAGES_AT_ONCE = 512
 """Leaf pages per operation: their values stay in the processor's cache."""
@@ -48,15 +48,15 @@ class Pages:
         """All rows of a table, in order of their ids; None if a page or a value is unexpected."""
         names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table.name})")]
         root = db.execute("SELECT rootpage FROM main.sqlite_master WHERE name = ?", (table.name,)).fetchone()
-        if names[:1] != ["id"] or set(names[1:]) != set(columns.column_names(table)):
+        if names[:1] != ["id"] or set(names[1:]) != set(sqlite_columns.column_names(table)):
             return None
         try:
             leaves = self._leaves(int(root[0]))
             n_cells = self._u2[leaves + 3].astype(np.int64)
             if n_cells.max() * len(names) > self.page_bytes:
                 return None
-            out = columns.flat_rows(table, int(n_cells.sum()))
-            nullable = columns.nullable_names(table)
+            out = sqlite_columns.flat_rows(table, int(n_cells.sum()))
+            nullable = sqlite_columns.nullable_names(table)
             end = 0
             for first in range(0, len(leaves), _PAGES_AT_ONCE):
                 part = slice(first, first + _PAGES_AT_ONCE)
@@ -65,7 +65,7 @@ class Pages:
                     return None
         except IndexError:  # a page or a cell beyond the end of the file
             return None
-        return columns.structured(table, out)
+        return sqlite_columns.structured(table, out)
 
     def _leaves(self, root: int) -> Array:
         """The offsets of a table's leaf pages, in order. Raises IndexError for pages that are not a b-tree."""

@@ -13,14 +13,14 @@ truth      the right answer and its cost             simulate  from a job and fa
 scenarios  a catalogue of shapes and faults
 """
 
-from stallscope.synth.clocks import ClockSpread
-from stallscope.synth.faults import HOST_CAUSES, Answer, Fault, HostStall
+from stallscope.synth.fault_models import HOST_CAUSES, Answer, Fault, HostStall
 from stallscope.synth.hangs import CrossedOrder, MismatchedCall, MissingRank
 from stallscope.synth.job import Job, Timing
 from stallscope.synth.observed import Capture
-from stallscope.synth.program import Phase
 from stallscope.synth.schedule import Schedule
 from stallscope.synth.simulate import batches, simulate
+from stallscope.synth.simulated_clocks import ClockSpread
+from stallscope.synth.simulated_program import Phase
 from stallscope.synth.slow import MovingImbalance, SharedDevice, SlowDevice, SlowLaunches
 from stallscope.synth.truth import Truth
 

@@ -13,7 +13,7 @@ import numpy as np
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, Category, Op
 from stallscope.synth.job import Job, Timing
-from stallscope.synth.plan import Stall
+from stallscope.synth.step_plan import Stall
 
 NEVER = 1 << 60
 

@@ -11,12 +11,12 @@ import numpy as np
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
-from stallscope.synth.clocks import GpuClocks, NodeClocks
 from stallscope.synth.groups import Groups
 from stallscope.synth.hosts import NEVER, Hosts
 from stallscope.synth.job import Family, Job
-from stallscope.synth.machine import Arrivals
-from stallscope.synth.program import Instruction, Phase
+from stallscope.synth.simulated_clocks import GpuClocks, NodeClocks
+from stallscope.synth.simulated_machine import Arrivals
+from stallscope.synth.simulated_program import Instruction, Phase
 
 FIRST_PID = 4100
 _PID_STRIDE = 64

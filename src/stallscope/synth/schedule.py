@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.synth.plan import Plan
-from stallscope.synth.program import Kind, Phase
+from stallscope.synth.simulated_program import Kind, Phase
+from stallscope.synth.step_plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

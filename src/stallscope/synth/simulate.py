@@ -9,15 +9,15 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace
-from stallscope.synth import program
-from stallscope.synth.clocks import ClockSpread, NodeClocks, gpu_clocks, node_clocks
-from stallscope.synth.faults import Fault
+from stallscope.synth import simulated_program
+from stallscope.synth.fault_models import Fault
 from stallscope.synth.groups import Groups, communicators, groups
 from stallscope.synth.hosts import NEVER, Hosts
 from stallscope.synth.job import Family, Job, Timing
-from stallscope.synth.machine import Arrivals, Machine
 from stallscope.synth.observed import Agents, Capture
-from stallscope.synth.plan import plan, speeds
+from stallscope.synth.simulated_clocks import ClockSpread, NodeClocks, gpu_clocks, node_clocks
+from stallscope.synth.simulated_machine import Arrivals, Machine
+from stallscope.synth.step_plan import plan, speeds
 from stallscope.synth.truth import Truth
 
 _ROWS_AT_ONCE = 1 << 16
@@ -110,11 +110,11 @@ def _run(
 def _steps(run: _Run, snapshots: list[Array]) -> Iterator[list[Arrivals]]:
     """The arrivals of the start and of each step, until the job is over or all ranks hang."""
     job, timing = run.job, run.timing
-    write = program.Writer(
+    write = simulated_program.Writer(
         job, timing, frozenset(family for family, part in run.groups.items() if part.spans_nodes)
     )
     variants = {
-        (a, b): program.step(write, is_synchronised=a, has_checkpoint=b)
+        (a, b): simulated_program.step(write, is_synchronised=a, has_checkpoint=b)
         for a in (True, False)
         for b in (True, False)
     }
@@ -124,7 +124,9 @@ def _steps(run: _Run, snapshots: list[Array]) -> Iterator[list[Arrivals]]:
     for step in range(-1, job.steps):
         is_synchronised = (step + 1) % job.sync_every == 0
         has_checkpoint = bool(job.checkpoint_every) and (step + 1) % job.checkpoint_every == 0
-        instructions = variants[is_synchronised, has_checkpoint] if step >= 0 else program.start(write)
+        instructions = (
+            variants[is_synchronised, has_checkpoint] if step >= 0 else simulated_program.start(write)
+        )
         made = plan(step, instructions, timing=timing, speed=speed, used=used, rng=run.noise)
         for i, fault in enumerate(run.faults if step >= 0 else ()):
             run.n_incidents[i] += fault.apply(made, run.chance)

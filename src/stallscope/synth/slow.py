@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.events.names import Category
-from stallscope.synth.faults import Answer
-from stallscope.synth.plan import Plan, Stall
-from stallscope.synth.program import Kind
+from stallscope.synth.fault_models import Answer
 from stallscope.synth.schedule import Schedule
+from stallscope.synth.simulated_program import Kind
+from stallscope.synth.step_plan import Plan, Stall
 
 
 @dataclass(frozen=True, kw_only=True)

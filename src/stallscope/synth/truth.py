@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from stallscope.events.layout import Array
-from stallscope.synth.faults import Answer
+from stallscope.synth.fault_models import Answer
 
 
 @dataclass(frozen=True)

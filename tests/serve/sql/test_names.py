@@ -3,7 +3,7 @@
 import duckdb
 import pytest
 
-from stallscope.serve.sql.names import FILE, allowed
+from stallscope.serve.sql.allowed_names import FILE, allowed
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from stallscope import rates
 from stallscope.serve.sql.sources import of_store
 from stallscope.serve.sql.workers import QueryLimits, Workers
-from stallscope.serve.tools.asking import Hub
+from stallscope.serve.tools.tenant_context import Hub
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch, HubStore
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tests.serve.tools import cluster
 
-from stallscope.serve.tools.asking import Asker
+from stallscope.serve.tools.answer_summary import SummaryParams, summary
 from stallscope.serve.tools.get_cost import Cost, CostParams, get_cost
 from stallscope.serve.tools.run_analysis import AnalysisParams, run_analysis
-from stallscope.serve.tools.summary import SummaryParams, summary
+from stallscope.serve.tools.tenant_context import Asker
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import Batch
 

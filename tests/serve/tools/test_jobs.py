@@ -7,10 +7,10 @@ import pytest
 from tests.serve.tools import cluster
 
 from stallscope.errors import NotFound
-from stallscope.serve.tools.asking import Asker
+from stallscope.serve.tools.answer_summary import SummaryParams, summary
 from stallscope.serve.tools.explain_rank import ExplainParams, explain_rank
 from stallscope.serve.tools.find_nccl_processes import ProcessesParams, find_nccl_processes
-from stallscope.serve.tools.summary import SummaryParams, summary
+from stallscope.serve.tools.tenant_context import Asker
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import Batch
 

@@ -1,1 +1,1 @@
-"""The tools, one per file, each with one constant TOOL; serve/tools/registry.py defines a tool."""
+"""The tools, one per file, each with one constant TOOL; serve/tools/tool_registry.py defines a tool."""

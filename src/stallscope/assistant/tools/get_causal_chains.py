@@ -2,9 +2,9 @@
 
 from pydantic import Field
 
-from stallscope.assistant.asking import SINCE_S, Limit, Node, Since, rank_of, short_text
+from stallscope.assistant.node_context import SINCE_S, Limit, Node, Since, rank_of, short_text
 from stallscope.diagnose.views import chains
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
 class ChainsParams(Params):

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from stallscope.assistant.asking import Detail, Node
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.assistant.node_context import Detail, Node
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
 class CheckParams(Params):

@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 from pydantic import Field
 
-from stallscope.assistant.asking import SINCE_S, Limit, Node, Since, rank_of, short_text
+from stallscope.assistant.node_context import SINCE_S, Limit, Node, Since, rank_of, short_text
 from stallscope.diagnose.views import in_own_code
 from stallscope.events.trace import Trace
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 _MAX_FRAMES = 40
 _SHORT_FRAMES = 8

@@ -3,11 +3,11 @@
 import numpy as np
 from pydantic import Field
 
-from stallscope.assistant.asking import SINCE_S, Detail, Node, Since
+from stallscope.assistant.node_context import SINCE_S, Detail, Node, Since
 from stallscope.diagnose import wall_text
 from stallscope.events.layout import TABLES, UNKNOWN
 from stallscope.events.names import Op, word
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 _FEW = 8
 

@@ -3,9 +3,9 @@
 import numpy as np
 from pydantic import Field
 
-from stallscope.assistant.asking import SINCE_S, Node, Since, rank_of
+from stallscope.assistant.node_context import SINCE_S, Node, Since, rank_of
 from stallscope.events.names import CollectiveFlag
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
 class FrequencyParams(Params):

@@ -3,11 +3,11 @@
 import numpy as np
 from pydantic import Field
 
-from stallscope.assistant.asking import Node, Since, rank_of
+from stallscope.assistant.node_context import Node, Since, rank_of
 from stallscope.diagnose import wall_text
 from stallscope.diagnose.timeline import wall_ns
 from stallscope.events.names import CollectiveFlag, Op
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
 class LifecycleParams(Params):

@@ -4,13 +4,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stallscope.assistant.asking import Node, short_text
+from stallscope.assistant.node_context import Node, short_text
 from stallscope.diagnose import json_row, text, verdict_row
 from stallscope.errors import BadInput
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.query import fanout, fleet_trace
 from stallscope.query.sql import Limits
-from stallscope.serve.tools.registry import Cell, Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Cell, Params, Result, Row, Tool
 
 _OPS = (
     "SELECT node, rank_of(node, pid) AS rank, op_name(op) AS operation, count(*) AS n,"

@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from stallscope.assistant.asking import Node
+from stallscope.assistant.node_context import Node
 from stallscope.events.counted import counted
 from stallscope.query.sql import Limits, ask
-from stallscope.serve.tools.registry import Cell, Params, Result, Tool
+from stallscope.serve.tools.tool_registry import Cell, Params, Result, Tool
 
 _MAX_CELL = 2000
 

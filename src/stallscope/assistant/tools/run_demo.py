@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from stallscope.assistant.asking import Node
+from stallscope.assistant.node_context import Node
 from stallscope.demo.scenarios import SCENARIOS, named, simulated
 from stallscope.diagnose import diagnose, text
-from stallscope.serve.tools.registry import Params, Result, Tool
+from stallscope.serve.tools.tool_registry import Params, Result, Tool
 
 Name = Literal[
     "incident",

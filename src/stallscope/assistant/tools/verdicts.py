@@ -4,10 +4,10 @@ from typing import Any
 
 from pydantic import Field
 
-from stallscope.assistant.asking import Detail, Node, Since
+from stallscope.assistant.node_context import Detail, Node, Since
 from stallscope.diagnose import Report, Verdict, json_row, text, verdict_as_json, verdict_row
 from stallscope.events.counted import counted
-from stallscope.serve.tools.registry import Params, Result, Tool
+from stallscope.serve.tools.tool_registry import Params, Result, Tool
 from stallscope.serve.tools.verdict_row import VerdictRow
 
 _OLD_NAMES = {"victims": "waiting_ranks", "gpu_seconds": "lost_gpu_seconds", "usd": "lost_usd"}

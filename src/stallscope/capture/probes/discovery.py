@@ -20,7 +20,7 @@ from typing import NamedTuple
 from stallscope.capture.probes import elf
 from stallscope.capture.probes.elf import FileKey, Image, NotElf, Symbol
 from stallscope.capture.probes.mmap_watch import Mapped
-from stallscope.capture.process.identity import small_file
+from stallscope.capture.process.process_identity import small_file
 
 _LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl|amdhip64|rccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
 _MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.process.identity import small_file
+from stallscope.capture.process.process_identity import small_file
 
 _TIME_UNITS = {"throttled_usec": 1000, "throttled_time": 1}
 """Of v2 and v1 (Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst), in ns."""

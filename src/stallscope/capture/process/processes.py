@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.capture.gpu.visible_devices import GpuNumbers
-from stallscope.capture.process.identity import Identity, environment, identity, small_file
+from stallscope.capture.process.process_identity import Identity, environment, identity, small_file
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stallscope.capture.process.identity import opened
+from stallscope.capture.process.process_identity import opened
 from stallscope.events.layout import Array
 
 _FORGET_AFTER_NS = 10 * 10**9

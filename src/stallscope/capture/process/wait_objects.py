@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.process.identity import small_file
+from stallscope.capture.process.process_identity import small_file
 from stallscope.capture.stacks.memory import Memory, Unreadable
 
 _KEPT_NS = 3 * 10**9

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
-from stallscope.capture.process.identity import environment
+from stallscope.capture.process.process_identity import environment
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import MemoryKind
 

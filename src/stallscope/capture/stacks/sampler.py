@@ -26,7 +26,7 @@ from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.native import copied, shape
 from stallscope.capture.stacks.peek_abi import Peek
-from stallscope.capture.stacks.process import CUT, Target, Words
+from stallscope.capture.stacks.stack_target import CUT, Target, Words
 from stallscope.capture.stacks.walker_abi import python_row, words
 from stallscope.events import kernel, layout
 from stallscope.events.layout import UNKNOWN, Array

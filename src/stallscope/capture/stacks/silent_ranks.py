@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.process.identity import identity, small_file
+from stallscope.capture.process.process_identity import identity, small_file
 from stallscope.capture.stacks.native import standing
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.events import layout

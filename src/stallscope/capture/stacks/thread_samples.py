@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.capture.probes.program import State
-from stallscope.capture.process.identity import small_file
+from stallscope.capture.process.process_identity import small_file
 from stallscope.capture.process.wait_objects import Blocked, WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
@@ -32,7 +32,7 @@ from stallscope.capture.stacks.interpreter import Interpreter, interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.peek_abi import Peek
-from stallscope.capture.stacks.process import Target
+from stallscope.capture.stacks.stack_target import Target
 from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from stallscope.diagnose.causes import Explained, leading
 from stallscope.diagnose.evidence_fields import RankActivity, VerdictEvidence, as_json
-from stallscope.diagnose.processes.summary import lines as summary_lines
+from stallscope.diagnose.processes.budget_summary import lines as summary_lines
 from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, wall_text
 from stallscope.events.counted import counted

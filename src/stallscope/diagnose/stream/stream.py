@@ -14,10 +14,10 @@ import numpy as np
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream.gpu_drivers import Drivers
 from stallscope.diagnose.stream.incidents import Change
-from stallscope.diagnose.stream.job import Job
 from stallscope.diagnose.stream.job_members import Members, ProcessKey
 from stallscope.diagnose.stream.job_state import JobState
 from stallscope.diagnose.stream.node_clocks import Nodes
+from stallscope.diagnose.stream.stream_job import Job
 from stallscope.diagnose.stream.window import Retention
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts.by_job import together

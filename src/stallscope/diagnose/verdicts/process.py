@@ -9,8 +9,9 @@ from stallscope.diagnose.causes import Excess, Explained, explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.processes.activity import Activity, activities
+from stallscope.diagnose.processes.budget_summary import word
 from stallscope.diagnose.processes.fault import Fault
-from stallscope.diagnose.processes.faults import faults
+from stallscope.diagnose.processes.process_faults import faults
 from stallscope.diagnose.processes.single import (
     CATEGORY_OF,
     Steps,
@@ -22,7 +23,6 @@ from stallscope.diagnose.processes.single import (
     steps_of_rounds,
     typical_ns,
 )
-from stallscope.diagnose.processes.summary import word
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.evidence import from_counts
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost

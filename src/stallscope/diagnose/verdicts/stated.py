@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.evidence_fields import LaterFailure, RankActivity, StackLocation, VerdictEvidence
-from stallscope.diagnose.hangs.stack_groups import OddRanks, odd_ranks
+from stallscope.diagnose.hangs.stack_locations import OddRanks, odd_ranks
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.timeline import user_frame

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import BadInput, RefusedQuery
-from stallscope.serve.sql.names import Names
+from stallscope.serve.sql.allowed_names import Names
 
 if TYPE_CHECKING:  # importing the engine here would load it in every serving process
     import duckdb

@@ -15,9 +15,9 @@ import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stallscope.errors import BadInput, OverLimits, RefusedQuery, StallscopeError, StorageFailed
-from stallscope.serve.sql import frames
+from stallscope.serve.sql import worker_messages
+from stallscope.serve.sql.allowed_names import Names, allowed
 from stallscope.serve.sql.gate import Admitted, admitted
-from stallscope.serve.sql.names import Names, allowed
 from stallscope.serve.sql.values import rows_within
 from stallscope.store.hub import views
 
@@ -39,17 +39,17 @@ def main() -> None:
 
     parser, names = duckdb.connect(":memory:", config={"threads": "1"}), allowed()
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    frames.send(answers, {"ready": True})
+    worker_messages.send(answers, {"ready": True})
     while True:
         try:
-            request, _ = frames.receive(requests)
+            request, _ = worker_messages.receive(requests)
         except EOFError:
             return
         _bound_cpu(float(request["timeout_s"]))
         try:
             _answer(request, requests, answers, parser=parser, names=names, limits=limits)
         except StallscopeError as error:
-            frames.send(answers, {"error": type(error).__name__, "message": str(error)})
+            worker_messages.send(answers, {"error": type(error).__name__, "message": str(error)})
 
 
 def error_from(answer: dict[str, Any]) -> StallscopeError:
@@ -83,11 +83,11 @@ def _answer(
     """Run a query in two steps: find the tables it reads, then receive their data and return the rows."""
     query = admitted(request["sql"], parser, names=names)
     _check_parameters(query, request["params"])
-    frames.send(answers, {"tables": sorted(query.tables)})
-    data, blobs = frames.receive(requests)
+    worker_messages.send(answers, {"tables": sorted(query.tables)})
+    data, blobs = worker_messages.receive(requests)
     connection = _engine(data, blobs, limits=limits)
     try:
-        frames.send(answers, _rows(query, connection, request=request, limits=limits))
+        worker_messages.send(answers, _rows(query, connection, request=request, limits=limits))
     finally:
         connection.close()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stallscope.errors import Busy, OverLimits, RefusedQuery, StorageFailed, TookTooLong
-from stallscope.serve.sql import frames
+from stallscope.serve.sql import worker_messages
 from stallscope.serve.sql.worker import error_from
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class _Worker:
     def exchange(self, header: Mapping[str, Any], blobs: Any, *, deadline_s: float) -> dict[str, Any]:
         """Send a frame and wait for the answer. Kills the process before it raises TookTooLong or _Broken."""
         try:
-            self._send(frames.packed(header, blobs), deadline_s)
+            self._send(worker_messages.packed(header, blobs), deadline_s)
             answer = self._received(deadline_s)
         except EOFError:
             broken = self._death()
@@ -336,7 +336,7 @@ class _Worker:
                     raise EOFError from None
 
     def _received(self, deadline_s: float) -> dict[str, Any]:
-        return frames.unpacked(lambda n: self._read(n, deadline_s))
+        return worker_messages.unpacked(lambda n: self._read(n, deadline_s))
 
     def _read(self, n_bytes: int, deadline_s: float) -> bytes:
         data = bytearray()

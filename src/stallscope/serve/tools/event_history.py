@@ -5,8 +5,19 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, Node, Rank, To, said, window
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import (
+    MAX_TEXT,
+    Asker,
+    Cluster,
+    From,
+    Job,
+    Node,
+    Rank,
+    To,
+    said,
+    window,
+)
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 _CURSOR = r"^[1-8]?[0-9]{1,18}[.][0-9]{1,8}$"
 """ns since 1970 of the last row shown, and the number of shown rows with that time."""

@@ -9,9 +9,9 @@ from pydantic import Field
 from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.serve.sql.values import clean
-from stallscope.serve.tools.asking import Asker, Cluster, From, Job, To, said, window
 from stallscope.serve.tools.job_answer import job_rows
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Asker, Cluster, From, Job, To, said, window
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 _N_LONGEST = 5

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import Asker, Cluster, Job, Node, said
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Asker, Cluster, Job, Node, said
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
 class ProcessesParams(Params):

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, To, window
 from stallscope.serve.tools.node_lag import scores
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import MAX_TEXT, Asker, Cluster, From, Job, To, window
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 _FLOOR_NS = 100_000.0
 """Smaller differences between ranks do not count: clocks are no more accurate."""

@@ -10,8 +10,8 @@ from pydantic import Field
 from stallscope import rates
 from stallscope.events.counted import counted
 from stallscope.rates import Found, RateTable
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, To, said, window
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import MAX_TEXT, Asker, Cluster, From, Job, To, said, window
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 _HOUR_NS = 3_600_000_000_000
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stallscope.serve.tools.asking import Asker, said
-from stallscope.serve.tools.registry import Row
+from stallscope.serve.tools.tenant_context import Asker, said
+from stallscope.serve.tools.tool_registry import Row
 
 Answer = Literal["healthy", "found", "inconclusive"]
 _MOST_JOBS = 100

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import Asker, Cluster, From, Job, Node, To, window
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Asker, Cluster, From, Job, Node, To, window
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
 class CopiesParams(Params):

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from stallscope.serve.sql.gate import MAX_SQL_BYTES
-from stallscope.serve.tools.asking import Asker
-from stallscope.serve.tools.registry import Cell, Params, Result, Tool
+from stallscope.serve.tools.tenant_context import Asker
+from stallscope.serve.tools.tool_registry import Cell, Params, Result, Tool
 
 
 class AnalysisParams(Params):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from stallscope.events.verdict_fields import FIELDS, STATES, FieldType
-from stallscope.serve.tools.asking import Asker, said
+from stallscope.serve.tools.tenant_context import Asker, said
 
 _JSON_SCHEMAS: Mapping[FieldType, dict[str, Any]] = {
     "text": {"type": "string"},

@@ -9,9 +9,9 @@ from stallscope.errors import NotFound
 from stallscope.events.counted import counted
 from stallscope.events.verdict_fields import KINDS, SEVERITIES
 from stallscope.serve.sql.values import plain
-from stallscope.serve.tools.asking import MAX_TEXT, Asker, Cluster, From, Job, Node, Rank, To, window
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows, sentence
-from stallscope.serve.tools.registry import Params, Result, Tool
+from stallscope.serve.tools.tenant_context import MAX_TEXT, Asker, Cluster, From, Job, Node, Rank, To, window
+from stallscope.serve.tools.tool_registry import Params, Result, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 Kind = Annotated[Literal[KINDS], Field(description="Only this kind.")]  # type: ignore[valid-type]

@@ -3,9 +3,9 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.asking import Asker, Cluster, Job
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
-from stallscope.serve.tools.registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Asker, Cluster, Job
+from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 

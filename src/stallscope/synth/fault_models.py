@@ -11,9 +11,9 @@ import numpy as np
 
 from stallscope.errors import BadInput
 from stallscope.events.names import Category
-from stallscope.synth.plan import Plan, Stall
-from stallscope.synth.program import Kind
 from stallscope.synth.schedule import Schedule
+from stallscope.synth.simulated_program import Kind
+from stallscope.synth.step_plan import Plan, Stall
 
 
 @dataclass(frozen=True)

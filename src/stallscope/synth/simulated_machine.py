@@ -17,8 +17,8 @@ from stallscope.events.names import Category, Op
 from stallscope.synth.groups import Groups
 from stallscope.synth.hosts import NEVER, Hosts
 from stallscope.synth.job import Family, Job
-from stallscope.synth.plan import Mismatch, Plan
-from stallscope.synth.program import Instruction, Kind
+from stallscope.synth.simulated_program import Instruction, Kind
+from stallscope.synth.step_plan import Mismatch, Plan
 
 
 @dataclass(frozen=True)

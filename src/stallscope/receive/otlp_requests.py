@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.errors import BadInput
-from stallscope.receive import logs, metrics, sender_aliases, spans
+from stallscope.receive import logs, otlp_metrics, otlp_spans, sender_aliases
 from stallscope.receive.attributes import OURS
 from stallscope.receive.cumulative_counters import Series
 from stallscope.receive.decoded import Array, Attributes, Flat, Group
@@ -80,8 +80,8 @@ class Decoder:
         if signal == "logs":
             return self.of_logs(body, now_ns)
         if signal == "metrics":
-            return metrics.decode(body, now_ns, tenant=tenant, series=self.series)
-        return spans.decode(body, now_ns)
+            return otlp_metrics.decode(body, now_ns, tenant=tenant, series=self.series)
+        return otlp_spans.decode(body, now_ns)
 
     def logs_together(self, bodies: Sequence[bytes], tenant: str) -> list[Decoded] | None:
         """Several logs requests, decoded as one, in little more time than one of them. None if each must be decoded

@@ -1,7 +1,7 @@
 """The sidecar process of an agent that finds incidents: it reads the rows that the agent commits, and prints a JSON
 line for each incident that opens, changes or closes.
 
-exporters/incidents.py starts it. The end of standard input means that the agent ended; open incidents then close.
+exporters/incident_finder.py starts it. The end of standard input means that the agent ended; open incidents then close.
 """
 
 import json

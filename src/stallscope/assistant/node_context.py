@@ -16,7 +16,7 @@ from stallscope.store import node as store
 if TYPE_CHECKING:
     from stallscope.diagnose import Report
     from stallscope.events.trace import Trace
-    from stallscope.query.nodes import Access
+    from stallscope.query.remote_nodes import Access
 
 SINCE_S = 300
 MAX_TEXT = 256

@@ -22,7 +22,7 @@ def incident_finder(
     usd_per_gpu_hour: float | None = None,
     alerts: Path | None = None,
 ) -> Iterator[None]:
-    """Pass the incidents of the trace to `take` inside the with block, from a thread; see live/incidents.py.
+    """Pass the incidents of the trace to `take` inside the with block, from a thread; see live/incident_lines.py.
 
     thresholds: of diagnose/thresholds.py, by name. alerts: the file of alerts; None sends no alerts.
 
@@ -36,7 +36,7 @@ def incident_finder(
         "alerts": str(alerts) if alerts else None,
     }
     finder = subprocess.Popen(
-        [sys.executable, "-m", "stallscope.live.incidents", json.dumps(task)],
+        [sys.executable, "-m", "stallscope.live.incident_lines", json.dumps(task)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -12,14 +12,14 @@ import numpy as np
 from stallscope.errors import NotFound
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace
-from stallscope.synth.clocks import ClockSpread
-from stallscope.synth.faults import HOST_CAUSES, Fault, HostStall
+from stallscope.synth.fault_models import HOST_CAUSES, Fault, HostStall
 from stallscope.synth.hangs import CrossedOrder, MismatchedCall, MissingRank
 from stallscope.synth.job import Job, Timing
 from stallscope.synth.observed import Capture
-from stallscope.synth.program import Phase
 from stallscope.synth.schedule import Schedule
 from stallscope.synth.simulate import simulate
+from stallscope.synth.simulated_clocks import ClockSpread
+from stallscope.synth.simulated_program import Phase
 from stallscope.synth.slow import MovingImbalance, SharedDevice, SlowDevice, SlowLaunches
 from stallscope.synth.truth import Truth
 
