@@ -191,14 +191,14 @@ def weighted(activity: Activity) -> Iterator[tuple[Array, float]]:
         n_of[stratum, at] += int(row["n"])
         n_all[stratum] += int(row["n"])
     shares, by_interval = _stratum_shares(activity), _interval_shares(activity)
-    known: Counter[str] = Counter()
+    known = Shares()
     for stratum, at in n_of:
-        known[stratum] += by_interval[stratum][at]
+        known.add(stratum, by_interval[stratum][at])
     for row, at in zip(rows, interval.tolist(), strict=True):
         stratum, n = _stratum(activity, int(row["category"])), int(row["n"])
         own = by_interval[stratum][at] / n_of[stratum, at]
-        rest = max(shares.of(stratum) - known[stratum], 0.0) / n_all[stratum]
-        whole = max(known[stratum], shares.of(stratum), 1e-9)
+        rest = max(shares.of(stratum) - known.of(stratum), 0.0) / n_all[stratum]
+        whole = max(known.of(stratum), shares.of(stratum), 1e-9)
         yield row, n * (own + rest) * shares.of(stratum) / whole
 
 

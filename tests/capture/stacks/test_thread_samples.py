@@ -1,0 +1,78 @@
+"""Samples of a GPU thread and of the threads that it waits for, on a real Python process with a made-up GPU state."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from stallscope.capture.probes.program import State
+from stallscope.capture.stacks.memory import Memory, Unreadable
+from stallscope.capture.stacks.thread_samples import Samples
+from stallscope.events import kernel
+from stallscope.events.names import Category, SampleRole
+
+_JOB = """
+import threading
+
+def spin():
+    while True:
+        pass
+
+def wait_for_batch(lock):
+    print("ready", flush=True)
+    lock.acquire()
+
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=spin, daemon=True).start()
+wait_for_batch(lock)
+"""
+
+
+@pytest.fixture
+def job() -> Iterator[int]:
+    """A process whose main thread waits for a lock while another thread runs."""
+    with subprocess.Popen([sys.executable, "-c", _JOB], stdout=-1) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        try:
+            Memory(process.pid).read(1 << 20, 1)
+        except Unreadable as error:
+            if error.errno == 1:
+                pytest.skip("memory: other processes' memory may not be read")
+        yield process.pid
+        process.kill()
+
+
+def state_of(pid: int, category: Category) -> State:
+    """The kernel side's report on one process with one GPU thread."""
+    rows = np.zeros(1, kernel.PROCESS)
+    rows["word"] = int(category)
+    rows["slots"]["tid"][0, 0] = pid
+    return State(np.array([pid]), rows, np.zeros(1, np.int64))
+
+
+def test_a_blocked_gpu_thread_is_sampled_with_the_thread_that_runs(job: int):
+    keys = list(Samples(lambda: state_of(job, Category.LOCK)).once())
+    gpu, *others = keys
+    assert (gpu.role, gpu.category) == (SampleRole.GPU, Category.LOCK)
+    assert any("wait_for_batch" in frame for frame in gpu.words)
+    running = [
+        key for key in others if key.role == SampleRole.SAME_PROCESS and key.category == Category.ON_CPU
+    ]
+    assert any("spin" in frame for key in running for frame in key.words)
+
+
+def test_a_running_gpu_thread_is_sampled_alone(job: int):
+    (key,) = Samples(lambda: state_of(job, Category.ON_CPU)).once()
+    assert (key.role, key.category, key.object) == (SampleRole.GPU, Category.ON_CPU, "")
+
+
+def test_other_threads_of_the_least_sampled_processes_come_first():
+    samples, pids = Samples(lambda: state_of(1, Category.NONE)), []
+    samples.of_others = lambda pid, tid, waker: pids.append(pid) or iter(())  # type: ignore[method-assign]
+    blocked = [(pid, pid, 0) for pid in (7, 8, 9)]
+    for _ in range(3):
+        samples._take_others(blocked)
+    assert {pid: pids.count(pid) for pid in (7, 8, 9)} == {7: 2, 8: 2, 9: 2}
