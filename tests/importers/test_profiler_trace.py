@@ -163,3 +163,20 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, cut, junk):
         importer_for(file).read(file)
     except BadTrace as error:
         assert "\n" not in str(error)
+
+
+def test_collectives_of_gloo_are_counted_as_not_read(tmp_path):
+    n_collectives = 10
+    files = profiles({})
+    for content in files:
+        gloo = [event("cpu_op", "gloo:all_reduce", 1000.0 * i, 500) for i in range(n_collectives)]
+        kernels = ("kernel", "cuda_runtime")
+        content["traceEvents"] = [
+            each for each in content["traceEvents"] if each.get("cat") not in kernels
+        ] + gloo
+    folder = written(tmp_path / "profiles", files)
+    trace = IMPORTER.read(folder)
+    assert (
+        sum(n for reason, n in trace.coverage.omitted.items() if "gloo" in reason) == N_RANKS * n_collectives
+    )
+    assert any(f"{N_RANKS * n_collectives} collectives of gloo" in gap.reason for gap in trace.coverage.gaps)

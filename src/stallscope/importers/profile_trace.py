@@ -22,7 +22,7 @@ from stallscope.events.ledger import ThreadEvents, account, waits_or_device
 from stallscope.events.names import CALL_CATEGORY, DATATYPE_BYTES, P2P_OPS, Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Coverage, Gap, Trace
 from stallscope.importers.profile_rounds import in_order, name_groups, rounds
-from stallscope.importers.profiler_file import shift
+from stallscope.importers.profiler_file import GLOO, shift
 from stallscope.importers.rank_profile import Collective, Profile
 
 _LONG_NS = 1_000_000
@@ -160,6 +160,13 @@ def _coverage(profiles: list[Profile], n_unnamed: int) -> Coverage:
                 "NCCL kernels carry no arguments (PyTorch before 2.2, or CUDA graphs), and their order does not show "
                 "which ranks meet",
                 "Record again with PyTorch 2.2 or later and without CUDA graphs, or trace the job live.",
+            )
+        )
+    elif omitted.get(GLOO):
+        gaps.append(
+            Gap(
+                f"{omitted[GLOO]} collectives of gloo are in the profiles, but not the messages between the ranks",
+                "Trace the job live: the ranks' waits show the rank that the others wait for.",
             )
         )
     elif not any(len(profile.kernels) for profile in profiles):

@@ -31,6 +31,8 @@ _EVENT_WORDS = (b'"ph"', b'"ts"', b'"cat"')
 _NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+(\.pt)?\.trace\.json(\.\w+)?$")
 _RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime")
 _KERNELS = ("kernel", "Kernel")
+GLOO = "collectives of gloo, which carry no group"
+
 _OPERATORS = ("cpu_op", "Operator")
 _LAST_NS = 2**61
 _BLOCK = 1 << 20
@@ -193,6 +195,8 @@ class _Reader:
         if type(name) is not str or type(arguments) is not dict:
             self._omit("events with damaged fields")
             return
+        if name.startswith("gloo:"):
+            self._omit(GLOO)
         if kind in _OPERATORS:
             self.work.append((begin, begin + duration, whole(event.get("tid")), False))
             if "Collective name" in arguments and "External id" in arguments:
