@@ -6,7 +6,7 @@ this table. Signatures: nccl.h 2.18 to 2.32, cuda_runtime_api.h and cuda.h 11 to
 libnccl exports each function twice (ncclX, pncclX) at one address: one probe. CUDA has separate code for each default
 stream flavour and for the driver versions of a function (_v2): all of them are probed; a driver call inside a runtime
 call is part of it. A probe costs 0.5 to 2 us per call: probes on hot functions are in separate groups, which can be
-switched on and off (governor.py). The functions of CUDA are in cuda_table.py, the functions of HIP (AMD) in hip_table.py.
+switched on and off (governor.py). The functions of CUDA are in cuda_table.py, and of AMD's HIP in hip_table.py.
 """
 
 from collections.abc import Collection, Iterable, Mapping
