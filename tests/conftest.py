@@ -144,7 +144,7 @@ def our_files() -> list[Path]:
     paths: list[Path] = []
     for folder, below, files in os.walk(ROOT):
         below[:] = sorted(b for b in below if b == ".ci" or not b.startswith("."))
-        below[:] = [b for b in below if b not in ("__pycache__", "build", "dist")]
+        below[:] = [b for b in below if b not in ("__pycache__", "build", "built", "dist", "node_modules")]
         paths.extend(Path(folder, file) for file in sorted(files) if file != ".git")  # a worktree's
     return [path for path in paths if path.suffix not in (".o", ".so")]
 
