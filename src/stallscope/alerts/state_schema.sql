@@ -1,3 +1,4 @@
+-- The incidents whose alerts were sent, by tenant and verdict: open or closed, and the last sent state.
 CREATE TABLE IF NOT EXISTS incidents (
     tenant TEXT NOT NULL, verdict_id TEXT NOT NULL,
     is_open INTEGER NOT NULL, updated_ns INTEGER NOT NULL, incident TEXT NOT NULL,
