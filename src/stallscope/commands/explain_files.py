@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stallscope.commands.progress import reading_progress
 from stallscope.commands.report import print_reports
 from stallscope.errors import BadInput
 
@@ -53,7 +54,8 @@ def explain_files(
     """
     from stallscope.importers.reading import read_files
 
-    reading = read_files(paths)
+    with reading_progress(paths):
+        reading = read_files(paths)
     for line in reading.unread_lines():
         typer.echo(f"stallscope: not read: {line}", err=True)
     return print_reports(reading.traces, as_json, settings=settings, details=details, html=html)

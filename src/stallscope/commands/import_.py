@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stallscope.commands.file_kinds import as_help
+from stallscope.commands.progress import reading_progress
 from stallscope.errors import BadInput
 
 HELP = f"""Create a node trace from the files of other tools.
@@ -34,7 +35,8 @@ def import_(
     from stallscope.importers.redaction import redacted
     from stallscope.store import node
 
-    reading = read_files(paths)
+    with reading_progress(paths):
+        reading = read_files(paths)
     for line in reading.unread_lines():
         typer.echo(f"stallscope: not read: {line}", err=True)
     if len(reading.traces) > 1:

@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
@@ -41,6 +42,15 @@ _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00\x0e\x0f\x7f]"
 )
 """Terminal control sequences (ECMA-48) and bytes without a meaning in text."""
+
+
+on_read: ContextVar[Callable[[int], object] | None] = ContextVar("on_read", default=None)
+"""Called with each number of bytes that was read, unpacked, about once per MiB: for a progress bar."""
+
+
+def _report(n_bytes: int) -> None:
+    if call := on_read.get():
+        call(n_bytes)
 
 
 def files_of(source: Source) -> list[Path]:
@@ -136,6 +146,7 @@ def text_of(file: Path, most_bytes: int) -> str:
         raise BadTrace(f"{file} cannot be read ({error}): copy it again") from error
     if len(raw) > most_bytes:
         raise BadTrace(f"{file} is larger than {most_bytes >> 20} MiB unpacked: record a shorter time")
+    _report(len(raw))
     if _is_utf_16(raw):
         return raw.decode("utf-16", "replace")
     raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -144,11 +155,11 @@ def text_of(file: Path, most_bytes: int) -> str:
     return str(raw, "utf-8", "replace")
 
 
-def lines_of(file: Path, *, progress: Callable[[int], object] | None = None) -> Iterator[str]:
+def lines_of(file: Path) -> Iterator[str]:
     """The lines of a text one by one, without ends, colours and control characters.
 
     UTF-8, or UTF-16 with a byte order mark; damaged characters are replaced. A file that ends in the middle of its
-    compression ends there. progress: called with the bytes read so far, about once per MiB.
+    compression ends there.
     Raises BadTrace where the file cannot be opened.
     """
     try:
@@ -158,7 +169,7 @@ def lines_of(file: Path, *, progress: Callable[[int], object] | None = None) -> 
     with stream:
         encoding = _encoding(file)
         reader = io.TextIOWrapper(stream, encoding, "replace", newline=None)
-        n_bytes = reported = 0
+        n_bytes = 0
         while True:
             try:
                 line = reader.readline(LINE_BYTES)
@@ -167,9 +178,9 @@ def lines_of(file: Path, *, progress: Callable[[int], object] | None = None) -> 
             if not line:
                 return
             n_bytes += len(line)
-            if progress is not None and n_bytes - reported >= 1 << 20:
-                progress(n_bytes)
-                reported = n_bytes
+            if n_bytes >= _BLOCK_BYTES:
+                _report(n_bytes)
+                n_bytes = 0
             yield plain_line(line)
 
 
@@ -194,6 +205,7 @@ def lines_with(file: Path, words: Sequence[bytes], is_open: Callable[[], bool]) 
     with stream:
         rest = b""
         while block := _next_block(stream):
+            _report(len(block))
             block = rest + block
             end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1 or (
                 len(block) if len(block) > _BLOCK_BYTES else 0
