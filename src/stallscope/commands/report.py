@@ -84,9 +84,11 @@ def _write_html(path: Path, trace: Trace, report: Report) -> None:
 def _usable_report(trace: Trace, settings: Settings, listed: Listed | None) -> Report | None:
     """The report on a trace; None for a trace without usable data."""
     from stallscope.diagnose import can_diagnose, has_calls
+    from stallscope.events.exported import EXPORTED
 
     report = diagnosed(trace, settings, listed) if can_diagnose(trace) else None
-    is_empty = not has_calls(trace) or (report and not report.examined.get("n_ranks"))
+    has_ranks = report and (report.examined.get("n_ranks") or EXPORTED in trace.facts)
+    is_empty = not has_calls(trace) or (report and not has_ranks)
     if report is None or (is_empty and not report.verdicts and not trace.coverage.gaps):
         return None
     return report

@@ -25,6 +25,7 @@ from stallscope.diagnose.verdicts import (
     change,
     claimed_rank,
     device,
+    exported,
     failure,
     gpu_driver,
     hang,
@@ -53,6 +54,8 @@ def diagnose(
 
     usd_per_gpu_hour: price of a GPU hour; costs are in GPU seconds only where it is None.
     """
+    if exported.is_for(trace):
+        return exported.report(trace)
     limits = limits or Thresholds()
     if len(trace.collectives) >= _MANY_ROWS:
         keep_freed_memory()
@@ -65,7 +68,7 @@ def diagnose(
 def has_calls(trace: Trace) -> bool:
     """Whether a trace has calls, spans of work or counts of calls."""
     tables = (trace.collectives, trace.calls, trace.spans, trace.operations)
-    return any(map(len, tables)) or without_ledger.counts_only(trace)
+    return any(map(len, tables)) or without_ledger.counts_only(trace) or exported.is_for(trace)
 
 
 def can_diagnose(trace: Trace) -> bool:

@@ -45,7 +45,7 @@ def build_track_set(trace: Trace, report: Report) -> TrackSet:
     """All tracks of a trace. report: the diagnosis of the trace."""
     context = trace_context(trace)
     builder = _Builder()
-    builder.add_slices(0, "verdicts", "verdicts", [_verdict(context, verdict) for verdict in report.verdicts])
+    builder.add_slices(0, "verdicts", "verdicts", _verdicts(context, report))
     pointing = arrows(context, report.verdicts)
     for node, name in enumerate(trace.nodes):
         node_processes = [process for process in context.processes if process.node == node]
@@ -91,6 +91,22 @@ def _draw_process(
         builder.add_slices(process_track, f"{thread} off CPU", whole, away)
     for title, unit, samples in _counters(context, process):
         builder.add(process_track, title, whole, samples=samples, unit=unit)
+
+
+def _verdicts(context: TraceContext, report: Report) -> list[Slice]:
+    """A slice for each verdict; without a verdict one slice with the answer."""
+    if report.verdicts:
+        return [_verdict(context, verdict) for verdict in report.verdicts]
+    summary = (
+        "no rank slows down the others" if report.healthy else "; ".join(gap.reason for gap in report.gaps)
+    )
+    arguments: dict[str, Value] = {
+        "summary": summary,
+        "kind": str(report.answer),
+        "ranks": "",
+        "confidence": 0.0,
+    }
+    return [Slice(context.begin_ns, max(context.end_ns - context.begin_ns, 0), str(report.answer), arguments)]
 
 
 def _verdict(context: TraceContext, verdict: Verdict) -> Slice:

@@ -21,19 +21,14 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Coverage, Trace
+from stallscope.importers.operation_names import NCCL_OPS
 from stallscope.importers.registry import Importer, Unread
 from stallscope.importers.texts import begins_as_object, lines_of
 
 _MOST_OBJECT = 1 << 20  # characters
 _MOST_ROWS = 3_000_000
 _WORDS = (b'"inspector_output_format_version"', b'"coll_perf"')
-_OPS = {
-    "AllReduce": Op.ALL_REDUCE,
-    "AllGather": Op.ALL_GATHER,
-    "ReduceScatter": Op.REDUCE_SCATTER,
-    "Broadcast": Op.BROADCAST,
-    "Reduce": Op.REDUCE,
-}
+_COLLECTIVES = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.BROADCAST, Op.REDUCE)
 _COLUMNS = [
     *(("process", "i8"), ("comm", "u8"), ("rank", "i8"), ("nranks", "i8"), ("seq", "i8")),
     *(("op", "i8"), ("count_bytes", "i8"), ("inside_ns", "i8"), ("logged_ns", "i8")),
@@ -169,7 +164,7 @@ def _places(sequences: Sequence[Array], n_keys: int) -> Array:
 
 def _row(record: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[int, ...] | None:
     header, about, perf = record["header"], record["metadata"], record.get("coll_perf")
-    if perf is None or perf["coll"] not in _OPS:
+    if perf is None or NCCL_OPS.get(perf["coll"]) not in _COLLECTIVES:
         return None
     process_key = str(about["hostname"])[:256], int(about["pid"])
     logged_ns = int(about["dump_timestamp_us"]) * 1000
@@ -187,7 +182,7 @@ def _row(record: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[i
         raise ValueError(f"rank {rank} of {nranks}")
     process = numbers.setdefault(process_key, len(numbers))
     comm = int(str(header["id"]), 16) & (2**64 - 1)
-    return process, comm, rank, nranks, seq, int(_OPS[perf["coll"]]), n_bytes, inside_ns, logged_ns
+    return process, comm, rank, nranks, seq, int(NCCL_OPS[perf["coll"]]), n_bytes, inside_ns, logged_ns
 
 
 def _ends(rows: Array) -> Array:

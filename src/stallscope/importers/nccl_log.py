@@ -14,6 +14,7 @@ from pathlib import Path
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Op
 from stallscope.events.trace import Gap
+from stallscope.importers.operation_names import NCCL_OPS
 from stallscope.importers.rank_statements import Failure, Progress, Statements
 from stallscope.importers.registry import Importer
 from stallscope.importers.texts import has_last_line, lines_of
@@ -34,18 +35,6 @@ _NET = re.compile(
     r"Channel \d+(?:/\d+)? : (?P<a>\d+)\[\w+\] -> (?P<b>\d+)\[\w+\](?: \[\w+\])? via (?P<via>[\w/]+)(?P<rest>.*)"
 )
 _NETWORK = re.compile(r"Using network (?P<name>\S+)")
-_OPS = {
-    "AllReduce": Op.ALL_REDUCE,
-    "AllGather": Op.ALL_GATHER,
-    "ReduceScatter": Op.REDUCE_SCATTER,
-    "Broadcast": Op.BROADCAST,
-    "Reduce": Op.REDUCE,
-    "AlltoAll": Op.ALL_TO_ALL,
-    "Gather": Op.GATHER,
-    "Scatter": Op.SCATTER,
-    "Send": Op.SEND,
-    "Recv": Op.RECV,
-}
 _TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 """ncclDataType_t, nccl.h."""
 
@@ -116,7 +105,7 @@ def _take(job: _Job, match: re.Match[str]) -> Process:
         member = job.members.setdefault((process, call["comm"]), _Member("", UNKNOWN, int(call["size"])))
         member.n_calls += 1
         member.op_count = max(member.op_count, int(call["count"], 16))
-        member.op = _OPS.get(call["op"], Op.NONE)
+        member.op = NCCL_OPS.get(call["op"], Op.NONE)
         member.count = int(call["n"])
         number = int(call["type"])
         member.last = f"{call['op']} [{call['n']}] {_TYPES[number] if number < len(_TYPES) else ''}".strip()

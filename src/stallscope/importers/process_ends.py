@@ -66,8 +66,8 @@ def _add_summary(log: LogState, summary: dict[str, str]) -> None:
 def take_crash(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
     """A crash of the interpreter, or a signal that a launcher reports."""
     if match[3]:
-        rank = log.rank_of(int(match[5]))
-        rank = rank if rank != UNKNOWN else writer.rank
+        by_pid = log.rank_of(int(match[5]))
+        rank = by_pid if by_pid != UNKNOWN else writer.rank
         if rank is not None:
             log.end_rank(rank, 128 + int(match[3]), pid=int(match[5]))
         return

@@ -107,15 +107,10 @@ class Statements:
     def merge(self, other: "Statements") -> None:
         """Add the statements of another part of the same job."""
         self.world_size = max(self.world_size, other.world_size)
-        for own, further in (
-            (self.hosts, other.hosts),
-            (self.groups, other.groups),
-            (self.facts, other.facts),
-        ):
-            for key, value in further.items():
-                own.setdefault(key, value)  # type: ignore[attr-defined]
-        for rank, pid in other.pids.items():
-            self.pids.setdefault(rank, pid)
+        self.hosts = other.hosts | self.hosts
+        self.groups = other.groups | self.groups
+        self.facts = other.facts | self.facts
+        self.pids = other.pids | self.pids
         self.writers |= other.writers
         for (group, rank), progress in other.progress.items():
             known = self.progress.get((group, rank))

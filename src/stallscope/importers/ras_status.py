@@ -18,22 +18,11 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag, Op
 from stallscope.events.trace import Clock, Coverage, Gap, Trace
+from stallscope.importers.operation_names import NCCL_OPS
 from stallscope.importers.ras_answer import IN_PROGRESS, Answer, Member, answers_of, is_answer
 from stallscope.importers.registry import Importer, Unread, each_readable
 
 _STANDS_STILL_NS = 10 * 10**9
-_OPS = {
-    "Broadcast": Op.BROADCAST,
-    "Reduce": Op.REDUCE,
-    "AllGather": Op.ALL_GATHER,
-    "ReduceScatter": Op.REDUCE_SCATTER,
-    "AllReduce": Op.ALL_REDUCE,
-    "AlltoAll": Op.ALL_TO_ALL,
-    "Gather": Op.GATHER,
-    "Scatter": Op.SCATTER,
-    "Send": Op.SEND,
-    "Recv": Op.RECV,
-}
 _RESULTS = {
     1: "unhandled CUDA error",
     2: "unhandled system error",
@@ -224,7 +213,7 @@ def _entered(comm: _Comm, *, is_still: bool) -> Iterator[tuple[Member, dict[str,
             member,
             {
                 "seq": member.entered - 1,
-                "op": _OPS.get(ahead[0], Op.NONE) if len(ahead) == 1 else Op.NONE,
+                "op": NCCL_OPS.get(ahead[0], Op.NONE) if len(ahead) == 1 else Op.NONE,
                 "flags": CollectiveFlag.OPEN if is_open else 0,
             },
         )
