@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+from stallscope.live.incidents import ATTRIBUTES
 
 from stallscope.exporters.otlp_messages import Incident, resource, spans_request
-from stallscope.live.incidents import ATTRIBUTES
 
 from .generators import dumps, profiles
 from .generators.job import Job
@@ -23,7 +23,13 @@ JOBS = {
 
 def facts(report: dict) -> list[tuple]:
     return [
-        (v["kind"], v["ranks"], v["summary"], [c["cause"] for c in v["causes"]], (v["cost"] or {}).get("gpu_seconds"))
+        (
+            v["kind"],
+            v["ranks"],
+            v["summary"],
+            [c["cause"] for c in v["causes"]],
+            (v["cost"] or {}).get("gpu_seconds"),
+        )
         for v in report["verdicts"]
     ]
 
@@ -55,7 +61,11 @@ def test_incident_spans_repeat_the_verdict(run, tmp_path: Path):
     code, text, _ = run("explain", "--json", file)
     (verdict,) = json.loads(text)["verdicts"]
     assert code == 20
-    assert (verdict["kind"], verdict["ranks"], verdict["summary"]) == ("straggler", [2], "rank 2 slows down the job")
+    assert (verdict["kind"], verdict["ranks"], verdict["summary"]) == (
+        "straggler",
+        [2],
+        "rank 2 slows down the job",
+    )
 
 
 def test_a_damaged_export_is_one_line(run, tmp_path: Path):
