@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-alerts page prove-page clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-overload prove-alerts page prove-page clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -84,6 +84,11 @@ prove-install: dist images ## install the files of dist in empty environments, a
 
 prove-files: $(STAMPS)/dev ## explain a log of 5 GB and 800 MB of traces, and check memory and time
 	@$(PY) bench/prove_files.py
+
+# The result states the duration; a short run proves less.
+DURATION ?= 1800
+prove-overload: setup ## load a hub with 1.5 times the sustainable load for DURATION seconds, and check that no row is lost
+	@$(PY) bench/prove_overload.py --duration $(DURATION)
 
 # The kernels of Debian 12 and 13. Without KVM, a virtual machine needs about two minutes.
 KERNELS ?= 6.1.0/bookworm 6.12/trixie

@@ -15,7 +15,7 @@ from typing import Any
 
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
 
-PROGRAM = (sys.executable, "-c", "from stallscope.cli import main; main()")
+PROGRAM = (str(Path(sys.executable).with_name("stallscope")),)
 PORTS = re.compile(r"gRPC at port (\d+), over HTTP at (\d+); \w+ API at (\d+)")
 
 
@@ -74,7 +74,7 @@ def served_hub(folder: Path, *options: str, **environment: str) -> Iterator[Serv
     """A hub in the folder until the end of the block."""
     tokens = Tokens(folder / "hub" / FILE_NAME)
     (folder / "ingest").write_text(tokens.create(["ingest"], "default"))
-    reader = tokens.create(["read", "admin"], "default")
+    reader = tokens.create(["read", "sql", "admin"], "default")
     ports = ("--otlp-grpc", "127.0.0.1:0", "--otlp-http", "127.0.0.1:0", "--api", "127.0.0.1:0")
     command = [*PROGRAM, "hub", "--db", str(folder / "hub"), "--insecure-no-tls", *ports, *options]
     with subprocess.Popen(

@@ -50,10 +50,11 @@ SHOWN = (
     Number("import", "events_per_s", "imported events of recordings", "{:,.0f} a second"),
     Number(
         "explain",
-        "sizes.2.explain_s",
-        "time to explain {sizes[2][n_collectives]:,} collectives, from file to answer",
+        "sizes.2.explain_cpu_s",
+        "processor time to explain {sizes[2][n_collectives]:,} collectives, from file to answer",
         "{:.1f} s",
     ),
+    Number("explain", "sizes.2.read_cpu_us_per_collective", "of that, to read a collective", "{:.1f} us"),
     Number(
         "scale",
         "sizes.3.diagnose_s",
@@ -81,6 +82,43 @@ SHOWN = (
         "loads.12.rows_per_s",
         "rows of agents that a hub stores the same way, in requests of {loads[12][rows_a_request]:,}",
         "{:,.0f} a second",
+    ),
+    Number(
+        "ingest",
+        "loads.7.rows_per_s",
+        "the same in requests of {loads[7][rows_a_request]:,}",
+        "{:,.0f} a second",
+    ),
+    Number(
+        "diagnosis",
+        "loads.3.acknowledged_per_s",
+        "rows of {loads[3][ranks]:,} ranks with a straggler that a hub stores and diagnoses, "
+        "{loads[3][rows_left_out]:,} rows left out, senders on the same machine",
+        "{:,.0f} a second",
+    ),
+    Number(
+        "diagnosis",
+        "loads.3.storage_cpu_us_per_row",
+        "processor time of a hub to store one of these rows",
+        "{:.1f} us",
+    ),
+    Number(
+        "diagnosis",
+        "loads.3.diagnosis_cpu_us_per_row",
+        "processor time to diagnose one of these rows",
+        "{:.1f} us",
+    ),
+    Number(
+        "tools",
+        "during_ingest_of_100000_rows_per_s.explain_rank_s",
+        "time to explain a rank of {n_records:,} records while 100,000 rows a second arrive",
+        "{:.2f} s",
+    ),
+    Number(
+        "overload",
+        "lost_rows",
+        "acknowledged rows lost in {duration_s:,} s of {offered_to_sustained} times the sustained load",
+        "{:,.0f}",
     ),
 )
 

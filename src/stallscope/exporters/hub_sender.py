@@ -115,6 +115,11 @@ class HubSender:
         """Rows that the hub does not have and will not get: dropped, or set aside because the hub refuses them."""
         return self.n_dropped + self._spool.n_set_aside
 
+    @property
+    def n_acknowledged(self) -> int:
+        """Rows that the hub has stored."""
+        return self._n_acknowledged
+
     def status(self) -> str:
         """The state of the connection, in a few words."""
         with self._changed:

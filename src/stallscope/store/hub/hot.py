@@ -7,7 +7,7 @@ commits to.
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,6 +17,8 @@ from stallscope.store.hub.journal import Segment
 
 _MOST_ROWS_OF_A_PIECE = 16_384
 """Larger pieces gain nothing from being contiguous: engines read a few thousand rows at a time."""
+_JOINED_AT_ONCE = 8
+"""Joining has a cost for each column, so several pieces are joined at once."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,8 @@ class Hot:
             data = self._tenants.setdefault(tenant, _Tenant())
             pieces = data.pieces.setdefault(table, [])
             pieces.append(Piece(received_us, rows, n_bytes, at_s, at_s))
-            border_us = data.borders.get(table, 0)
-            while len(pieces) > 1 and _belong_together(pieces[-2], pieces[-1], border_us):
-                last = pieces.pop()
-                pieces[-1] = _joined(pieces[-1], last)
+            while n := _n_to_join(pieces, data.borders.get(table, 0)):
+                pieces[-n:] = [_joined(pieces[-n:])]
 
     def sealed(self, tenant: str, table: str, until_us: int, *, segment: Segment) -> None:
         """Remove rows received up to until_us, which are now in a file."""
@@ -155,21 +155,27 @@ class Hot:
         self._bytes_of[tenant] += n_bytes
 
 
-def _belong_together(before: Piece, last: Piece, border_us: int) -> bool:
-    """Join pieces of similar size, so that pieces are few and each row is copied only a few times."""
-    if before.last_us == border_us:
-        return False
-    total = len(before.rows) + len(last.rows)
-    return total <= _MOST_ROWS_OF_A_PIECE and len(before.rows) <= 2 * len(last.rows)
+def _n_to_join(pieces: Sequence[Piece], border_us: int) -> int:
+    """How many of the last pieces to join now, 0 for none: pieces are few, and each row is copied only a few times.
+
+    A run of pieces that are not much larger than the last piece is joined once it is long enough.
+    """
+    n, n_rows, largest = 0, 0, _JOINED_AT_ONCE * len(pieces[-1].rows)
+    for piece in reversed(pieces):
+        n_rows += len(piece.rows)
+        if piece.last_us == border_us or len(piece.rows) >= largest or n_rows > _MOST_ROWS_OF_A_PIECE:
+            break
+        n += 1
+    return n if n >= _JOINED_AT_ONCE else 0
 
 
-def _joined(before: Piece, last: Piece) -> Piece:
+def _joined(pieces: Sequence[Piece]) -> Piece:
     return Piece(
-        last.last_us,
-        joined([before.rows, last.rows]),
-        before.n_bytes + last.n_bytes,
-        before.first_s,
-        last.last_s,
+        pieces[-1].last_us,
+        joined([piece.rows for piece in pieces]),
+        sum(piece.n_bytes for piece in pieces),
+        pieces[0].first_s,
+        pieces[-1].last_s,
     )
 
 

@@ -56,7 +56,10 @@ class HubStore:
         )
         lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
         ledgers = SealedLedgers(folder, question_text(SEALED_LEDGERS))
-        self._sums = {SEALED_LATENESS: lateness, SEALED_LEDGERS: ledgers}
+        self._sums: dict[str, SealedLateness | SealedLedgers] = {
+            SEALED_LATENESS: lateness,
+            SEALED_LEDGERS: ledgers,
+        }
         self._compactor = Compactor(
             journal,
             self._hot,

@@ -1,0 +1,180 @@
+"""A hub under 1.5 times the load that it sustains: memory stays flat, no acknowledged row is lost, all spools drain.
+
+The hub is the real command with a memory limit and with the diagnosis on. Four agents' senders, with their spools on
+disk, offer the rows of one job. The sustained load is measured first: `stress` at full speed. After the duration the
+agents offer nothing more and send their spools; at the end each row is in the hub once.
+
+python bench/prove_overload.py [--duration S] [--memory BYTES]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from report import report
+from served_hub import ServedHub, served_hub, stress
+
+from stallscope.events.layout import Array
+from stallscope.exporters.hub_channel import HubChannel, Target
+from stallscope.exporters.hub_sender import HubSender
+from stallscope.exporters.spool import Spool
+from stallscope.stress import load
+from stallscope.stress.load import Job
+
+N_AGENTS, RANKS_EACH = 4, 64
+OVERLOAD = 1.5
+CALIBRATION_S = 15.0
+TICK_S, SAMPLE_S = 0.25, 2.0
+SPOOL_BYTES = 20 << 30
+MOST_DRAIN_S = 3600.0
+MOST_GROWTH = 1.15
+"""Memory is flat if the median of the last third of the overload exceeds that of the middle third by at most this."""
+
+
+@dataclass
+class Agent:
+    """An agent's connection to the hub, and its part of the job."""
+
+    sender: HubSender
+    spool: Spool
+    job: Job
+
+    def offer(self, first_round: int, n_rounds: int, origin_round: int) -> int:
+        """Offer some rounds. Returns the number of rows."""
+        rows: Array = load.collectives(self.job, first_round, n_rounds, origin_round=origin_round)
+        self.sender.offer({"collectives": rows})
+        return len(rows)
+
+
+def main() -> None:
+    """Measure, report, and fail if anything is not as stated."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--duration", type=float, default=1800.0)
+    parser.add_argument("--memory", type=int, default=2_000_000_000)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        found = proved(Path(name), duration_s=asked.duration, memory_bytes=asked.memory)
+    report("overload", found)
+    sys.exit(
+        0
+        if found["lost_rows"] == found["rows_twice"] == found["dropped_rows"] == 0 and found["is_flat"]
+        else 1
+    )
+
+
+def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, Any]:
+    """The numbers of one run."""
+    with served_hub(folder, STALLSCOPE_HUB_MEMORY_BYTES=str(memory_bytes)) as hub:
+        sustained = sustained_rows_per_s(hub)
+        before = hub.numbers()
+        n_offered, samples, agents, offered_s = overload(hub, folder, sustained * OVERLOAD, duration_s)
+        drain_s = drained_s(agents, n_offered)
+        stored = hub.sql(
+            "SELECT rank, count(*), min(seq), max(seq), sum(seq)::DOUBLE FROM collectives WHERE cluster_id = 'overload'"
+            " GROUP BY rank"
+        )
+        numbers = hub.numbers()
+        for agent in agents:
+            agent.sender.close(5.0)
+    n_rounds = n_offered // (N_AGENTS * RANKS_EACH)
+    counts = [n for _, n, *_ in stored] + [0] * (N_AGENTS * RANKS_EACH - len(stored))
+    third = len(samples) // 3
+    growth = statistics.median(samples[2 * third :]) / statistics.median(samples[third : 2 * third])
+    return {
+        "duration_s": round(duration_s),
+        "memory_setting_mb": round(memory_bytes / 1e6),
+        "sustained_rows_per_s": round(sustained),
+        "offered_rows_per_s": round(n_offered / offered_s),
+        "offered_to_sustained": round(n_offered / offered_s / sustained, 2),
+        "offered_rows": n_offered,
+        "stored_rows": sum(counts),
+        "lost_rows": sum(max(n_rounds - n, 0) for n in counts),
+        "rows_twice": sum(max(n - n_rounds, 0) for n in counts),
+        "ranks_with_other_rounds": sum(not has_each_round(*row[1:]) for row in stored),
+        "dropped_rows": sum(agent.sender.n_not_sent for agent in agents),
+        "refused_requests": round(numbers["requests_refused_total"] - before["requests_refused_total"]),
+        "rows_left_out_of_the_diagnosis": round(numbers["standing_rows_left_out_total"]),
+        "drain_s": round(drain_s, 1),
+        "rss_mb_median": round(statistics.median(samples)),
+        "rss_mb_max": max(samples),
+        "rss_growth": round(growth, 3),
+        "is_flat": growth <= MOST_GROWTH,
+    }
+
+
+def has_each_round(n: int, first: int, last: int, total: float) -> bool:
+    """Whether n rounds from the first to the last are all different, by their count and their sum."""
+    return last - first + 1 == n and abs(total - n * (first + last) / 2) < 0.5 * n
+
+
+def sustained_rows_per_s(hub: ServedHub) -> float:
+    """The rate that the hub acknowledges when it is sent rows at full speed, one minute at most."""
+    words = ["--ranks", "64", "--batch", "5000", "--cluster", "calibration", "--events"]
+    first = json.loads(stress(hub, *words, "200000").communicate()[0])["acknowledged_per_s"]
+    whole = stress(hub, *words, str(int(first * CALIBRATION_S)), "--job", "second").communicate()[0]
+    rate: float = json.loads(whole)["acknowledged_per_s"]
+    return rate
+
+
+def overload(
+    hub: ServedHub, folder: Path, rows_per_s: float, duration_s: float
+) -> tuple[int, list[int], list[Agent], float]:
+    """Offer rows at a rate. Returns the offered rows, the memory in MB over time, the agents, and the seconds."""
+    rounds_per_s = rows_per_s / (N_AGENTS * RANKS_EACH)
+    agents = [agent(hub, folder, number, int(1e9 / rounds_per_s)) for number in range(N_AGENTS)]
+    origin = load.rounds_until(agents[0].job, time.time_ns())
+    begin_s, sampled_s, n_rounds, n_offered = time.monotonic(), 0.0, 0, 0
+    samples: list[int] = []
+    while (now_s := time.monotonic()) < begin_s + duration_s:
+        n_due = int((now_s - begin_s) * rounds_per_s) - n_rounds
+        if n_due > 0:
+            n_offered += sum(each.offer(origin + n_rounds, n_due, origin) for each in agents)
+            n_rounds += n_due
+        if now_s - sampled_s >= SAMPLE_S:
+            sampled_s = now_s
+            samples.append(hub.rss_mb())
+        time.sleep(TICK_S)
+    return n_offered, samples, agents, time.monotonic() - begin_s
+
+
+def agent(hub: ServedHub, folder: Path, number: int, interval_ns: int) -> Agent:
+    """An agent with an empty spool."""
+    target = Target(
+        address=f"127.0.0.1:{hub.grpc}",
+        node=f"node-{number}",
+        cluster="overload",
+        token=lambda: hub.token_file.read_text().strip(),
+        insecure=True,
+        about={"agent": "stallscope overload"},
+    )
+    spool = Spool(folder / f"spool-{number}", max_bytes=SPOOL_BYTES)
+    job = Job(
+        name="overload",
+        ranks=RANKS_EACH,
+        first_rank=number * RANKS_EACH,
+        world=N_AGENTS * RANKS_EACH,
+        interval_ns=interval_ns,
+        straggler=None,
+        late_ns=0,
+    )
+    return Agent(HubSender(spool, HubChannel(target)), spool, job)
+
+
+def drained_s(agents: list[Agent], n_offered: int) -> float:
+    """Seconds until the hub has acknowledged all rows. Raises RuntimeError if the spools do not drain."""
+    begin_s = time.monotonic()
+    while time.monotonic() - begin_s < MOST_DRAIN_S:
+        time.sleep(TICK_S)
+        if sum(agent.sender.n_acknowledged + agent.sender.n_not_sent for agent in agents) >= n_offered:
+            return time.monotonic() - begin_s
+    raise RuntimeError("the spools did not drain: " + "; ".join(agent.sender.status() for agent in agents))
+
+
+if __name__ == "__main__":
+    main()
