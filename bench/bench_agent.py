@@ -66,9 +66,9 @@ def agent_command(folder: Path, ranks: list[subprocess.Popen[bytes]]) -> list[st
 @contextmanager
 def running(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is killed in the end."""
-    with (folder / "said").open("ab") as said:
+    with (folder / "said").open("ab") as file:
         environment = os.environ | {"EMULATED_NCCL_NAME": folder.name}
-        process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=said, env=environment)
+        process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=file, env=environment)
     try:
         yield process
     finally:
@@ -76,11 +76,11 @@ def running(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes
         process.communicate()
 
 
-def await_attached(said: Path, agent: subprocess.Popen[bytes]) -> None:
+def await_attached(path: Path, agent: subprocess.Popen[bytes]) -> None:
     """Wait until both libraries are hooked."""
-    while said.read_text().count("attached to") < len(build.LIBRARIES):
+    while path.read_text().count("attached to") < len(build.LIBRARIES):
         if agent.poll() is not None:
-            sys.exit(said.read_text())
+            sys.exit(path.read_text())
         time.sleep(0.05)
 
 

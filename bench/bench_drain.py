@@ -63,13 +63,13 @@ def live(loop: Path, library: Path) -> dict[str, float]:
             seqs.append(program.arrivals.drain()["seq"])
         seqs.append(program.arrivals.drain()["seq"])
         wall_s, cpu_s = time.monotonic() - begin, time.thread_time() - used
-        found = np.concatenate(seqs)
+        rows = np.concatenate(seqs)
         return {
-            "records_per_s": round(len(found) / wall_s),
+            "records_per_s": round(len(rows) / wall_s),
             "cpu_share_of_a_core": round(cpu_s / wall_s, 4),
-            "n_records": len(found),
+            "n_records": len(rows),
             "n_lost": program.losses()["lost_arrival"],
-            "n_out_of_order": int((np.diff(found) != 1).sum()),
+            "n_out_of_order": int((np.diff(rows) != 1).sum()),
         }
 
 

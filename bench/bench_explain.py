@@ -32,9 +32,9 @@ def main() -> None:
     """Measure and report."""
     folder = max(recordings(), key=lambda path: (path / "events.parquet").stat().st_size)
     trace = importer_for(folder).read(folder)
-    found = [measured(repeated(trace, n), n) for n in TIMES]
+    measureds = [measured(repeated(trace, n), n) for n in TIMES]
     rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    report("explain", {"recording": folder.name, "sizes": found, "max_rss_mib": round(rss_mib)})
+    report("explain", {"recording": folder.name, "sizes": measureds, "max_rss_mib": round(rss_mib)})
 
 
 def measured(trace: Trace, n_times: int) -> dict[str, object]:
@@ -64,9 +64,9 @@ def timed(path: Path) -> tuple[float, float, list[int], float, float]:
     begin, begin_cpu = time.perf_counter(), time.process_time()
     trace = node.read(path)
     read, read_cpu = time.perf_counter(), time.process_time()
-    found = diagnose(trace)
+    result = diagnose(trace)
     end, end_cpu = time.perf_counter(), time.process_time()
-    named = sorted({rank for one in found.verdicts for rank in one.ranks})
+    named = sorted({rank for verdict in result.verdicts for rank in verdict.ranks})
     return read - begin, end - read, named, read_cpu - begin_cpu, end_cpu - read_cpu
 
 
@@ -97,11 +97,11 @@ def _continued(trace: Trace, n_times: int, span_ns: int) -> Array:
     n_rounds = np.zeros(comm.max() + 1, np.int64)
     np.maximum.at(n_rounds, comm, rows["seq"] + 1)
     for pid in np.unique(rows["pid"]):
-        mine = np.flatnonzero(rows["pid"] == pid)
-        first, last = rows[mine[0]], rows[mine[-1]]
+        indexes = np.flatnonzero(rows["pid"] == pid)
+        first, last = rows[indexes[0]], rows[indexes[-1]]
         for k, part in enumerate(parts):
             for name in RUNNING_SUMS:
-                part[name][mine] += k * (last[name] - first[name]).astype(part[name].dtype)
+                part[name][indexes] += k * (last[name] - first[name]).astype(part[name].dtype)
     for k, part in enumerate(parts):
         part["seq"] += k * n_rounds[comm]
     return np.concatenate(parts)

@@ -81,11 +81,11 @@ def measured(n_nodes: int, folder: Path) -> dict[str, object]:
             took = []
             for _ in range(N_TIMES + 1):
                 begin_s = time.monotonic()
-                found = fanout.query(statement, addresses, access, limits=Limits(timeout_s=60))
+                rows = fanout.query(statement, addresses, access, limits=Limits(timeout_s=60))
                 took.append(time.monotonic() - begin_s)
-                assert not found.failures, found.failures
+                assert not rows.failures, rows.failures
             out[f"{name}_s"] = round(median(took[1:]), 3)
-        errors = [reply.clock.error_ns for reply in found.replies]
+        errors = [reply.clock.error_ns for reply in rows.replies]
         out["clock_error_us"] = round(median(errors) / 1e3)
         return out
 
@@ -93,11 +93,11 @@ def measured(n_nodes: int, folder: Path) -> dict[str, object]:
 def main() -> None:
     """Measure and keep in bench/results/fanout.json."""
     sizes = [int(word) for word in sys.argv[1:]] or [4, 50]
-    found = []
+    result = []
     for n_nodes in sizes:
         with tempfile.TemporaryDirectory(prefix="stallscope-bench-") as folder:
-            found.append(measured(n_nodes, Path(folder)))
-    report("fanout", {"sizes": found})
+            result.append(measured(n_nodes, Path(folder)))
+    report("fanout", {"sizes": result})
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def main() -> None:
         for loop in loops.values():
             loop.communicate()
     best = {
-        way: {name: min(told[name] for of, told in turns if of == way and told) for name in LOOPS}
-        for way, told in turns
-        if told
+        way: {name: min(output[name] for of, output in turns if of == way and output) for name in LOOPS}
+        for way, output in turns
+        if output
     }
     added = {
         way: {name: round(costs[name] - best["without"][name], 1) for name in LOOPS}

@@ -57,8 +57,8 @@ def built(folder: Path) -> tuple[Path, Path]:
 def hooks(library: Path) -> list[operations.Hook]:
     """The hooks of the library."""
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names())
-    return operations.hooks({name: symbol.offset for name, symbol in found.items()})
+        exported = elf.exported(image, operations.names())
+    return operations.hooks({name: symbol.offset for name, symbol in exported.items()})
 
 
 def added_ns(loop: Path, library: Path, mode: str) -> dict[str, float]:

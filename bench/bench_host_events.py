@@ -63,7 +63,7 @@ def ns_per_run(folder: Path, library: Path, *, is_traced: bool) -> dict[str, dic
 
 def agent_ms(library: Path) -> dict[str, float]:
     """What a second's look at the sums, quotas and sockets takes, for this many traced processes."""
-    found = {}
+    result = {}
     for n in (1, 8, 64):
         with Program.load() as program:
             program.attach(str(library), hooks(library))
@@ -80,11 +80,11 @@ def agent_ms(library: Path) -> dict[str, float]:
             begin = time.thread_time()
             for _ in range(N_LOOKS):
                 host.rows(program.events.drain(), pids, time.monotonic_ns())
-            found[f"{n}_processes"] = round((time.thread_time() - begin) * 1e3 / N_LOOKS, 3)
+            result[f"{n}_processes"] = round((time.thread_time() - begin) * 1e3 / N_LOOKS, 3)
             for child in children:
                 child.kill()
                 child.communicate()
-    return found
+    return result
 
 
 if __name__ == "__main__":

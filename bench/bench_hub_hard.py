@@ -56,9 +56,9 @@ def hub(folder: Path, *, grpc_port: int = 0) -> Iterator[Hub]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         for line in process.stderr:
-            if found := re.search(r"gRPC at port (\d+), over HTTP at (\d+)", line):
+            if match := re.search(r"gRPC at port (\d+), over HTTP at (\d+)", line):
                 threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield Hub(process, int(found[1]), int(found[2]))
+                yield Hub(process, int(match[1]), int(match[2]))
                 break
         else:
             raise RuntimeError("the hub did not start")
@@ -167,11 +167,11 @@ def killed(n_kills: int) -> dict[str, Any]:
                 sender.stop.set()
             for sender in senders:
                 sender.join()
-        found = stored(folder)
-        acknowledged = [one for sender in senders for one in sender.acknowledged]
-        lost = [one for one in acknowledged if found[one] < ROWS]
-        twice = [one for one, n in found.items() if n > ROWS]
-        partly = [one for one, n in found.items() if n < ROWS]
+        result = stored(folder)
+        acknowledged = [entry for sender in senders for entry in sender.acknowledged]
+        lost = [entry for entry in acknowledged if result[entry] < ROWS]
+        twice = [entry for entry, n in result.items() if n > ROWS]
+        partly = [entry for entry, n in result.items() if n < ROWS]
         assert not lost and not twice and not partly, (lost[:3], twice[:3], partly[:3])
         return {
             "kills": n_kills,
@@ -197,38 +197,38 @@ def attacked(n_connections: int, seconds: float) -> dict[str, Any]:
             held = [
                 _connected(port) for port in (running.grpc, running.http) for _ in range(n_connections // 2)
             ]
-            n_held = sum(one is not None for one in held)
-            told: Counter[str] = Counter()
-            slow = [one for one in held[n_connections // 2 :] if one][:200]
-            for one in slow:
+            n_held = sum(entry is not None for entry in held)
+            counts: Counter[str] = Counter()
+            slow = [entry for entry in held[n_connections // 2 :] if entry][:200]
+            for entry in slow:
                 with suppress(OSError):
-                    one.sendall(b"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n")
+                    entry.sendall(b"POST /v1/logs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n")
             end_s = (
                 time.monotonic() + seconds
             )  # opening and filling ten thousand connections takes its own time
-            while not told or time.monotonic() < end_s:
-                for one in slow:
+            while not counts or time.monotonic() < end_s:
+                for entry in slow:
                     with suppress(OSError):
-                        one.sendall(b"X-A: b\r\n")
+                        entry.sendall(b"X-A: b\r\n")
                 for port in (running.grpc, running.http):
-                    told["garbage connections"] += _garbage(port)
-                told["bombs answered " + _post(running.http, secret, bomb)] += 1
+                    counts["garbage connections"] += _garbage(port)
+                counts["bombs answered " + _post(running.http, secret, bomb)] += 1
                 time.sleep(0.5)
             rss_mb = int(Path(f"/proc/{running.process.pid}/statm").read_text().split()[1]) * 4096 / 1e6
             sender.stop.set()
             sender.join()
             is_alive = running.process.poll() is None
-            for one in held:
-                if one:
-                    one.close()
-        found = stored(folder)
-        lost = [one for one in sender.acknowledged if found[one] != ROWS]
+            for entry in held:
+                if entry:
+                    entry.close()
+        result = stored(folder)
+        lost = [entry for entry in sender.acknowledged if result[entry] != ROWS]
         assert is_alive and not lost
         return {
             "connections_held": n_held,
             "slow_requests": len(slow),
             "seconds": seconds,
-            **told,
+            **counts,
             "good_rows_acknowledged": len(sender.acknowledged) * ROWS,
             "good_rows_lost": 0,
             "good_answer_ms_median": round(float(np.median(sender.times_s)) * 1000, 1),
@@ -247,11 +247,11 @@ def _connected(port: int) -> socket.socket | None:
 def _garbage(port: int) -> bool:
     """Whether a port took random bytes."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as one:
-            one.sendall(random.randbytes(4096))
-            one.settimeout(0.2)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+            connection.sendall(random.randbytes(4096))
+            connection.settimeout(0.2)
             with suppress(OSError):
-                one.recv(100)
+                connection.recv(100)
             return True
     except OSError:
         return False
@@ -264,9 +264,9 @@ def _post(port: int, secret: str, body: bytes) -> str:
         f"Content-Type: application/x-protobuf\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
-            one.sendall(head.encode() + body)
-            return one.recv(64).split()[1].decode()
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(head.encode() + body)
+            return connection.recv(64).split()[1].decode()
     except (OSError, IndexError):
         return "not at all"
 

@@ -20,16 +20,21 @@ N_TURNS = 3
 
 def main() -> None:
     """Measure and report."""
-    found = [measured(folder) for folder in recordings()]
-    n_events, seconds = sum(one["n_events"] for one in found), sum(one["import_s"] for one in found)
-    report("import", {"events_per_s": round(n_events / seconds), "n_events": n_events, "recordings": found})
+    measureds = [measured(folder) for folder in recordings()]
+    n_events, seconds = (
+        sum(entry["n_events"] for entry in measureds),
+        sum(entry["import_s"] for entry in measureds),
+    )
+    report(
+        "import", {"events_per_s": round(n_events / seconds), "n_events": n_events, "recordings": measureds}
+    )
 
 
 def recordings() -> list[Path]:
     """The recording folders to import."""
     data = Path(os.environ.get("STALLSCOPE_DATA") or FOLDER.parent.parent / "shared")
-    found = sorted(path.parent for path in (data / "recordings").glob("*/events.parquet"))
-    return found or [FOLDER.parent / "tests" / "data" / "recorded"]
+    parents = sorted(path.parent for path in (data / "recordings").glob("*/events.parquet"))
+    return parents or [FOLDER.parent / "tests" / "data" / "recorded"]
 
 
 def measured(folder: Path) -> dict[str, float | int | str]:

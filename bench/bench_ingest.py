@@ -199,12 +199,12 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
         hub_s, own_s = cpu_s(hub.pid) - hub_begin_s, cpu_s(os.getpid()) - own_begin_s
         hub.stdin.write("count\n")
         hub.stdin.flush()
-        told = json.loads(hub.stdout.readline())
+        data = json.loads(hub.stdout.readline())
         rss_mb = int(Path(f"/proc/{hub.pid}/statm").read_text().split()[1]) * 4096 / 1e6
         hub.stdin.close()
         hub.wait()
     n_sent = len(times_ms) * n_rows
-    assert told["n_rows"] == n_sent + N_WARM * n_rows, (told["n_rows"], n_sent)
+    assert data["n_rows"] == n_sent + N_WARM * n_rows, (data["n_rows"], n_sent)
     return {
         "form": form,
         "rows_a_request": n_rows,
@@ -217,9 +217,9 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
         "senders_cores": round(own_s / took_s, 2),
         "rows": n_sent,
         "bytes_a_row": round(sum(map(len, bodies)) / (len(bodies) * n_rows), 1),
-        "commits": told["commits"],
-        "longest_hold_s": round(told["longest_hold_seconds"], 3),
-        "sealed_segments": told["sealed_segments"],
+        "commits": data["commits"],
+        "longest_hold_s": round(data["longest_hold_seconds"], 3),
+        "sealed_segments": data["sealed_segments"],
         "hub_rss_mb": round(rss_mb),
     }
 

@@ -43,17 +43,17 @@ def main() -> None:
     if ranks:
         print(json.dumps(measured(ranks)))
         return
-    found = [_apart(n) for n in RANKS]
-    per_row = [one["us_per_row"] for one in found]
+    aparts = [_apart(n) for n in RANKS]
+    per_row = [entry["us_per_row"] for entry in aparts]
     report(
-        "scale", {"rounds": ROUNDS, "sizes": found, "us_per_row_ratio": round(per_row[-1] / per_row[0], 2)}
+        "scale", {"rounds": ROUNDS, "sizes": aparts, "us_per_row_ratio": round(per_row[-1] / per_row[0], 2)}
     )
 
 
 def _apart(n_ranks: int) -> dict[str, float]:
     words = [sys.executable, __file__, "--ranks", str(n_ranks)]
-    found: dict[str, float] = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
-    return found
+    data: dict[str, float] = json.loads(subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout)
+    return data
 
 
 def measured(n_ranks: int) -> dict[str, object]:
@@ -63,7 +63,7 @@ def measured(n_ranks: int) -> dict[str, object]:
     made = time.perf_counter()
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak: see proc(5)
     held_mib, cpu = _resident_mib("VmRSS"), time.process_time()
-    found = diagnose(trace)
+    result = diagnose(trace)
     end, cpu = time.perf_counter(), time.process_time() - cpu
     n_rows = len(trace.collectives)
     return {
@@ -75,14 +75,14 @@ def measured(n_ranks: int) -> dict[str, object]:
         "us_per_row": round((end - made) / n_rows * 1e6, 3),
         "trace_mib": held_mib,
         "peak_rss_mib": _resident_mib("VmHWM"),
-        "named": sorted({rank for one in found.verdicts for rank in one.ranks}),
+        "named": sorted({rank for verdict in result.verdicts for rank in verdict.ranks}),
         "expected": [CULPRIT],
     }
 
 
 def _resident_mib(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(found[1]) // 1024 if found else UNKNOWN
+    match = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(match[1]) // 1024 if match else UNKNOWN
 
 
 def simulated(n_ranks: int) -> Trace:

@@ -69,8 +69,8 @@ def take(program: Program, stacks: Stacks, stop: threading.Event) -> None:
     while not stop.wait(0.005):
         program.arrivals.drain()
         program.events.drain()
-        natives, told = program.natives.drain(), program.stacks.drain()
-        stacks.take(natives, told)
+        natives, output = program.natives.drain(), program.stacks.drain()
+        stacks.take(natives, output)
 
 
 if __name__ == "__main__":

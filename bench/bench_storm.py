@@ -42,8 +42,8 @@ def main() -> None:
     """Measure and report."""
     with tempfile.TemporaryDirectory() as folder:
         library = built(Path(folder))
-        found = {"counted": counted(library, N_CALLS), "told": told(library, N_CALLS)}
-        report("storm", found | {"load_average": round(os.getloadavg()[0], 2)})
+        result = {"counted": counted(library, N_CALLS), "told": told(library, N_CALLS)}
+        report("storm", result | {"load_average": round(os.getloadavg()[0], 2)})
 
 
 def built(folder: Path) -> Path:
@@ -108,9 +108,9 @@ def accounted(n_calls: int, n_received: int, losses: dict[str, int], elapsed_s: 
 def hooked(library: Path, options: Options) -> Iterator[Program]:
     """The kernel side, with hooks on launches by the runtime."""
     with elf.opened(library) as image:
-        place = elf.exported(image, [LAUNCH])[LAUNCH].offset
+        offset = elf.exported(image, [LAUNCH])[LAUNCH].offset
     with Program.load(options) as program:
-        program.attach(str(library), operations.hooks({LAUNCH: place}, groups=(HookGroup.HOT,)))
+        program.attach(str(library), operations.hooks({LAUNCH: offset}, groups=(HookGroup.HOT,)))
         yield program
 
 

@@ -85,10 +85,10 @@ def fed(trace: Trace) -> dict[str, Any]:
     for at_ns, batch in batches(trace):
         clock.now_ns = max(at_ns, free_ns)
         begin = time.perf_counter()
-        found = stream.feed(batch)
+        feed = stream.feed(batch)
         took = time.perf_counter() - begin
         free_ns = clock.now_ns + int(took * 1e9)
-        changes += [(free_ns, change.kind, change.verdict.ranks) for change in found]
+        changes += [(free_ns, change.kind, change.verdict.ranks) for change in feed]
         spent, longest, most = spent + took, max(longest, took), max(most, stream.n_rows)
     return {
         "rows_a_second": round(len(trace.collectives) / spent),
@@ -112,8 +112,8 @@ def batches(trace: Trace) -> Iterator[tuple[int, Trace]]:
             low, high = np.searchsorted(at, [first, first + BATCH_NS], sorter=orders[name])
             low = 0 if first == begin else low
             rows[name] = getattr(trace, name)[orders[name][low:high]]
-        mine: dict[str, Any] = rows
-        yield first + BATCH_NS, replace(trace, **mine, ends_ns=(), clocks=clocks, lost={})
+        own_rows: dict[str, Any] = rows
+        yield first + BATCH_NS, replace(trace, **own_rows, ends_ns=(), clocks=clocks, lost={})
 
 
 def wall_ns(trace: Trace, rows: Array) -> Array:
@@ -127,13 +127,13 @@ def wall_ns(trace: Trace, rows: Array) -> Array:
 
 def late_at(trace: Trace, rank: int) -> list[int]:
     """When a rank arrived after each of its delays."""
-    who = trace.processes[trace.processes["rank"] == rank][0]
-    mine = (trace.collectives["node"] == who["node"]) & (trace.collectives["pid"] == who["pid"])
-    rows = trace.collectives[mine]
+    process = trace.processes[trace.processes["rank"] == rank][0]
+    own_rows = (trace.collectives["node"] == process["node"]) & (trace.collectives["pid"] == process["pid"])
+    rows = trace.collectives[own_rows]
     waited = np.diff(rows["ledger_ns"][:, Category.IO - 1])
     late = np.flatnonzero(waited >= DELAY_NS // 2) + 1
-    found: list[int] = wall_ns(trace, rows)[late].tolist()
-    return found
+    result: list[int] = wall_ns(trace, rows)[late].tolist()
+    return result
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ def main() -> None:
         ]
         for process in ranks:
             process.stdout.readline()
-        agent, said = stack.enter_context(on_a_terminal(bench_agent.agent_command(folder, ranks)))
+        agent, message = stack.enter_context(on_a_terminal(bench_agent.agent_command(folder, ranks)))
         end_s = time.monotonic() + ATTACH_S
-        while b"libcudart" not in said or b"libnccl" not in said:
+        while b"libcudart" not in message or b"libnccl" not in message:
             if time.monotonic() > end_s:
                 sys.exit("the agent has not attached")
             time.sleep(0.05)
@@ -46,12 +46,12 @@ def main() -> None:
             process.stdin.write(b"\n")
             process.stdin.flush()
         time.sleep(WARM_UP_S)
-        report("view", measured(agent.pid, view_of(agent.pid), said))
+        report("view", measured(agent.pid, view_of(agent.pid), message))
 
 
-def measured(agent: int, view: int, said: bytearray) -> dict[str, float]:
+def measured(agent: int, view: int, message: bytearray) -> dict[str, float]:
     """CPU and memory of both over MEASURED_S, and the bytes sent to the terminal in that time."""
-    begin_s, n_bytes = time.monotonic(), len(said)
+    begin_s, n_bytes = time.monotonic(), len(message)
     before = bench_agent.process_cpu_s(agent), bench_agent.process_cpu_s(view)
     time.sleep(MEASURED_S)
     elapsed_s = time.monotonic() - begin_s
@@ -62,7 +62,7 @@ def measured(agent: int, view: int, said: bytearray) -> dict[str, float]:
         "agent_rss_mb": round(bench_agent.status_kb(agent, "VmRSS") / 1024, 1),
         "view_cpu_percent": round(100 * (after[1] - before[1]) / elapsed_s, 2),
         "view_peak_rss_mb": round(bench_agent.status_kb(view, "VmHWM") / 1024, 1),
-        "terminal_bytes_per_s": round((len(said) - n_bytes) / elapsed_s),
+        "terminal_bytes_per_s": round((len(message) - n_bytes) / elapsed_s),
         "measured_s": round(elapsed_s, 1),
         "load_average": round(os.getloadavg()[0], 2),
     }
@@ -71,29 +71,31 @@ def measured(agent: int, view: int, said: bytearray) -> dict[str, float]:
 @contextmanager
 def on_a_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], bytearray]]:
     """A process on a pseudo-terminal, and all that it writes; it is killed in the end."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (40, 120))
-    said = bytearray()
+    own_rows, other_rows = pty.openpty()
+    termios.tcsetwinsize(other_rows, (40, 120))
+    message = bytearray()
 
     def read() -> None:
         while True:
             try:
-                said.extend(os.read(ours, 1 << 16))
+                message.extend(os.read(own_rows, 1 << 16))
             except OSError:
                 return
 
     environment = os.environ | {"TERM": "xterm-256color"}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
+    process = subprocess.Popen(
+        command, stdin=other_rows, stdout=other_rows, stderr=other_rows, env=environment
+    )
+    os.close(other_rows)
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     try:
-        yield process, said
+        yield process, message
     finally:
         process.kill()
         process.wait()
         thread.join(10)
-        os.close(ours)
+        os.close(own_rows)
 
 
 def view_of(agent: int) -> int:

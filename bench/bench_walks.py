@@ -29,13 +29,13 @@ def main(n_calls: int = N_CALLS) -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "libnccl.so"
         subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, LIBRARY_SOURCE], check=True)
-        found = {f"3.{minor}": judged(python, library, n_calls) for minor, python in INTERPRETERS.items()}
+        result = {f"3.{minor}": judged(python, library, n_calls) for minor, python in INTERPRETERS.items()}
     report(
         "walks",
         {
-            "n_walks": n_calls * len(found),
-            "n_wrong": sum(one["n_wrong"] for one in found.values()),
-            "pythons": found,
+            "n_walks": n_calls * len(result),
+            "n_wrong": sum(entry["n_wrong"] for entry in result.values()),
+            "pythons": result,
             "load_average": round(os.getloadavg()[0], 2),
         },
     )
@@ -44,11 +44,11 @@ def main(n_calls: int = N_CALLS) -> None:
 def judged(python: str, library: Path, n_calls: int) -> dict[str, int]:
     """Stacks that were right, wrong, and not there."""
     with elf.opened(library) as image:
-        places = {name: one.offset for name, one in elf.exported(image, operations.names()).items()}
+        indexes = {name: entry.offset for name, entry in elf.exported(image, operations.names()).items()}
     with Program.load(Options(slow_call_ns=0)) as program:
-        program.attach(str(library), operations.hooks(places))
-        told = walked(program, python, library, n_calls)
-    return {f"n_{name}": told[name] for name in ("right", "wrong", "none")}
+        program.attach(str(library), operations.hooks(indexes))
+        output = walked(program, python, library, n_calls)
+    return {f"n_{name}": output[name] for name in ("right", "wrong", "none")}
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def main() -> None:
     for form, name, ask in forms:
         for shape in (shape for shape in SHAPES if shape not in ("many_ranks", "other_encoding")):
             marks = [compared(form, shape, seed, ask) for seed in range(N_SEEDS)]
-            for who, answers in ((name, [m[0] for m in marks]), ("stallscope", [m[1] for m in marks])):
-                rows.append({"files": form.name, "shape": shape, "analyser": who, "answers": answers})
+            for process, answers in ((name, [m[0] for m in marks]), ("stallscope", [m[1] for m in marks])):
+                rows.append({"files": form.name, "shape": shape, "analyser": process, "answers": answers})
             print(rows[-2], rows[-1], sep="\n", flush=True)
     report("compare_analysers", {"n_seeds": N_SEEDS, "rows": rows})
 
@@ -109,8 +109,8 @@ def hta(python: str, folder: Path, n_candidates: int) -> set[int] | None:
     result = subprocess.run(
         [python, "-c", _HTA, str(folder), str(n_candidates)], capture_output=True, text=True
     )
-    found = re.search(r"STRAGGLERS \[([\d, ]*)\]", result.stdout)
-    return {int(word) for word in re.findall(r"\d+", found[1])} if found else None
+    match = re.search(r"STRAGGLERS \[([\d, ]*)\]", result.stdout)
+    return {int(word) for word in re.findall(r"\d+", match[1])} if match else None
 
 
 def _dumps(folder: Path, job: Job, chance: Random) -> None:

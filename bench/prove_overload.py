@@ -59,11 +59,11 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=2_000_000_000)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        found = proved(Path(name), duration_s=asked.duration, memory_bytes=asked.memory)
-    report("overload", found)
+        result = proved(Path(name), duration_s=asked.duration, memory_bytes=asked.memory)
+    report("overload", result)
     sys.exit(
         0
-        if found["lost_rows"] == found["rows_twice"] == found["dropped_rows"] == 0 and found["is_flat"]
+        if result["lost_rows"] == result["rows_twice"] == result["dropped_rows"] == 0 and result["is_flat"]
         else 1
     )
 

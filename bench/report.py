@@ -43,8 +43,8 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """The commit of the code; a copy without git has it in BENCH_COMMIT."""
-    if told := os.environ.get("BENCH_COMMIT"):
-        return told
+    if response := os.environ.get("BENCH_COMMIT"):
+        return response
     words = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty", "--abbrev=12"]
     with suppress(FileNotFoundError):
         return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"

@@ -81,11 +81,11 @@ def served_hub(folder: Path, *options: str, **environment: str) -> Iterator[Serv
         command, stderr=subprocess.PIPE, text=True, env=os.environ | environment
     ) as process:
         assert process.stderr is not None
-        found = next(match for line in process.stderr if (match := PORTS.search(line)))
+        result = next(match for line in process.stderr if (match := PORTS.search(line)))
         log = (folder / "log").open("w")
         threading.Thread(target=lambda: log.writelines(process.stderr or ()), daemon=True).start()
         try:
-            yield ServedHub(process, int(found[1]), int(found[3]), folder / "ingest", reader)
+            yield ServedHub(process, int(result[1]), int(result[3]), folder / "ingest", reader)
         finally:
             process.terminate()
 

@@ -182,7 +182,7 @@ class FakeGpus:
             which = str(values.get("which", number))
             for key, value in values.items():
                 each = value if isinstance(value, list) else [value]
-                lines += [f"{which} {key} {one}" for one in each if key != "which"]
+                lines += [f"{which} {key} {entry}" for entry in each if key != "which"]
         new = self.state.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n")
         new.replace(self.state)

@@ -8,12 +8,12 @@ from stallscope import agent
 
 
 @pytest.mark.parametrize(
-    ("told", "group"), [("1000", 1000), ("", None), ("-1", None), ("staff", None), (None, None)]
+    ("expected", "group"), [("1000", 1000), ("", None), ("-1", None), ("staff", None), (None, None)]
 )
-def test_the_group_is_that_of_the_user_who_called_sudo(monkeypatch, told, group):
+def test_the_group_is_that_of_the_user_who_called_sudo(monkeypatch, expected, group):
     monkeypatch.delenv("SUDO_GID", raising=False)
-    if told is not None:
-        monkeypatch.setenv("SUDO_GID", told)
+    if expected is not None:
+        monkeypatch.setenv("SUDO_GID", expected)
     assert agent._group_of_the_user() == group
 
 

@@ -51,13 +51,13 @@ def db(tmp_path_factory) -> Path:
     return path
 
 
-def assert_one_line(told: tuple[int, str, str], code: int, *words: str) -> None:
-    assert told[0] == code
-    assert told[1] == ""
-    assert told[2].startswith("stallscope: ")
-    assert told[2].count("\n") == 1
+def assert_one_line(expected: tuple[int, str, str], code: int, *words: str) -> None:
+    assert expected[0] == code
+    assert expected[1] == ""
+    assert expected[2].startswith("stallscope: ")
+    assert expected[2].count("\n") == 1
     for word in words:
-        assert word in told[2]
+        assert word in expected[2]
 
 
 def test_help_lists_the_commands(run):
@@ -87,9 +87,9 @@ def test_explain_says_it_in_words(run, db):
 def test_explain_as_json_is_as_the_schema_says(run, db):
     code, out, err = run("explain", "--db", db, "--json", "--usd-per-gpu-hour", "2.5")
     assert (code, err) == (Answer.FOUND.exit_code, "")
-    told = json.loads(out)
-    jsonschema.validate(told, SCHEMA)
-    verdict = told["verdicts"][0]
+    data = json.loads(out)
+    jsonschema.validate(data, SCHEMA)
+    verdict = data["verdicts"][0]
     assert (verdict["ranks"], verdict["period_steps"]) == ([2], 7)
     assert verdict["cost"]["usd"] == pytest.approx(verdict["cost"]["gpu_seconds"] / 3600 * 2.5, abs=1e-4)
 
@@ -115,8 +115,8 @@ def test_import_then_explain(run, tmp_path):
     code, out, err = run("import", RECORDED, "--db", db)
     assert (code, err) == (0, "")
     assert f"stallscope explain --db {db}" in out
-    told = json.loads(run("explain", "--db", db, "--json")[1])
-    assert [verdict["ranks"] for verdict in told["verdicts"]] == [[2]]
+    data = json.loads(run("explain", "--db", db, "--json")[1])
+    assert [verdict["ranks"] for verdict in data["verdicts"]] == [[2]]
 
 
 def test_the_demo_explains_a_real_recording(run):
@@ -215,8 +215,8 @@ def test_unknown_commands_and_flags_are_errors(run, db):
 
 def test_an_unknown_setting_in_the_environment_is_an_error(run, db, monkeypatch):
     monkeypatch.setenv("STALLSCOPE_MIN_LATE", "5")
-    told = run("explain", "--db", db)
-    assert_one_line(told, 2, "STALLSCOPE_MIN_LATE")
+    done = run("explain", "--db", db)
+    assert_one_line(done, 2, "STALLSCOPE_MIN_LATE")
 
 
 def test_an_unknown_setting_in_a_file_is_an_error(run, db, tmp_path):

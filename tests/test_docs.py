@@ -41,8 +41,8 @@ def test_every_setting_column_and_category_is_on_its_page(generate: ModuleType):
 def test_every_option_the_help_tells_is_on_the_page_of_commands(generate: ModuleType):
     page = generate.pages()["reference/commands.md"]
     for name, _ in generate.commands_of(cli.app):
-        told = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "200"}).output
-        options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", told, re.MULTILINE)) - {"--help"}
+        output = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "200"}).output
+        options = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", output, re.MULTILINE)) - {"--help"}
         section = page.partition(f"## stallscope {name}\n")[2].partition("\n## ")[0]
         assert options == set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE))
 
@@ -91,9 +91,9 @@ def test_a_result_with_several_parts_has_a_row_for_each(generate: ModuleType, tm
         for name, slower in [("steps", 0.31), ("no steps", 0.2)]
     ]
     (tmp_path / "slowdown.json").write_text(json.dumps(parts))
-    found = list(generate.measured.rows(tmp_path))
-    assert [(how_much, where) for _, how_much, where in found] == [
+    rows = list(generate.measured.rows(tmp_path))
+    assert [(how_much, where) for _, how_much, where in rows] == [
         ("0.3 %", "2 x GPU A"),
         ("0.2 %", "2 x GPU A"),
     ]
-    assert found[1][0].startswith("no steps: ") and "+- 0.3 points" in found[1][0]
+    assert rows[1][0].startswith("no steps: ") and "+- 0.3 points" in rows[1][0]

@@ -34,13 +34,13 @@ def test_who_waits_for_a_descriptor_is_told_of_a_signal_too():
 
 def test_signals_are_left_alone_outside_the_main_thread():
     before = signal.getsignal(signal.SIGTERM)
-    seen = []
+    observed = []
 
     def run() -> None:
         with set_by_signals(threading.Event(), agent._SIGNALS):
-            seen.append(signal.getsignal(signal.SIGTERM))
+            observed.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert seen == [before]
+    assert observed == [before]

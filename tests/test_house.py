@@ -55,13 +55,13 @@ def test_no_file_or_folder_is_a_drawer(our_files: list[Path], repository: Path):
 
 @pytest.mark.parametrize("what", NOT_OURS)
 def test_nothing_points_outside_the_house(ours: list[Path], repository: Path, what: str):
-    found = [
+    result = [
         f"{path.relative_to(repository)}:{number}: {line.strip()[:80]}"
         for path in ours
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if NOT_OURS[what].search(line)
     ]
-    assert not found
+    assert not result
 
 
 def test_every_module_says_first_what_it_is(repository: Path):
@@ -89,6 +89,8 @@ def test_every_bpf_file_carries_both_licences(repository: Path):
 
 
 def test_help_tells_every_word_of_make(repository: Path):
-    told = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True).stdout
+    stdout = subprocess.run(
+        ["make", "help"], cwd=repository, capture_output=True, text=True, check=True
+    ).stdout
     words = {"help", "setup", "demo", "test", "check", "format", "bench", "docs", "clean"}
-    assert words <= set(re.findall(r"^make (\S+)", told.replace("  make", "make"), re.MULTILINE))
+    assert words <= set(re.findall(r"^make (\S+)", stdout.replace("  make", "make"), re.MULTILINE))

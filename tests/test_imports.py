@@ -165,7 +165,7 @@ from ..events.layout import dtype
 def later():
     import pyarrow.parquet
 """
-    found = set(imported(source, "stallscope.diagnose.blame"))
+    result = set(imported(source, "stallscope.diagnose.blame"))
     wanted = {
         "stallscope.store.node",
         "stallscope.agent",
@@ -174,7 +174,7 @@ def later():
         "stallscope.events.layout",
         "pyarrow.parquet",
     }
-    assert wanted <= found
+    assert wanted <= result
     assert "stallscope.diagnose.waits" in set(
         imported("from . import waits", "stallscope.diagnose", is_package=True)
     )

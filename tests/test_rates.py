@@ -25,8 +25,8 @@ def table():
 
 
 def price(table, gpu, provider=None):
-    found = rates.lookup(table, gpu=gpu, provider=provider)
-    return found and (found.rate.usd_per_hour, found.how)
+    listed_rate = rates.lookup(table, gpu=gpu, provider=provider)
+    return listed_rate and (listed_rate.rate.usd_per_hour, listed_rate.how)
 
 
 @pytest.mark.parametrize("provider", ["aws", "AWS", "ec2", "amazon-web-services", " EC2 "])
@@ -63,7 +63,7 @@ def test_what_is_no_price_is_refused_with_its_place(usd):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"price": 1}, "unknown key 'price'"),
         ({"as_of": "lately"}, "as_of: 'lately' is not a date"),
@@ -77,8 +77,8 @@ def test_what_is_no_price_is_refused_with_its_place(usd):
         ({"rates": {"aws": {"--": 7}}}, "a GPU model is a name"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_key(change, told):
-    with pytest.raises(BadInput, match=told):
+def test_a_wrong_file_is_refused_with_the_key(change, expected):
+    with pytest.raises(BadInput, match=expected):
         rates.validated({**FILE, **change}, "mine.yaml")
 
 

@@ -31,24 +31,24 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_defaults_hold_when_nothing_is_given():
-    found = in_force()
-    assert found.settings == Settings(node="host-a")
-    assert set(found.origins) == {s.name for s in TABLE}
-    assert found.origins["db"] == "default"
-    assert found.origins["node"] == "host name"
+    force = in_force()
+    assert force.settings == Settings(node="host-a")
+    assert set(force.origins) == {s.name for s in TABLE}
+    assert force.origins["db"] == "default"
+    assert force.origins["node"] == "host name"
 
 
 def test_flag_wins_over_environment_over_file_over_default(tmp_path):
     path = written(tmp_path, "min_late_ms: 1\nmin_late_steps: 4\nnode: from-file\n")
     environ = {"STALLSCOPE_MIN_LATE_MS": "2", "STALLSCOPE_MIN_LATE_STEPS": "5"}
-    found = in_force({"min_late_ms": 3, "cause_share": None}, environ, path)
-    assert (found.settings.min_late_ms, found.origins["min_late_ms"]) == (3.0, "--min-late")
-    assert (found.settings.min_late_steps, found.origins["min_late_steps"]) == (
+    force = in_force({"min_late_ms": 3, "cause_share": None}, environ, path)
+    assert (force.settings.min_late_ms, force.origins["min_late_ms"]) == (3.0, "--min-late")
+    assert (force.settings.min_late_steps, force.origins["min_late_steps"]) == (
         5,
         "STALLSCOPE_MIN_LATE_STEPS",
     )
-    assert (found.settings.node, found.origins["node"]) == ("from-file", f"{path}:3")
-    assert found.origins["cause_share"] == "default"
+    assert (force.settings.node, force.origins["node"]) == ("from-file", f"{path}:3")
+    assert force.origins["cause_share"] == "default"
 
 
 @pytest.mark.parametrize("setting", TABLE, ids=lambda s: s.name)
@@ -58,14 +58,14 @@ def test_every_setting_can_be_given_in_all_three_ways(setting, tmp_path):
     wanted = setting.kind(value)
     assert wanted != setting.default
     path = written(tmp_path, f"{setting.name}: {value}\n")
-    for found in (
+    for result in (
         in_force({setting.name: value}),
         in_force({}, {setting.environment: str(value)}),
         in_force({}, {}, path),
     ):
-        got = getattr(found.settings, setting.name)
+        got = getattr(result.settings, setting.name)
         assert (got, type(got)) == (wanted, type(wanted))
-        assert found.origins[setting.name] not in ("default", "host name")
+        assert result.origins[setting.name] not in ("default", "host name")
 
 
 def test_names_and_variables_are_unique_and_documented():
@@ -80,9 +80,9 @@ def test_names_and_variables_are_unique_and_documented():
 def test_every_flag_of_the_table_is_an_option_of_some_command():
     names = [info.name or info.callback.__name__ for info in cli.app.registered_commands]
     names += [group.name for group in cli.app.registered_groups]
-    told = "".join(CliRunner().invoke(cli.app, [name, "--help"]).output for name in names)
+    text = "".join(CliRunner().invoke(cli.app, [name, "--help"]).output for name in names)
     for flag in filter(None, (s.flag for s in TABLE)):
-        assert re.search(rf"{flag}\b", told), flag
+        assert re.search(rf"{flag}\b", text), flag
 
 
 def test_every_default_is_a_value_the_setting_would_take():
@@ -91,12 +91,12 @@ def test_every_default_is_a_value_the_setting_would_take():
 
 
 def test_defaults_agree_with_the_thresholds_of_the_diagnosis():
-    ours, theirs = Settings(), Thresholds()
-    assert ours.min_late_ms * 1_000_000 == theirs.min_late_ns
-    assert ours.min_late_steps == theirs.min_late_steps
-    assert ours.cause_share == theirs.cause_share
-    assert ours.hang_after_s * 1_000_000_000 == theirs.hang_after_ns
-    assert ours.hang_gap_factor == theirs.hang_gap_factor
+    own_rows, thresholds = Settings(), Thresholds()
+    assert own_rows.min_late_ms * 1_000_000 == thresholds.min_late_ns
+    assert own_rows.min_late_steps == thresholds.min_late_steps
+    assert own_rows.cause_share == thresholds.cause_share
+    assert own_rows.hang_after_s * 1_000_000_000 == thresholds.hang_after_ns
+    assert own_rows.hang_gap_factor == thresholds.hang_gap_factor
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_sizes_carry_units(given, wanted_bytes):
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ", "told"),
+    ("flags", "environ", "expected"),
     [
         ({"max_db_bytes": "10XB"}, {}, "--max-db: max_db_bytes is '10XB'; give a size"),
         ({"max_db_bytes": "1e400GB"}, {}, "give a size"),
@@ -128,10 +128,10 @@ def test_sizes_carry_units(given, wanted_bytes):
         ({}, {"STALLSCOPE_HANG_AFTER_S": "soon"}, "STALLSCOPE_HANG_AFTER_S: hang_after_s is 'soon'"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_with_place_and_advice(flags, environ, told):
+def test_a_value_that_does_not_fit_is_refused_with_place_and_advice(flags, environ, expected):
     with pytest.raises(UnknownSetting) as refused:
         in_force(flags, environ)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -170,7 +170,7 @@ def test_an_empty_file_says_nothing(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("- db\n", "must hold lines of the form"),
         ("db: [unclosed\n", "not valid YAML"),
@@ -181,10 +181,10 @@ def test_an_empty_file_says_nothing(tmp_path, text):
         ("yes: 1\n", "unknown setting yes"),
     ],
 )
-def test_a_broken_file_is_refused_in_one_line(tmp_path, text, told):
+def test_a_broken_file_is_refused_in_one_line(tmp_path, text, expected):
     with pytest.raises(UnknownSetting) as refused:
         in_force({}, {}, written(tmp_path, text))
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

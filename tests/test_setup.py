@@ -20,8 +20,8 @@ def bare(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in BASIC:
-        found = next(p for p in (Path("/usr/bin", name), Path("/bin", name)) if p.exists())
-        (folder / name).symlink_to(found)
+        result = next(p for p in (Path("/usr/bin", name), Path("/bin", name)) if p.exists())
+        (folder / name).symlink_to(result)
     return folder
 
 

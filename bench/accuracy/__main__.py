@@ -44,8 +44,8 @@ def main() -> None:
     result = json.loads(RESULT.read_text()) if RESULT.exists() and not is_look else {}
     for name in chosen:
         begin = time.monotonic()
-        found = parts[name]()
-        result[name] = found | {
+        matches = parts[name]()
+        result[name] = matches | {
             "took_s": round(time.monotonic() - begin),
             "commit": commit(),
             "date": time.strftime("%F"),
@@ -97,23 +97,23 @@ def _shapes(asked: Namespace) -> dict[str, Any]:
     shapes = asked.shape.split(",") if asked.shape else shape_runs.ALL_SHAPES
     if unknown := set(shapes) - set(shape_runs.ALL_SHAPES):
         sys.exit(f"accuracy: no shape {', '.join(unknown)}; there are {', '.join(shape_runs.ALL_SHAPES)}")
-    found = shape_runs.summary(shape_runs.run(shapes, seeds, fault=asked.fault))
+    summary = shape_runs.summary(shape_runs.run(shapes, seeds, fault=asked.fault))
     if seeds.start >= shape_runs.HELD_OUT:
-        del found["misses"]  # a published held-out case would be tuned on
-    return {"seeds": f"{seeds.start} to {seeds.stop - 1}", **found}
+        del summary["misses"]  # a published held-out case would be tuned on
+    return {"seeds": f"{seeds.start} to {seeds.stop - 1}", **summary}
 
 
 def _short(result: dict[str, Any]) -> str:
     lines = []
     if "matrix" in result:
-        found = result["matrix"]
+        matrix = result["matrix"]
         lines.append(
-            f"{found['n']} simulated faults: culprit {found['culprit_right_percent']} %, "
-            f"cause {found['cause_right_percent']} %, {found['n_accused']} ranks accused wrongly"
+            f"{matrix['n']} simulated faults: culprit {matrix['culprit_right_percent']} %, "
+            f"cause {matrix['cause_right_percent']} %, {matrix['n_accused']} ranks accused wrongly"
         )
     if "healthy" in result:
-        found = result["healthy"]
-        lines.append(f"{found['n']} healthy jobs: {found['n_ranks_accused']} ranks accused")
+        matrix = result["healthy"]
+        lines.append(f"{matrix['n']} healthy jobs: {matrix['n_ranks_accused']} ranks accused")
     return "\n".join(lines)
 
 

@@ -28,24 +28,24 @@ def report_on(path: Path) -> Report:
 
 def recordings() -> list[dict[str, Any]]:
     """Truth, report and mark of every recording."""
-    found = []
+    result = []
     for path in sorted(DATA.glob("recordings/*/truth.json")):
         truth = json.loads(path.read_text())
         report, answers = report_on(path.parent), _answers(truth)
-        one = judged(report, answers)
-        told = report.verdicts[0].causes[0].cause.name if one.cause == "wrong" else ""
-        cause = "right" if told == WITHOUT_SYSTEM_CALLS.get(truth["cause"], "-") else one.cause
-        found.append(
+        entry = judged(report, answers)
+        name = report.verdicts[0].causes[0].cause.name if entry.cause == "wrong" else ""
+        cause = "right" if name == WITHOUT_SYSTEM_CALLS.get(truth["cause"], "-") else entry.cause
+        result.append(
             {
                 "name": path.parent.name,
                 "truth": _truth(truth),
-                "said": one.said,
-                "culprit": one.culprit,
+                "said": entry.said,
+                "culprit": entry.culprit,
                 "cause": cause,
-                "cost_gpu_seconds": one.cost_gpu_seconds,
+                "cost_gpu_seconds": entry.cost_gpu_seconds,
             }
         )
-    return found
+    return result
 
 
 def _answers(truth: dict[str, Any]) -> tuple[Answer, ...]:
@@ -65,7 +65,7 @@ def _truth(truth: dict[str, Any]) -> str:
 
 def public() -> list[dict[str, Any]]:
     """Every public data set that is there."""
-    found = []
+    result = []
     for name, (truth, is_right) in PUBLIC.items():
         path = DATA / "public" / name
         if not path.exists():
@@ -73,12 +73,12 @@ def public() -> list[dict[str, Any]]:
         try:
             report = report_on(path)
         except StallscopeError as refused:
-            found.append({"name": name, "truth": truth, "said": str(refused), "mark": "abstained"})
+            result.append({"name": name, "truth": truth, "said": str(refused), "mark": "abstained"})
             continue
-        one = judged(report, ())
-        mark = "right" if is_right(report) else "wrong" if one.n_accused else "abstained"
-        found.append({"name": name, "truth": truth, "said": one.said, "mark": mark})
-    return found
+        entry = judged(report, ())
+        mark = "right" if is_right(report) else "wrong" if entry.n_accused else "abstained"
+        result.append({"name": name, "truth": truth, "said": entry.said, "mark": mark})
+    return result
 
 
 def _names(*ranks: int) -> Callable[[Report], bool]:
@@ -117,13 +117,13 @@ PUBLIC: dict[str, tuple[str, Callable[[Report], bool]]] = {
 
 def slowdowns() -> list[dict[str, Any]]:
     """Reported slowdown of the pipeline traces, and the slowdown against a simulated ideal run by their authors."""
-    found = []
+    result = []
     for name in ("AR", "ST"):
         path = DATA / "public" / "pipeline-traces" / f"trace-{name}.parquet"
         makers = path.with_name(f"result-{name}.json")
         if not path.exists() or not makers.exists():
             continue
-        said = [verdict.evidence.slowdown for verdict in report_on(path).verdicts]
+        message = [verdict.evidence.slowdown for verdict in report_on(path).verdicts]
         true = round(json.loads(makers.read_text())["blocking_slowdown"], 3)
-        found.append({"name": name, "makers": true, "said": said[0] if said else None})
-    return found
+        result.append({"name": name, "makers": true, "said": message[0] if message else None})
+    return result

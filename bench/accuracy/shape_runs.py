@@ -57,9 +57,9 @@ def ran(case: Case) -> Ran | None:
         gc.enable()
         return None
     trace, truth = job(case.shape, case.fault, case.seed)
-    found = Ran(case, answer(diagnose(trace), truth), _text(truth), time.monotonic() - begin)
+    result = Ran(case, answer(diagnose(trace), truth), _text(truth), time.monotonic() - begin)
     gc.enable()
-    return found
+    return result
 
 
 def _text(truth: Truth) -> str:
@@ -67,10 +67,8 @@ def _text(truth: Truth) -> str:
         return f"healthy, uneven {truth.uneven}" if truth.uneven else "healthy"
     ranks = ",".join(map(str, truth.fault.ranks[:8])) + (",..." if len(truth.fault.ranks) > 8 else "")
     causes = "/".join(truth.fault.causes)
-    seen = ", GPU times" if truth.fault.slow_gpus and truth.has_gpu_times else ""
-    return (
-        f"[{ranks}] {causes}, {100 * truth.cost_share:.0f} % of the time, {truth.cost_gpu_s:.2f} GPU s{seen}"
-    )
+    observed = ", GPU times" if truth.fault.slow_gpus and truth.has_gpu_times else ""
+    return f"[{ranks}] {causes}, {100 * truth.cost_share:.0f} % of the time, {truth.cost_gpu_s:.2f} GPU s{observed}"
 
 
 def run(shapes: Iterable[str], seeds: range, *, fault: str = "") -> list[Ran]:
@@ -82,24 +80,24 @@ def summary(done: list[Ran]) -> dict[str, Any]:
     """Counts by shape, the weakest first; and each case that is not right."""
     by_shape: dict[str, list[Ran]] = defaultdict(list)
     by_fault: dict[str, list[Ran]] = defaultdict(list)
-    for one in done:
-        by_shape[one.case.shape].append(one)
-        if one.case.fault:
-            by_fault[one.case.fault].append(one)
+    for entry in done:
+        by_shape[entry.case.shape].append(entry)
+        if entry.case.fault:
+            by_fault[entry.case.fault].append(entry)
     rows = {shape: _counts(some) for shape, some in by_shape.items()}
     return {
         "total": _counts(done),
         "by_shape": dict(sorted(rows.items(), key=lambda row: -_weakness(row[1]))),
         "by_fault": {name: _counts(some)["faults"] for name, some in by_fault.items()},
-        "misses": [_miss(one) for one in done if _is_miss(one.answer)],
+        "misses": [_miss(entry) for entry in done if _is_miss(entry.answer)],
     }
 
 
 def _counts(done: list[Ran]) -> dict[str, Any]:
-    healthy = [one.answer for one in done if not one.case.fault]
-    faulty = [one.answer for one in done if one.case.fault]
-    marks, others = Counter(one.mark for one in healthy), Counter(one.mark for one in faulty)
-    cause, cost = Counter(one.cause for one in faulty), Counter(one.cost for one in faulty)
+    healthy = [entry.answer for entry in done if not entry.case.fault]
+    faulty = [entry.answer for entry in done if entry.case.fault]
+    marks, others = Counter(entry.mark for entry in healthy), Counter(entry.mark for entry in faulty)
+    cause, cost = Counter(entry.cause for entry in faulty), Counter(entry.cost for entry in faulty)
     return {
         "healthy": {
             "n": len(healthy),
@@ -128,33 +126,33 @@ def _weakness(row: dict[str, Any]) -> float:
     return float(10 * share + missed + 0.3 * unclear)
 
 
-def _is_miss(one: Answer) -> bool:
-    return one.mark != "right" or "wrong" in (one.cause, one.cost)
+def _is_miss(entry: Answer) -> bool:
+    return entry.mark != "right" or "wrong" in (entry.cause, entry.cost)
 
 
-def _miss(one: Ran) -> dict[str, Any]:
-    what = [one.answer.mark] if one.answer.mark != "right" else []
+def _miss(entry: Ran) -> dict[str, Any]:
+    what = [entry.answer.mark] if entry.answer.mark != "right" else []
     what += [
-        name for name, mark in (("cause", one.answer.cause), ("cost", one.answer.cost)) if mark == "wrong"
+        name for name, mark in (("cause", entry.answer.cause), ("cost", entry.answer.cost)) if mark == "wrong"
     ]
     return {
-        "shape": one.case.shape,
-        "seed": one.case.seed,
-        "fault": one.case.fault or "none",
+        "shape": entry.case.shape,
+        "seed": entry.case.seed,
+        "fault": entry.case.fault or "none",
         "what": ", ".join(what),
-        "truth": one.truth_text,
-        "report": one.answer.report,
-        "cost_ratio": one.answer.cost_ratio,
+        "truth": entry.truth_text,
+        "report": entry.answer.report,
+        "cost_ratio": entry.answer.cost_ratio,
     }
 
 
-def text(found: dict[str, Any], *, n_misses: int = 400) -> str:
+def text(result: dict[str, Any], *, n_misses: int = 400) -> str:
     """The summary for a terminal: shapes, the weakest first, then each miss in one line."""
     lines = [
         f"{'shape':16} {'healthy':>8} {'accused':>8} {'inconcl.':>8} {'other':>6} | {'faults':>6} {'right':>6}"
         f" {'wrong':>6} {'missed':>6} {'inconcl.':>8} | {'cause':>7} {'cost':>7}"
     ]
-    for name, row in [("all", found["total"]), *found["by_shape"].items()]:
+    for name, row in [("all", result["total"]), *result["by_shape"].items()]:
         h, f = row["healthy"], row["faults"]
         lines.append(
             f"{name:16} {h['n']:8} {h['accused']:8} {h['inconclusive']:8} {h['missed']:6} | {f['n']:6} {f['right']:6}"
@@ -163,22 +161,24 @@ def text(found: dict[str, Any], *, n_misses: int = 400) -> str:
             f" {f['cost_right']:3}/{f['cost_right'] + f['cost_wrong']:<3}"
         )
     lines.append("")
-    for name, f in found["by_fault"].items():
+    for name, f in result["by_fault"].items():
         lines.append(
             f"{name:18} {f['n']:4} right {f['right']:4} wrong {f['wrong']:3} missed {f['missed']:3} inconclusive"
             f" {f['inconclusive']:3} cause wrong {f['cause_wrong']:3} cost wrong {f['cost_wrong']:3}"
         )
     lines.append("")
     order = {"accused": 0, "wrong": 1, "missed": 2, "inconclusive": 3}
-    for one in sorted(found["misses"], key=lambda one: order.get(one["what"].split(",")[0], 4))[:n_misses]:
+    for miss in sorted(result["misses"], key=lambda miss: order.get(miss["what"].split(",")[0], 4))[
+        :n_misses
+    ]:
         ratio = (
-            f" (cost {one['cost_ratio'][0]} to {one['cost_ratio'][1]} of the truth)"
-            if one["cost_ratio"]
+            f" (cost {miss['cost_ratio'][0]} to {miss['cost_ratio'][1]} of the truth)"
+            if miss["cost_ratio"]
             else ""
         )
         lines.append(
-            f"{one['what'].upper()}: {one['shape']} --seeds {one['seed']} fault {one['fault']}: "
-            f"truth {one['truth']}; answer: {one['report'][:160]}{ratio}"
+            f"{miss['what'].upper()}: {miss['shape']} --seeds {miss['seed']} fault {miss['fault']}: "
+            f"truth {miss['truth']}; answer: {miss['report'][:160]}{ratio}"
         )
     return "\n".join(lines)
 

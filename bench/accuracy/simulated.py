@@ -76,14 +76,14 @@ def matrix(
     done = list(spread(tried, cases(shapes, n_seeds=n_seeds)))
     return {
         "n": len(done),
-        **_rates([one for _, one, _ in done]),
-        "n_accused": sum(one.n_accused for _, one, _ in done),
+        **_rates([entry for _, entry, _ in done]),
+        "n_accused": sum(entry.n_accused for _, entry, _ in done),
         "by_fault": _table(done, lambda case: _fault_name(case)),
         "by_shape": _table(done, lambda case: case.shape),
         "misses": [
-            {"shape": case.shape, "fault": _fault_name(case), "seed": case.seed, **_miss(one)}
-            for case, one, _ in done
-            if one.culprit != "right" or one.cause not in ("", "right")
+            {"shape": case.shape, "fault": _fault_name(case), "seed": case.seed, **_miss(entry)}
+            for case, entry, _ in done
+            if entry.culprit != "right" or entry.cause not in ("", "right")
         ],
     }
 
@@ -94,17 +94,17 @@ def _fault_name(case: Case) -> str:
     return f"{case.fault}, {'with' if case.is_whole else 'without'} {NEEDS[case.fault][0]}"
 
 
-def _miss(one: Judged) -> dict[str, str]:
-    return {"culprit": one.culprit, "cause": one.cause, "said": one.said}
+def _miss(entry: Judged) -> dict[str, str]:
+    return {"culprit": entry.culprit, "cause": entry.cause, "said": entry.said}
 
 
-def _rates(found: list[Judged]) -> dict[str, Any]:
+def _rates(judgeds: list[Judged]) -> dict[str, Any]:
     """Counts of marks, and shares of right ones in per cent."""
-    culprit = Counter(one.culprit for one in found)
-    cause = Counter(one.cause for one in found if one.cause)
+    culprit = Counter(entry.culprit for entry in judgeds)
+    cause = Counter(entry.cause for entry in judgeds if entry.cause)
     return {
         "culprit": {mark: culprit[mark] for mark in ("right", "wrong", "abstained")},
-        "culprit_right_percent": _percent(culprit["right"], len(found)),
+        "culprit_right_percent": _percent(culprit["right"], len(judgeds)),
         "cause": {mark: cause[mark] for mark in ("right", "wrong", "abstained")},
         "cause_right_percent": _percent(cause["right"], cause.total()),
     }
@@ -116,20 +116,20 @@ def _percent(n: int, whole: int) -> float | None:
 
 def _table(done: list[tuple[Case, Judged, float]], key: Callable[[Case], str]) -> dict[str, dict[str, Any]]:
     groups: dict[str, list[tuple[Judged, float]]] = defaultdict(list)
-    for case, one, cost in done:
-        groups[key(case)].append((one, cost))
+    for case, entry, cost in done:
+        groups[key(case)].append((entry, cost))
     return {
-        name: {"n": len(found), **_rates([one for one, _ in found]), "cost_ratio": _cost_ratio(found)}
-        for name, found in groups.items()
+        name: {"n": len(result), **_rates([entry for entry, _ in result]), "cost_ratio": _cost_ratio(result)}
+        for name, result in groups.items()
     }
 
 
-def _cost_ratio(found: list[tuple[Judged, float]]) -> list[float] | None:
+def _cost_ratio(judgedses: list[tuple[Judged, float]]) -> list[float] | None:
     """Reported cost / true cost of right verdicts of at least a GPU second: 10th, 50th and 90th percentile."""
     ratios = [
-        one.cost_gpu_seconds / true
-        for one, true in found
-        if true >= 1.0 and one.culprit == "right" and one.cost_gpu_seconds is not None
+        entry.cost_gpu_seconds / true
+        for entry, true in judgedses
+        if true >= 1.0 and entry.culprit == "right" and entry.cost_gpu_seconds is not None
     ]
     return [round(float(q), 2) for q in np.quantile(ratios, (0.1, 0.5, 0.9))] if ratios else None
 
@@ -153,17 +153,17 @@ def healthy_job(number: int) -> tuple[str, Judged]:
 
 def healthy(n: int = N_HEALTHY) -> dict[str, Any]:
     """The number of n healthy jobs with the answer healthy, and every job with another report."""
-    found = list(spread(healthy_job, range(n)))
+    result = list(spread(healthy_job, range(n)))
     return {
         "n": n,
-        "n_jobs_with_an_accusation": sum(one.n_accused > 0 for _, one in found),
-        "n_ranks_accused": sum(one.n_accused for _, one in found),
-        "n_called_healthy": sum(one.said == "healthy" for _, one in found),
-        "by_shape": Counter(name for name, _ in found),
+        "n_jobs_with_an_accusation": sum(entry.n_accused > 0 for _, entry in result),
+        "n_ranks_accused": sum(entry.n_accused for _, entry in result),
+        "n_called_healthy": sum(entry.said == "healthy" for _, entry in result),
+        "by_shape": Counter(name for name, _ in result),
         "said_otherwise": [
-            {"job": number, "shape": name, "said": one.said}
-            for number, (name, one) in enumerate(found)
-            if one.said != "healthy"
+            {"job": number, "shape": name, "said": entry.said}
+            for number, (name, entry) in enumerate(result)
+            if entry.said != "healthy"
         ],
     }
 
@@ -203,9 +203,9 @@ def curve(*, delays_ms: Iterable[int] = DELAYS_MS, n: int = N_CURVE) -> dict[str
     points = [Point(ms, jitter, seed) for jitter in JITTERS for ms in delays_ms for seed in range(n)]
     named: dict[tuple[float, int], int] = Counter()
     n_accused = 0
-    for point, one in spread(curve_job, points):
-        named[point.jitter, point.delay_ms] += one.culprit == "right"
-        n_accused += one.n_accused
+    for point, entry in spread(curve_job, points):
+        named[point.jitter, point.delay_ms] += entry.culprit == "right"
+        n_accused += entry.n_accused
     return {
         "n_each": n,
         "n_accused": n_accused,

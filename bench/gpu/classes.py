@@ -65,9 +65,9 @@ def main() -> None:
         mark = "right" if check.is_right else "WRONG"
         print(f"{mark}  {check.what}: {check.found}" + ("" if check.is_right else f", not {check.wanted}"))
     print(*notes, f"{len(checks) - len(wrong)} of {len(checks)} right", sep="\n", flush=True)
-    told = [{**check._asdict(), "is_right": check.is_right} for check in checks]
+    output = [{**check._asdict(), "is_right": check.is_right} for check in checks]
     (chosen.out / "classes.json").write_text(
-        json.dumps({"n_gpus": n_ranks, "checks": told, "notes": notes}, indent=1)
+        json.dumps({"n_gpus": n_ranks, "checks": output, "notes": notes}, indent=1)
     )
     sys.exit(bool(wrong))
 
@@ -156,42 +156,44 @@ def await_all(files: list[Path], programs: list[Program], limit_s: float) -> Non
 def runtime_of_torch() -> Path:
     """The runtime library that PyTorch loads. Raises Failed."""
     code = "import torch; torch.cuda.is_available(); print(open('/proc/self/maps').read())"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout
-    found = {line.split()[-1] for line in said.splitlines() if "/libcudart" in line}
-    if not found:
+    stdout = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout
+    parts = {line.split()[-1] for line in stdout.splitlines() if "/libcudart" in line}
+    if not parts:
         raise Failed("PyTorch has no libcudart of its own: give --cudart")
-    return Path(sorted(found)[0])
+    return Path(sorted(parts)[0])
 
 
 def calls_of(
     trace: sqlite3.Connection, pid: int, begin_ns: int = 0, end_ns: int = 1 << 62
 ) -> dict[str, dict[str, int]]:
     """Calls by function and, of copies, direction."""
-    found = trace.execute(
+    rows = trace.execute(
         "SELECT name, direction, host_memory, SUM(n), SUM(n_seen), SUM(count_bytes), SUM(n_failed), MAX(is_estimate) "
         "FROM operations JOIN symbols USING (symbol) WHERE pid = ? AND ts_ns > ? AND ts_ns <= ? GROUP BY 1, 2, 3",
         (pid, begin_ns, end_ns),
     )
     out: dict[str, dict[str, int]] = {}
-    for name, direction, host, n, n_seen, n_bytes, n_failed, is_estimate in found:
+    for name, direction, host, n, n_seen, n_bytes, n_failed, is_estimate in rows:
         key = f"{name} {Direction(direction).name}" if direction else name
-        one = out.setdefault(key, dict.fromkeys(("n", "n_seen", "count_bytes", "n_failed", "is_estimate"), 0))
-        for field, value in zip(one, (n, n_seen, n_bytes, n_failed, is_estimate), strict=True):
-            one[field] += value
-        one[HostMemory(host).name] = one.get(HostMemory(host).name, 0) + n
+        entry = out.setdefault(
+            key, dict.fromkeys(("n", "n_seen", "count_bytes", "n_failed", "is_estimate"), 0)
+        )
+        for field, value in zip(entry, (n, n_seen, n_bytes, n_failed, is_estimate), strict=True):
+            entry[field] += value
+        entry[HostMemory(host).name] = entry.get(HostMemory(host).name, 0) + n
     return out
 
 
 def exact_checks(trace: sqlite3.Connection, rank: int, did: dict[str, Any]) -> list[Check]:
     """Every called function and no other: number, bytes, failures; the memory held at the end."""
-    found, made = calls_of(trace, did["pid"]), did["made"]
-    by_runtime = {name: one for name, one in found.items() if name.startswith("cuda")}
+    calls, made = calls_of(trace, did["pid"]), did["made"]
+    by_runtime = {name: response for name, response in calls.items() if name.startswith("cuda")}
     checks = [Check(f"rank {rank}: functions", sorted(by_runtime), sorted(made))]
     for name, wanted in made.items():
-        one = found.get(name, {})
+        response = calls.get(name, {})
         for field in ("n", "count_bytes", "n_failed"):
-            checks.append(Check(f"rank {rank}: {name} {field}", one.get(field), wanted[field]))
-    pinned = found.get("cudaMemcpyAsync DEVICE_TO_HOST", {}).get("PINNED")
+            checks.append(Check(f"rank {rank}: {name} {field}", response.get(field), wanted[field]))
+    pinned = calls.get("cudaMemcpyAsync DEVICE_TO_HOST", {}).get("PINNED")
     checks.append(Check(f"rank {rank}: cudaMemcpyAsync to pinned memory", pinned, 100))
     held = held_of(trace, did["pid"], did["ended_ns"])
     for kind, (n_bytes, n, device) in did["held"].items():
@@ -241,19 +243,21 @@ def torch_checks(trace: sqlite3.Connection, rank: int, did: dict[str, Any], *, n
     checks, pid = [], did["pid"]
     for phase, (name, n, n_bytes) in EXPECTED.items():
         begin_ns, end_ns = did["phases"][phase]
-        found = calls_of(trace, pid, begin_ns, end_ns + LATER_NS)
+        calls = calls_of(trace, pid, begin_ns, end_ns + LATER_NS)
         for other, plain in SAME.items():
-            if other in found:
-                found.setdefault(plain, {"n": 0, "count_bytes": 0})["n"] += found[other]["n"]
-        one, where = found.get(name, {}), f"rank {rank}: torch {phase}: {name}"
-        checks.append(Check(f"{where} n", one.get("n", 0), n, at_least=name in WATCHED))
+            if other in calls:
+                calls.setdefault(plain, {"n": 0, "count_bytes": 0})["n"] += calls[other]["n"]
+        response, where = calls.get(name, {}), f"rank {rank}: torch {phase}: {name}"
+        checks.append(Check(f"{where} n", response.get("n", 0), n, at_least=name in WATCHED))
         if n_bytes is not None:
-            checks.append(Check(f"{where} bytes", one.get("count_bytes"), n_bytes, at_least=name in WATCHED))
+            checks.append(
+                Check(f"{where} bytes", response.get("count_bytes"), n_bytes, at_least=name in WATCHED)
+            )
         if "pinned" in phase:
-            checks.append(Check(f"{where} pinned", one.get("PINNED", 0), n))
+            checks.append(Check(f"{where} pinned", response.get("PINNED", 0), n))
         if phase == "graph":
-            whole = {"cudaStreamBeginCapture", "cudaStreamEndCapture"} <= found.keys()
-            is_made = any(key.startswith("cudaGraphInstantiate") for key in found)
+            whole = {"cudaStreamBeginCapture", "cudaStreamEndCapture"} <= calls.keys()
+            is_made = any(key.startswith("cudaGraphInstantiate") for key in calls)
             checks.append(Check(f"{where} captured, instantiated", (whole, is_made), (True, True)))
     checks += torch_memory_checks(trace, rank, did)
     if n_ranks > 1:
@@ -289,7 +293,7 @@ def collective_checks(
 ) -> list[Check]:
     """The all-reduces: bytes, rank, device, and one communicator for all."""
     begin_ns, end_ns = did["phases"]["all_reduce"]
-    found = trace.execute(
+    row = trace.execute(
         "SELECT COUNT(*), MIN(count_bytes), MAX(count_bytes), MIN(comm_rank), MIN(nranks), MIN(device), "
         "COUNT(DISTINCT comm_hash) FROM collectives WHERE pid = ? AND ts_ns BETWEEN ? AND ?",
         (did["pid"], begin_ns, end_ns),
@@ -298,7 +302,7 @@ def collective_checks(
         "SELECT COUNT(DISTINCT comm_hash) FROM collectives WHERE comm_hash != 0"
     ).fetchone()
     return [
-        Check(f"rank {rank}: torch all_reduce", found, (20, 4_000_000, 4_000_000, rank, n_ranks, rank, 1)),
+        Check(f"rank {rank}: torch all_reduce", row, (20, 4_000_000, 4_000_000, rank, n_ranks, rank, 1)),
         Check(f"rank {rank}: communicators", n_hashes, 1),
     ]
 

@@ -59,10 +59,10 @@ class Calls:
     ) -> None:
         """Raises RuntimeError if the result is not the expected result."""
         result = getattr(self._library, name)(*arguments)
-        one = self.made.setdefault(f"{name} {direction}".strip(), {"n": 0, "count_bytes": 0, "n_failed": 0})
-        one["n"] += 1
-        one["count_bytes"] += n_bytes
-        one["n_failed"] += result != 0
+        entry = self.made.setdefault(f"{name} {direction}".strip(), {"n": 0, "count_bytes": 0, "n_failed": 0})
+        entry["n"] += 1
+        entry["count_bytes"] += n_bytes
+        entry["n_failed"] += result != 0
         if result != fails:
             raise RuntimeError(f"{name}{arguments} returned {result}, not {fails}")
 
@@ -231,19 +231,19 @@ def in_torch(chosen: argparse.Namespace) -> dict[str, Any]:
     many.add_(1)
     event.record()
     side.wait_event(event)
-    told: dict[str, list[int]] = {}
+    output: dict[str, list[int]] = {}
     for name, phase in phases.items():
         torch.cuda.synchronize()
         time.sleep(SILENCE_S)
         begin_ns = time.monotonic_ns()
         phase()
-        told[name] = [begin_ns, time.monotonic_ns()]
+        output[name] = [begin_ns, time.monotonic_ns()]
     torch.cuda.synchronize()
     time.sleep(SILENCE_S)
     ended_ns = time.monotonic_ns()
     if chosen.devices > 1:
         dist.destroy_process_group()
-    return {"phases": told, "ended_ns": ended_ns}
+    return {"phases": output, "ended_ns": ended_ns}
 
 
 if __name__ == "__main__":

@@ -75,20 +75,20 @@ def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Windo
     within a step.
     """
     n = min(len(turn_ns), len(steps.number))
-    number, end_ns, length_ns = (one[1:n] for one in steps)
+    number, end_ns, length_ns = (window[1:n] for window in steps)
     slow = np.log(np.clip(turn_ns, *np.percentile(turn_ns, _USUAL_SPEEDS)) / np.median(turn_ns))
     before, after = slow[number - 1], slow[number]
     design = np.column_stack([np.ones(len(number)), before, after, before**2, after**2, before * after])
     is_off = np.zeros(len(number), bool)
-    for one in windows:
-        is_off |= (not one.is_on) & (end_ns >= one.begin_ns) & (end_ns <= one.end_ns)
+    for window in windows:
+        is_off |= (not window.is_on) & (end_ns >= window.begin_ns) & (end_ns <= window.end_ns)
     fit = np.linalg.lstsq(design[is_off], np.log(length_ns[is_off]), rcond=None)[0]
     return Steps(number, end_ns, length_ns / np.exp(design[:, 1:] @ fit[1:]))
 
 
 def mean_step_ns(window: Window, ranks: list[Steps]) -> float:
     """Mean ns of a step of all ranks that are compared; nan where none has a whole step."""
-    each_ns = [one for steps in ranks if not math.isnan(one := step_ns(window, steps))]
+    each_ns = [entry for steps in ranks if not math.isnan(entry := step_ns(window, steps))]
     return fmean(each_ns) if each_ns else math.nan
 
 
@@ -100,9 +100,9 @@ def step_ns(window: Window, steps: Steps) -> float:
 
 def halves(windows: list[Window]) -> tuple[list[Window], list[Window]]:
     """The half windows before and after each switch."""
-    middle_ns = [(one.begin_ns + one.end_ns) // 2 for one in windows]
-    before = [one._replace(begin_ns=ns) for one, ns in zip(windows[:-1], middle_ns[:-1], strict=True)]
-    after = [one._replace(end_ns=ns) for one, ns in zip(windows[1:], middle_ns[1:], strict=True)]
+    middle_ns = [(window.begin_ns + window.end_ns) // 2 for window in windows]
+    before = [window._replace(begin_ns=ns) for window, ns in zip(windows[:-1], middle_ns[:-1], strict=True)]
+    after = [window._replace(end_ns=ns) for window, ns in zip(windows[1:], middle_ns[1:], strict=True)]
     return before, after
 
 
@@ -112,10 +112,10 @@ def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
     The mean of the ranks that are compared, of each that has whole steps on both sides; nan where none has.
     """
     before, after = (
-        np.log(np.array([[step_ns(one, steps) for one in side] for steps in ranks]))
+        np.log(np.array([[step_ns(window, steps) for window in side] for steps in ranks]))
         for side in halves(windows)
     )
-    longer = (after - before) * [1 if one.is_on else -1 for one in windows[1:]]
+    longer = (after - before) * [1 if window.is_on else -1 for window in windows[1:]]
     is_known = ~np.isnan(longer)
     with np.errstate(invalid="ignore"):
         mean = np.where(is_known, longer, 0).sum(axis=0) / is_known.sum(axis=0)
@@ -124,17 +124,21 @@ def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
 
 def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
     """For which share of each window each governed group was on: (windows, groups). At first all are."""
-    found = np.ones((len(windows), len(GOVERNED)))
+    result = np.ones((len(windows), len(GOVERNED)))
     for at, group in enumerate(GOVERNED):
-        of = [(0, True), *((one.at_ns, one.is_on) for one in turns if one.group == group), (1 << 62, True)]
-        for row, one in enumerate(windows):
+        of = [
+            (0, True),
+            *((turn.at_ns, turn.is_on) for turn in turns if turn.group == group),
+            (1 << 62, True),
+        ]
+        for row, turn in enumerate(windows):
             off_ns = sum(
-                max(0, min(until_ns, one.end_ns) - max(since_ns, one.begin_ns))
+                max(0, min(until_ns, turn.end_ns) - max(since_ns, turn.begin_ns))
                 for (since_ns, is_on), (until_ns, _) in pairwise(of)
                 if not is_on
             )
-            found[row, at] -= off_ns / (one.end_ns - one.begin_ns)
-    return found
+            result[row, at] -= off_ns / (turn.end_ns - turn.begin_ns)
+    return result
 
 
 class Found(NamedTuple):
@@ -151,27 +155,29 @@ def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> Fo
     is_known = ~np.isnan(percent)
     before, after = halves(windows)
     traced = [b if b.is_on else a for b, a in zip(before, after, strict=True)]
-    settled = [one._replace(begin_ns=one.begin_ns - int(SETTLE_S * 1e9)) for one in windows if one.is_on]
+    settled = [
+        window._replace(begin_ns=window.begin_ns - int(SETTLE_S * 1e9)) for window in windows if window.is_on
+    ]
     return Found(
         percent[is_known], on_shares(turns, traced)[is_known], on_shares(turns, settled).mean(axis=0)
     )
 
 
-def interval(found: Found) -> Interval:
+def interval(result: Found) -> Interval:
     """Mean and 95 % interval: where a line through the comparisons (Huber's, as many columns as differ at all) has the
     shares of the whole. Huber, Robust Statistics (1981), 7.6.
     """
-    n = len(found.percent)
-    columns = [one for one in (found.shares - found.whole).T if np.ptp(one) > 0]
+    n = len(result.percent)
+    columns = [entry for entry in (result.shares - result.whole).T if np.ptp(entry) > 0]
     design = np.column_stack([np.ones(n), *columns])
     free = n - design.shape[1]
     if free < 1:
-        return Interval(float(found.percent.mean()) if n else math.nan, math.nan)
+        return Interval(float(result.percent.mean()) if n else math.nan, math.nan)
     weight = np.ones(n)
     for _ in range(_N_FITS):
         root = np.sqrt(weight)
-        fit = np.linalg.lstsq(design * root[:, None], found.percent * root, rcond=None)[0]
-        rest = found.percent - design @ fit
+        fit = np.linalg.lstsq(design * root[:, None], result.percent * root, rcond=None)[0]
+        rest = result.percent - design @ fit
         scale = max(_NORMAL_MAD * float(np.median(np.abs(rest))), 1e-12)
         weight = 1 / np.maximum(np.abs(rest) / (_HUBER * scale), 1)
     is_near, pull = np.abs(rest) <= _HUBER * scale, weight * rest
@@ -185,22 +191,22 @@ def interval(found: Found) -> Interval:
 def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> dict[str, Any]:
     """The slowdown and its comparisons. Raises Failed with fewer than two comparisons."""
     known = found_in(windows, ranks, turns)
-    found = [float(one) for one in known.percent]
-    if len(found) < 2:
-        raise Failed(f"only {len(found)} of {len(windows) - 1} switches have whole steps on both sides")
+    result = [float(window) for window in known.percent]
+    if len(result) < 2:
+        raise Failed(f"only {len(result)} of {len(windows) - 1} switches have whole steps on both sides")
     mean, half = interval(known)
-    off_ns = [mean_step_ns(one, ranks) for one in windows if not one.is_on]
+    off_ns = [mean_step_ns(window, ranks) for window in windows if not window.is_on]
     return {
         "slowdown_percent": round(mean, 3),
         "spread_percent": round(half, 3),
         "upper_bound_percent": round(mean + half, 3),
-        "median_percent": round(median(found), 3),
-        "runs": len(found),
+        "median_percent": round(median(result), 3),
+        "runs": len(result),
         "slowdown_us_per_step": round(mean / 100 * float(np.nanmedian(off_ns)) / 1e3, 2),
         "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),
         "on_share": dict(zip(("copies", "hot"), known.whole.round(4).tolist(), strict=True)),
-        "each_percent": [round(one, 3) for one in found],
-        "off_step_ms": [round(one / 1e6, 4) for one in off_ns],
+        "each_percent": [round(window, 3) for window in result],
+        "off_step_ms": [round(window / 1e6, 4) for window in off_ns],
     }
 
 
@@ -212,25 +218,25 @@ def pooled(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """
     if len(runs) == 1:
         return runs[0]
-    weight = np.array([one["spread_percent"] ** -2 for one in runs])
-    mean = float(np.average([one["slowdown_percent"] for one in runs], weights=weight))
+    weight = np.array([run["spread_percent"] ** -2 for run in runs])
+    mean = float(np.average([run["slowdown_percent"] for run in runs], weights=weight))
     half = float(weight.sum() ** -0.5)
     return {
-        **_together(runs, [one["runs"] for one in runs]),
+        **_together(runs, [run["runs"] for run in runs]),
         "slowdown_percent": round(mean, 3),
         "spread_percent": round(half, 3),
         "upper_bound_percent": round(mean + half, 3),
-        "runs": sum(one["runs"] for one in runs),
-        "of": [{key: one[key] for key in ("slowdown_percent", "spread_percent", "runs")} for one in runs],
+        "runs": sum(run["runs"] for run in runs),
+        "of": [{key: run[key] for key in ("slowdown_percent", "spread_percent", "runs")} for run in runs],
     }
 
 
 def _together(values: list[Any], n: list[int]) -> Any:
     first = values[0]
     if isinstance(first, dict):
-        return {key: _together([one[key] for one in values], n) for key in first}
+        return {key: _together([entry[key] for entry in values], n) for key in first}
     if isinstance(first, list):
-        return [one for value in values for one in value] if isinstance(first[0], float) else first
+        return [entry for value in values for entry in value] if isinstance(first[0], float) else first
     if isinstance(first, float):
         return round(float(np.average(values, weights=n)), 3)
     return first

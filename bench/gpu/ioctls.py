@@ -65,14 +65,14 @@ def traced(folder: Path) -> dict[str, Any]:
             subprocess.run([smi, "-q"], stdout=subprocess.DEVNULL, timeout=60)
         time.sleep(AFTER_S)
         end(caller)
-    found = _told(db, caller.process.pid)
+    result = _told(db, caller.process.pid)
     return {
         "caller_exit_code": code,
-        "is_right": found["of_caller"].keys() >= KNOWN
-        and found["of_caller"].get(UNKNOWN, {}).get("n") == N_UNKNOWN,
+        "is_right": result["of_caller"].keys() >= KNOWN
+        and result["of_caller"].get(UNKNOWN, {}).get("n") == N_UNKNOWN,
         "has_nvidia_smi": bool(smi),
         "devices": [line for line in Path("/proc/devices").read_text().splitlines() if "nvidia" in line],
-    } | found
+    } | result
 
 
 def _told(db: Path, pid: int) -> dict[str, Any]:

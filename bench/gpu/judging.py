@@ -66,17 +66,17 @@ def clock(folder: Path, rank: int) -> Clock:
 
 def truths(folder: Path) -> list[Truth]:
     """What was done to whom."""
-    told = json.loads((folder / "truth.json").read_text())
-    found = []
-    for fault in told["faults"]:
+    data = json.loads((folder / "truth.json").read_text())
+    result = []
+    for fault in data["faults"]:
         every, rank = fault["every_steps"], fault["rank"]
-        ranks = range(told["n_ranks"]) if rank is None else [rank]
+        ranks = range(data["n_ranks"]) if rank is None else [rank]
         period = every if 1 < every < 1000 and rank is not None else None
-        delay_ms = _delay_ms([clock(folder, one) for one in ranks], told["stopped_ns"], every)
+        delay_ms = _delay_ms([clock(folder, entry) for entry in ranks], data["stopped_ns"], every)
         if fault["name"] == "gil":  # all ranks are affected: no clock measures the delay
             delay_ms = None
-        found.append(Truth(fault["name"], fault["cause"], rank, period, delay_ms))
-    return found
+        result.append(Truth(fault["name"], fault["cause"], rank, period, delay_ms))
+    return result
 
 
 def _delay_ms(clocks: list[Clock], stopped_ns: list[list[int]], every: int) -> float | None:
@@ -115,7 +115,7 @@ def judged(scenario: str, folder: Path, report: dict[str, Any]) -> Judged:
 
 
 def _judge(truth: Truth, verdicts: list[dict[str, Any]], result: Judged) -> None:
-    verdict = next((one for one in verdicts if _is_on(truth, one)), None)
+    verdict = next((entry for entry in verdicts if _is_on(truth, entry)), None)
     if not verdict:
         result.wrong.append(f"no verdict on {truth.name} in rank {truth.rank}")
         return
@@ -132,7 +132,7 @@ def _judge(truth: Truth, verdicts: list[dict[str, Any]], result: Judged) -> None
     if truth.period and verdict["period_steps"] != truth.period:
         result.wrong.append(f"period {verdict['period_steps']}, not {truth.period}")
     if verdict["n_incidents"]:
-        total_ms = sum(one["excess_ms"] for one in verdict["causes"])
+        total_ms = sum(entry["excess_ms"] for entry in verdict["causes"])
         result.excess_ms = round(total_ms / verdict["n_incidents"], 1)
     if truth.delay_ms and verdict["late_ms"]:
         result.late_ms = verdict["late_ms"]["median"]

@@ -256,7 +256,7 @@ def needed_s(part: Part) -> float:
 
 def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part]) -> dict[str, Any]:
     """The slowdown of a workload. It may take its share of the time when nothing else follows. Raises Failed."""
-    is_last = all(isinstance(one, Workload) for one in following)
+    is_last = all(isinstance(entry, Workload) for entry in following)
     seconds = max(part.seconds, proof.left_s / len(following)) if is_last else part.seconds
     return slowdown.measured(
         part,
@@ -310,9 +310,9 @@ def collect(proof: Proof, answers: list[Answer], *, wait: bool) -> None:
         if wait or future.done():
             answers.remove((name, future))
             with proof.part(f"explain {name}"):
-                proof.reports[name], found = future.result()
-                proof.judged[name] = found
-                tell(f"{name}: {'right' if not found.wrong else found.wrong} ({found.said})")
+                proof.reports[name], result = future.result()
+                proof.judged[name] = result
+                tell(f"{name}: {'right' if not result.wrong else result.wrong} ({result.said})")
     keep(proof)
 
 
@@ -333,7 +333,7 @@ def measure_hooks(proof: Proof) -> None:
 def right(proof: Proof) -> set[str]:
     """The names of files of scenarios that came out right."""
     return {
-        slug(name) for name, found in proof.judged.items() if not found.wrong and name not in proof.failures
+        slug(name) for name, result in proof.judged.items() if not result.wrong and name not in proof.failures
     }
 
 
@@ -342,7 +342,7 @@ def keep(proof: Proof) -> None:
     machine = keeping.machine(is_emulated=proof.chosen.emulated)
     results = {
         "machine": machine,
-        "judged": [found.as_json() for found in proof.judged.values()],
+        "judged": [result.as_json() for result in proof.judged.values()],
         "failures": proof.failures,
         "skipped": proof.skipped,
         "took_s": proof.took_s,
@@ -351,7 +351,7 @@ def keep(proof: Proof) -> None:
     keeping.write(proof.chosen.out / "results.json", results)
     if proof.slowdowns:
         keeping.write(
-            proof.chosen.out / "slowdown.json", [{**one, "machine": machine} for one in proof.slowdowns]
+            proof.chosen.out / "slowdown.json", [{**entry, "machine": machine} for entry in proof.slowdowns]
         )
 
 

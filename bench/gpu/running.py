@@ -127,9 +127,9 @@ def start_job(
 
 
 def start(
-    command: Sequence[str], said: Path, environment: Mapping[str, str] = MappingProxyType({})
+    command: Sequence[str], path: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Program:
-    with said.open("wb") as file:
+    with path.open("wb") as file:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -138,7 +138,7 @@ def start(
             start_new_session=True,
             env=os.environ | environment,
         )
-    return Program(process, said)
+    return Program(process, path)
 
 
 def end(program: Program) -> None:

@@ -243,11 +243,11 @@ def file_lock() -> Step:
     )
     subprocess.Popen([PYTHON, "-c", script])
     time.sleep(0.3)
-    mine = path.open()
+    file = path.open()
 
     def take_lock() -> None:
-        fcntl.flock(mine, fcntl.LOCK_EX)
-        fcntl.flock(mine, fcntl.LOCK_UN)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_UN)
 
     return take_lock
 

@@ -306,9 +306,9 @@ def n_collectives(ts_ns: NDArray[np.int64], window: Window) -> int:
 
 def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
     """Raises Failed where a job's collectives came in windows without hooks, or did not in those with."""
-    for one in windows if len(ts_ns) else ():
-        if bool(n_collectives(ts_ns, one)) != one.is_on:
-            raise Failed(f"hooks were {'off' if one.is_on else 'on'} in a window where they should not be")
+    for entry in windows if len(ts_ns) else ():
+        if bool(n_collectives(ts_ns, entry)) != entry.is_on:
+            raise Failed(f"hooks were {'off' if entry.is_on else 'on'} in a window where they should not be")
 
 
 def lost_percent(before: Governed, after: Governed, *, n_ranks: int) -> dict[str, float]:

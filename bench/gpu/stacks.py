@@ -31,8 +31,8 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = chosen.folder or Path(scratch)
-        found = {name: told(name, folder / name, n_ranks=chosen.ranks) for name in PLACES}
-    report("stacks_on_gpus", {"n_ranks": chosen.ranks, "told": found})
+        result = {name: told(name, folder / name, n_ranks=chosen.ranks) for name in PLACES}
+    report("stacks_on_gpus", {"n_ranks": chosen.ranks, "told": result})
 
 
 def told(name: str, folder: Path, *, n_ranks: int) -> dict[str, Any]:
@@ -47,17 +47,17 @@ def told(name: str, folder: Path, *, n_ranks: int) -> dict[str, Any]:
         return {"is_right": False, "failed": str(failed)}
     finally:
         end(job.launcher)
-    evidence = [place for verdict in explained(db)["verdicts"] for place in _places(verdict["evidence"])]
+    evidence = [index for verdict in explained(db)["verdicts"] for index in _places(verdict["evidence"])]
     at, stack = evidence[0] if evidence else ("", [])
     function, text = PLACES[name]
-    line = next(i for i, one in enumerate(FAULTS, 1) if text in one)
+    line = next(i for i, entry in enumerate(FAULTS, 1) if text in entry)
     return {"is_right": f"faults.py:{line} " in at and at.endswith(function), "at": at, "stack": stack}
 
 
 def _places(evidence: dict[str, Any]) -> list[tuple[str, list[str]]]:
     doing = evidence.get("doing")
     each = [evidence, *(doing if isinstance(doing, list) else [])]
-    return [(one["at"], one["stack"]) for one in each if "at" in one]
+    return [(entry["at"], entry["stack"]) for entry in each if "at" in entry]
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ class Switched(kernel_side.Program):
     def release(self, link: Link) -> None:
         """As the program does."""
         with self._lock:
-            if place := self._places.pop(link, None):
-                os.close(place[0])
+            if index := self._places.pop(link, None):
+                os.close(index[0])
             super().release(link)
 
     def detach(self) -> None:
@@ -92,10 +92,12 @@ class Switched(kernel_side.Program):
             else:
                 begin_ns = time.monotonic_ns()
                 closing = [at_once.submit(link.close) for link in self._links]
-                closing += [at_once.submit(self._object.detach, one) for one in self._tracepoints]
+                closing += [
+                    at_once.submit(self._object.detach, tracepoint) for tracepoint in self._tracepoints
+                ]
                 self._tracepoints = []
-                for one in closing:
-                    one.result()
+                for tracepoint in closing:
+                    tracepoint.result()
                 self._off_since_ns = (begin_ns + time.monotonic_ns()) // 2  # they went one after another
 
     def _hook_again(self, link: Link) -> None:
@@ -156,9 +158,9 @@ class Told(Governor):
 
     def tells(self) -> dict[str, Any]:
         """What Governed holds, of now."""
-        found = counted(self.program.slots(), list(HookGroup))
+        result = counted(self.program.slots(), list(HookGroup))
         lost_ns = [
-            sum(count.lost_ns(Count(), self.times_way) for count in found[group].values())
+            sum(count.lost_ns(Count(), self.times_way) for count in result[group].values())
             for group in HookGroup
         ]
         return {"turns": self.turns, "lost_ns": lost_ns, "on_ns": self.clock_ns()}
@@ -202,10 +204,10 @@ class Agent:
 
     def governed(self) -> "Governed":
         """What its governor knows so far. Raises Failed."""
-        told = json.loads(self._asked(GOVERNED) or "null")
-        if told is None:
+        data = json.loads(self._asked(GOVERNED) or "null")
+        if data is None:
             raise Failed(f"the agent did not answer: {self.program.last_words()}")
-        return Governed([Turn(*one) for one in told["turns"]], told["lost_ns"], told["on_ns"])
+        return Governed([Turn(*turn) for turn in data["turns"]], data["lost_ns"], data["on_ns"])
 
     def _asked(self, word: str) -> str:
         process = self.program.process
@@ -221,8 +223,8 @@ class Agent:
 @contextmanager
 def switched(db: Path, *, words: Sequence[str] = ()) -> Iterator[Agent]:
     """The agent, attached; ended as by Ctrl-C. Raises Failed."""
-    said = db.with_suffix(".log")
-    with said.open("wb") as file:
+    path = db.with_suffix(".log")
+    with path.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, __file__, "trace", "--db", str(db), *words],
             stdin=subprocess.PIPE,
@@ -230,7 +232,7 @@ def switched(db: Path, *, words: Sequence[str] = ()) -> Iterator[Agent]:
             stderr=file,
             start_new_session=True,
         )
-    program = Program(process, said)
+    program = Program(process, path)
     try:
         wait_until_said(program)
         yield Agent(program)

@@ -22,11 +22,11 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in parser.parse_args().files:
-        for one in json.loads(path.read_text()):
-            runs.setdefault(one["workload"], []).append(one)
-    kept = {one["workload"]: one for one in json.loads(KEPT.read_text())}
+        for entry in json.loads(path.read_text()):
+            runs.setdefault(entry["workload"], []).append(entry)
+    kept = {entry["workload"]: entry for entry in json.loads(KEPT.read_text())}
     for name, of in runs.items():
-        if len({one["machine"]["commit"] for one in of}) > 1:
+        if len({entry["machine"]["commit"] for entry in of}) > 1:
             sys.exit(f"taking: runs of {name} are of several commits: only runs of one commit can be pooled")
         kept[name] = pooled(of)
     KEPT.write_text(json.dumps(list(kept.values()), indent=1) + "\n")

@@ -130,11 +130,11 @@ def file_lock(gpu: Gpu) -> Step:
 
     multiprocessing.Process(target=hold, daemon=True).start()
     held.wait()
-    mine = path.open()
+    own_rows = path.open()
 
     def lock() -> None:
-        fcntl.flock(mine, fcntl.LOCK_EX)
-        fcntl.flock(mine, fcntl.LOCK_UN)
+        fcntl.flock(own_rows, fcntl.LOCK_EX)
+        fcntl.flock(own_rows, fcntl.LOCK_UN)
 
     return lock
 

@@ -31,17 +31,17 @@ def test_simulated_faults_are_found(shape: str) -> None:
     cases = [case for case in simulated.cases([shape], n_seeds=1) if case.fault in FAULTS]
     assert len(cases) == len(FAULTS) + 1
     for case in cases:
-        _, one, _ = simulated.tried(case)
-        assert (one.culprit, one.n_accused, one.cause in ("", "right")) == ("right", 0, True), (
+        _, entry, _ = simulated.tried(case)
+        assert (entry.culprit, entry.n_accused, entry.cause in ("", "right")) == ("right", 0, True), (
             case,
-            one.said,
+            entry.said,
         )
 
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_healthy_jobs_accuse_nobody(number: int) -> None:
-    _, one = simulated.healthy_job(number)
-    assert one.n_accused == 0
+    _, entry = simulated.healthy_job(number)
+    assert entry.n_accused == 0
 
 
 def test_the_judge_tells_right_from_wrong_from_abstained() -> None:

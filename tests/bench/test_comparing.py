@@ -35,38 +35,40 @@ def job(
 
 
 def test_the_slowdown_is_found_under_a_drift():
-    found = comparing.slowdown(*job(0.5, noise=0, drift=0.05, n_on=8), [])
-    assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.02)
-    assert found["runs"] == 16
+    slowdown = comparing.slowdown(*job(0.5, noise=0, drift=0.05, n_on=8), [])
+    assert slowdown["slowdown_percent"] == pytest.approx(0.5, abs=0.02)
+    assert slowdown["runs"] == 16
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():
     n_held, n = 0, 400
     for seed in range(n):
-        found = comparing.slowdown(*job(0.3, noise=0.002, drift=0.01, n_on=8, seed=seed), [])
-        n_held += abs(found["slowdown_percent"] - 0.3) <= found["spread_percent"]
+        slowdown = comparing.slowdown(*job(0.3, noise=0.002, drift=0.01, n_on=8, seed=seed), [])
+        n_held += abs(slowdown["slowdown_percent"] - 0.3) <= slowdown["spread_percent"]
     assert 0.92 <= n_held / n <= 0.99
 
 
 def test_windows_in_which_the_machine_was_slow_pull_it_to_neither_side():
     """One in six takes a quarter longer, whether hooks are on or not."""
-    found = []
+    result = []
     for seed in range(16):
         windows, (steps,) = job(0.5, noise=0.004, drift=0, n_on=100, seed=seed)
         length_ns, rng = steps.length_ns.copy(), np.random.default_rng(seed)
         for window in windows:
             if rng.random() < 1 / 6:
                 length_ns[(steps.end_ns >= window.begin_ns) & (steps.end_ns <= window.end_ns)] *= 1.25
-        found.append(comparing.slowdown(windows, [steps._replace(length_ns=length_ns)], []))
-    assert np.mean([one["slowdown_percent"] for one in found]) == pytest.approx(0.5, abs=0.1)
-    assert np.mean([abs(one["slowdown_percent"] - 0.5) <= one["spread_percent"] for one in found]) >= 0.8
-    assert np.mean([one["spread_percent"] for one in found]) < 0.4
+        result.append(comparing.slowdown(windows, [steps._replace(length_ns=length_ns)], []))
+    assert np.mean([entry["slowdown_percent"] for entry in result]) == pytest.approx(0.5, abs=0.1)
+    assert (
+        np.mean([abs(entry["slowdown_percent"] - 0.5) <= entry["spread_percent"] for entry in result]) >= 0.8
+    )
+    assert np.mean([entry["spread_percent"] for entry in result]) < 0.4
 
 
 def test_windows_without_whole_steps_are_no_measurement():
     windows, (steps,) = job(0.3, noise=0, drift=0, n_on=3)
     with pytest.raises(Failed):
-        comparing.slowdown(windows, [Steps(*(one[::1000] for one in steps))], [])
+        comparing.slowdown(windows, [Steps(*(step[::1000] for step in steps))], [])
 
 
 def test_the_speed_of_the_cpu_is_taken_out_of_the_steps():
@@ -78,21 +80,21 @@ def test_the_speed_of_the_cpu_is_taken_out_of_the_steps():
     faster = rng.uniform(1, 1.1, len(slower))
     turn_ns = 30_000 * slower * faster * rng.normal(1, 0.01, len(slower))
     wandering = steps._replace(length_ns=steps.length_ns * slower**0.7 * faster)
-    found = comparing.slowdown(windows, [comparing.at_one_speed(wandering, turn_ns, windows)], [])
+    slowdown = comparing.slowdown(windows, [comparing.at_one_speed(wandering, turn_ns, windows)], [])
     assert comparing.slowdown(windows, [wandering], [])["spread_percent"] > 2
-    assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.3)
-    assert found["spread_percent"] < 0.7
+    assert slowdown["slowdown_percent"] == pytest.approx(0.5, abs=0.3)
+    assert slowdown["spread_percent"] < 0.7
 
 
 def test_jobs_side_by_side_are_compared_each_with_itself():
     jobs = [job(0.5, noise=0.01, drift=0, n_on=16, seed=seed) for seed in range(8)]
     windows, ranks = jobs[0][0], [steps for _, (steps,) in jobs]
-    alone_percent = np.median([comparing.slowdown(windows, [one], [])["spread_percent"] for one in ranks])
+    alone_percent = np.median([comparing.slowdown(windows, [rank], [])["spread_percent"] for rank in ranks])
     slower = ranks[0]._replace(length_ns=ranks[0].length_ns * 3)
-    found = comparing.slowdown(windows, [slower, *ranks[1:]], [])
-    assert found["slowdown_percent"] == pytest.approx(0.5, abs=0.4)
-    assert found["spread_percent"] < alone_percent / 2
-    gap = Steps(*(np.delete(one, slice(0, 2000)) for one in ranks[0]))
+    slowdown = comparing.slowdown(windows, [slower, *ranks[1:]], [])
+    assert slowdown["slowdown_percent"] == pytest.approx(0.5, abs=0.4)
+    assert slowdown["spread_percent"] < alone_percent / 2
+    gap = Steps(*(np.delete(rank, slice(0, 2000)) for rank in ranks[0]))
     assert comparing.slowdown(windows, [gap, *ranks[1:]], [])["runs"] == 32
 
 
@@ -111,10 +113,10 @@ def test_what_hot_hooks_cost_a_part_of_the_time_is_told_exactly():
                 Turn(window.end_ns, HookGroup.HOT, False),
             ]
     slower = [steps._replace(length_ns=length_ns)]
-    found, blind = (comparing.slowdown(windows, slower, told) for told in (turns, []))
-    share = found["on_share"]["hot"]
+    result, blind = (comparing.slowdown(windows, slower, output) for output in (turns, []))
+    share = result["on_share"]["hot"]
     assert share == pytest.approx(is_hot.mean(), abs=1e-3)
-    assert found["slowdown_percent"] == pytest.approx(0.2 + 10 * share, abs=0.2)
+    assert result["slowdown_percent"] == pytest.approx(0.2 + 10 * share, abs=0.2)
     assert blind["slowdown_percent"] < 0.2 + 5 * share
 
 
@@ -129,9 +131,9 @@ def test_runs_are_put_together_by_how_sharp_they_are():
         }
         for mean, half, n, cpu in ((1.0, 0.3, 30, 2.0), (0.5, 0.15, 90, 4.0))
     ]
-    found = comparing.pooled(runs)
-    assert (found["slowdown_percent"], found["spread_percent"]) == (0.6, 0.134)
-    assert found["upper_bound_percent"] == 0.734
-    assert (found["runs"], len(found["each_percent"]), found["agent"]["cpu"]) == (120, 120, 3.5)
-    assert [one["runs"] for one in found["of"]] == [30, 90]
+    pooled = comparing.pooled(runs)
+    assert (pooled["slowdown_percent"], pooled["spread_percent"]) == (0.6, 0.134)
+    assert pooled["upper_bound_percent"] == 0.734
+    assert (pooled["runs"], len(pooled["each_percent"]), pooled["agent"]["cpu"]) == (120, 120, 3.5)
+    assert [entry["runs"] for entry in pooled["of"]] == [30, 90]
     assert comparing.pooled(runs[:1]) is runs[0]

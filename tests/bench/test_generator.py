@@ -105,8 +105,8 @@ def _n_released_early(trace: Trace) -> int:
 
 
 def test_the_same_seed_gives_the_same_job() -> None:
-    one, other = (jobs.job("gan", "lock", 5)[0].collectives for _ in range(2))
-    assert (one == other).all()
+    entry, other = (jobs.job("gan", "lock", 5)[0].collectives for _ in range(2))
+    assert (entry == other).all()
 
 
 def test_the_cost_is_what_the_job_lasts_longer() -> None:

@@ -57,7 +57,7 @@ def test_the_right_answer_is_right(folder: Path):
 
 
 @pytest.mark.parametrize(
-    ("differing", "told"),
+    ("differing", "expected"),
     [
         ({"ranks": [0]}, "named [0], not [1]"),
         ({"ranks": [0, 1]}, "named [0, 1], not [1]"),
@@ -70,8 +70,8 @@ def test_the_right_answer_is_right(folder: Path):
         ({"kind": "hang"}, "kind hang"),
     ],
 )
-def test_what_differs_is_told(folder: Path, differing: dict[str, Any], told: str):
-    assert told in "; ".join(judging.judged("sleep", folder, report(verdict(**differing))).wrong)
+def test_what_differs_is_told(folder: Path, differing: dict[str, Any], expected: str):
+    assert expected in "; ".join(judging.judged("sleep", folder, report(verdict(**differing))).wrong)
 
 
 def test_silence_lost_records_and_a_verdict_too_many_are_wrong(folder: Path):

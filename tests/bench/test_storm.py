@@ -17,9 +17,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_launches_are_counted(library: Path):
-    found = bench_storm.counted(library, N_CALLS)
-    assert found["n_received"] == bench_storm.N_PROCESSES * N_CALLS
-    assert found["n_unaccounted"] == 0
+    counted = bench_storm.counted(library, N_CALLS)
+    assert counted["n_received"] == bench_storm.N_PROCESSES * N_CALLS
+    assert counted["n_unaccounted"] == 0
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ def test_all_launches_are_counted(library: Path):
     [({"ring_bytes": 1 << 16}, "ring_full"), ({"max_waiting_bytes": 1 << 14}, "waited_too_long")],
 )
 def test_what_was_sent_is_what_came_and_what_was_lost(library: Path, bounds: dict[str, int], lost: str):
-    found = bench_storm.told(library, N_CALLS, **bounds)
-    assert found["n_unaccounted"] == 0
-    assert found["n_lost"][lost] > 0
+    changes = bench_storm.told(library, N_CALLS, **bounds)
+    assert changes["n_unaccounted"] == 0
+    assert changes["n_lost"][lost] > 0

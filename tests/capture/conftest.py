@@ -113,8 +113,8 @@ def library(built: Callable[[str], Path]) -> Path:
 def hooks(library: Path) -> list[Hook]:
     """Where its functions are."""
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names())
-    return operations.hooks({name: symbol.offset for name, symbol in found.items()})
+        exported = elf.exported(image, operations.names())
+    return operations.hooks({name: symbol.offset for name, symbol in exported.items()})
 
 
 @pytest.fixture
@@ -163,9 +163,9 @@ def run(built: Callable[[str], Path]) -> Callable[..., Run]:
         arrivals.append(program.arrivals.drain())
         events.append(program.events.drain())
         lines = [line.split() for line in printed[0].splitlines()]
-        found = np.concatenate(arrivals)
+        rows = np.concatenate(arrivals)
         return Run(
-            process.pid, lines, found[found["pid"] == process.pid], np.concatenate(events), program.losses()
+            process.pid, lines, rows[rows["pid"] == process.pid], np.concatenate(events), program.losses()
         )
 
     return to_its_end

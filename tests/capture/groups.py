@@ -56,8 +56,8 @@ def versions(controller: str) -> list[int]:
 def _mounted(version: int, controller: str) -> Path | None:
     kind = "cgroup2" if version == 2 else "cgroup"
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, path, found, options, *_ = line.split()
-        if found != kind:
+        _, path, result, options, *_ = line.split()
+        if result != kind:
             continue
         if version == 1 and controller in options.split(","):
             return Path(path)
@@ -114,11 +114,11 @@ def network(folder: Path) -> Iterator[Network]:
     """Skips without the `ip` command."""
     if not shutil.which("ip"):
         pytest.skip("other: no ip command (iproute2)")
-    found = Network(folder)
+    result = Network(folder)
     try:
-        yield found
+        yield result
     finally:
-        found.close()
+        result.close()
 
 
 def _ip(*words: str) -> None:

@@ -181,31 +181,31 @@ def load(path: Path | str) -> str:
     ],
 )
 def test_a_library_is_seen_in_any_place_under_any_of_its_names(agent: Agent, child, copy, name: str):
-    one = child()
-    one.does(load(copy(name)))
+    entry = child()
+    entry.does(load(copy(name)))
     agent.attaches()
-    one.does(f"calls({N})")
-    assert agent.counted() == {one.pid: N}
+    entry.does(f"calls({N})")
+    assert agent.counted() == {entry.pid: N}
 
 
 def test_a_deleted_file_is_seen(agent: Agent, child, copy):
     path = copy("libnccl.so.2")
-    one = child()
-    one.does(load(path))
+    entry = child()
+    entry.does(load(path))
     path.unlink()
     agent.attaches()
-    one.does(f"calls({N})")
-    assert agent.counted() == {one.pid: N}
+    entry.does(f"calls({N})")
+    assert agent.counted() == {entry.pid: N}
 
 
 def test_a_library_that_is_loaded_late_is_seen_soon(agent: Agent, child, copy):
-    one = child()
+    entry = child()
     agent.looks()
     assert not agent.links
-    one.does(load(copy("libnccl.so.2")))
+    entry.does(load(copy("libnccl.so.2")))
     took_s = agent.attaches()
-    one.does(f"calls({N})")
-    assert agent.counted() == {one.pid: N}
+    entry.does(f"calls({N})")
+    assert agent.counted() == {entry.pid: N}
     print(f"from dlopen to attached: {took_s * 1000:.1f} ms")
 
 
@@ -220,31 +220,31 @@ def test_a_process_that_starts_later_loses_no_call(agent: Agent, child, copy):
 
 
 def test_a_fork_is_a_process_of_its_own(agent: Agent, child, copy):
-    one = child()
-    one.does(load(copy("libnccl.so.2")))
+    entry = child()
+    entry.does(load(copy("libnccl.so.2")))
     agent.attaches()
-    one.does(f"pid = os.fork() or (calls({N}), os._exit(0)); os.waitpid(pid, 0); calls(7)")
+    entry.does(f"pid = os.fork() or (calls({N}), os._exit(0)); os.waitpid(pid, 0); calls(7)")
     counted = agent.counted()
-    assert counted.pop(one.pid) == 7
+    assert counted.pop(entry.pid) == 7
     assert list(counted.values()) == [N]
 
 
 def test_a_thread_that_is_older_than_the_agent_is_seen(agent: Agent, child, copy):
-    one = child()
-    one.does(load(copy("libnccl.so.2")), "thread.start()")
+    entry = child()
+    entry.does(load(copy("libnccl.so.2")), "thread.start()")
     agent.attaches()
-    one.does(f"calls_of_thread = {N}; asked.set(); thread.join()")
-    assert agent.counted() == {one.pid: N}
+    entry.does(f"calls_of_thread = {N}; asked.set(); thread.join()")
+    assert agent.counted() == {entry.pid: N}
 
 
 def test_several_versions_at_once_are_all_seen(agent: Agent, child, copy):
     children = [child(), child()]
-    for one, version in zip(children, ("2.18.3", "2.32.3"), strict=True):
-        one.does(load(copy(f"{version}/libnccl.so.2")))
+    for entry, version in zip(children, ("2.18.3", "2.32.3"), strict=True):
+        entry.does(load(copy(f"{version}/libnccl.so.2")))
     agent.attaches(2)
-    for one in children:
-        one.does(f"calls({N})")
-    assert agent.counted() == {one.pid: N for one in children}
+    for entry in children:
+        entry.does(f"calls({N})")
+    assert agent.counted() == {entry.pid: N for entry in children}
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
@@ -264,11 +264,11 @@ def test_code_that_is_linked_in_is_seen(agent: Agent, child, tmp_path: Path, cop
         check=True,
     )
     subprocess.run(["gcc", "-o", program, both, "-Wl,--no-as-needed", driver], check=True)
-    one = child(command=(str(program),))
+    entry = child(command=(str(program),))
     agent.looks()
     assert len(agent.links) == 1
-    one.does("calls")
-    assert agent.counted() == {one.pid: N}
+    entry.does("calls")
+    assert agent.counted() == {entry.pid: N}
 
 
 def test_a_container_with_a_root_of_its_own_is_seen(agent: Agent, child, copy, tmp_path: Path):
@@ -281,12 +281,12 @@ def test_a_container_with_a_root_of_its_own_is_seen(agent: Agent, child, copy, t
         f"&& cd {root} && mkdir opt/old && pivot_root . opt/old && cd / && umount -l /opt/old "
         f'&& exec "$@"'
     )
-    one = child("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
-    one.does(load("/opt/libnccl.so.2"))
+    entry = child("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh")
+    entry.does(load("/opt/libnccl.so.2"))
     assert not Path("/opt/libnccl.so.2").exists()
     agent.attaches()
-    one.does(f"calls({N})")
-    assert agent.counted() == {one.pid: N}
+    entry.does(f"calls({N})")
+    assert agent.counted() == {entry.pid: N}
 
 
 def test_an_image_that_two_containers_share_is_hooked_once(agent: Agent, child, copy, tmp_path: Path):
@@ -305,9 +305,9 @@ def test_an_image_that_two_containers_share_is_hooked_once(agent: Agent, child, 
     agent.attaches()
     agent.looks()
     assert len(agent.links) == 1
-    for one in children:
-        one.does(f"calls({N})")
-    assert agent.counted() == {one.pid: N for one in children}
+    for entry in children:
+        entry.does(f"calls({N})")
+    assert agent.counted() == {entry.pid: N for entry in children}
 
 
 def test_a_file_that_is_no_library_is_refused(program: Program, tmp_path: Path):

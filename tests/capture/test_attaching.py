@@ -141,6 +141,6 @@ def test_a_file_that_nobody_uses_for_long_is_let_go_and_found_again(tmp_path):
 
 
 def test_hooks_go_to_the_first_instruction_unless_it_is_an_endbr():
-    found = {"a": Symbol(100, 50), "b": Symbol(200, 60), "c": Symbol(300, 70)}
+    result = {"a": Symbol(100, 50), "b": Symbol(200, 60), "c": Symbol(300, 70)}
     entries = {"a": Entry.EMULATED, "b": Entry.AFTER_ENDBR, "c": Entry.STEPPED}
-    assert hooked_at(found, entries) == {"a": 100, "b": 204, "c": 300}
+    assert hooked_at(result, entries) == {"a": 100, "b": 204, "c": 300}

@@ -24,19 +24,19 @@ class _Section(NamedTuple):
 
 def _sections(elf: bytes) -> list[_Section]:
     (begin,), (size, n, names) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HHH", elf, 58)
-    found = [struct.unpack_from("<II8x8xQQ", elf, begin + i * size) for i in range(n)]
-    texts = elf[found[names][2] :]
+    unpacks = [struct.unpack_from("<II8x8xQQ", elf, begin + i * size) for i in range(n)]
+    texts = elf[unpacks[names][2] :]
     return [
         _Section(texts[name:].split(b"\0", 1)[0], kind, elf[at : at + length])
-        for name, kind, at, length in found
+        for name, kind, at, length in unpacks
     ]
 
 
 def _programs(elf: bytes, section: bytes) -> Iterator[bytes]:
     """The instructions of each program in a section."""
     sections = _sections(elf)
-    number = next(i for i, one in enumerate(sections) if one.name == section)
-    symbols = next(one.data for one in sections if one.kind == _SYMBOLS)
+    number = next(i for i, entry in enumerate(sections) if entry.name == section)
+    symbols = next(entry.data for entry in sections if entry.kind == _SYMBOLS)
     for _, info, _, where, value, size in struct.iter_unpack("<IBBHQQ", symbols):
         if where == number and info == _GLOBAL << 4 | _FUNCTION:
             yield sections[number].data[value : value + size]

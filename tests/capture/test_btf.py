@@ -46,12 +46,12 @@ def test_a_struct_that_is_not_there_is_a_key_error(types: btf.Btf):
 
 
 def test_variables_are_found_by_name(types: btf.Btf):
-    places = types.locations(".rodata")
-    assert {name: place.n_bytes for name, place in places.items()} == {"setting": 4, "other": 8}
+    locations = types.locations(".rodata")
+    assert {name: index.n_bytes for name, index in locations.items()} == {"setting": 4, "other": 8}
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"),
+    ("other_rows", "message"),
     [
         ([("a", "<i4"), ("b", "<i8")], ""),
         ([("a", "<i4"), ("c", "<i8")], "b is missing"),
@@ -59,9 +59,9 @@ def test_variables_are_found_by_name(types: btf.Btf):
         ([("a", "<i4"), ("b", "<i8"), ("c", "<i8")], "20 bytes"),
     ],
 )
-def test_a_difference_is_told_in_words(theirs, said: str):
-    told = btf.difference(np.dtype([("a", "<i4"), ("b", "<i8")]), np.dtype(theirs))
-    assert said in told and bool(told) == bool(said)
+def test_a_difference_is_told_in_words(other_rows, message: str):
+    difference = btf.difference(np.dtype([("a", "<i4"), ("b", "<i8")]), np.dtype(other_rows))
+    assert message in difference and bool(difference) == bool(message)
 
 
 def test_a_section_that_is_not_there_is_a_key_error(bpf_object: Path):

@@ -11,10 +11,10 @@ def test_the_narrowest_bracket_is_kept():
     """Three tries: interrupted for 900 ns before, after, and for 10 ns; wall time is monotonic + 5 s."""
     monotonic = iter([1000, 1910, 3000, 3910, 5000, 5020] + [9000, 9900] * 17)
     wall = iter([1905, 3005, 5010] + [9100] * 17)
-    found = clock.reading(3, lambda: next(monotonic), lambda: next(wall) + 5 * 10**9)
-    assert found.node == 3
-    assert found.wall_ns - found.monotonic_ns == 5 * 10**9
-    assert found.error_ns == 10
+    reading = clock.reading(3, lambda: next(monotonic), lambda: next(wall) + 5 * 10**9)
+    assert reading.node == 3
+    assert reading.wall_ns - reading.monotonic_ns == 5 * 10**9
+    assert reading.error_ns == 10
 
 
 def test_the_true_offset_lies_within_the_error():
@@ -27,23 +27,23 @@ def test_the_true_offset_lies_within_the_error():
             moment[0] = next(times)
             return moment[0]
 
-        found = clock.reading(
+        reading = clock.reading(
             0, monotonic, lambda delay_ns=delay_ns, moment=moment: moment[0] + delay_ns + 700
         )
-        assert abs((found.wall_ns - found.monotonic_ns) - 700) <= found.error_ns == 20
+        assert abs((reading.wall_ns - reading.monotonic_ns) - 700) <= reading.error_ns == 20
 
 
 def test_the_machines_own_clocks_are_bracketed_closely():
     before = time.monotonic_ns()
-    found = clock.reading(0)
-    assert before <= found.monotonic_ns <= time.monotonic_ns()
-    assert 0 <= found.error_ns < 100_000
+    reading = clock.reading(0)
+    assert before <= reading.monotonic_ns <= time.monotonic_ns()
+    assert 0 <= reading.error_ns < 100_000
 
 
 def test_the_kernel_tells_how_good_the_wall_clock_is():
-    found = clock.wall_clock()
-    assert found.max_error_us >= 0
-    assert abs(found.frequency_ppm) <= 500
+    wall_clock = clock.wall_clock()
+    assert wall_clock.max_error_us >= 0
+    assert abs(wall_clock.frequency_ppm) <= 500
 
 
 @pytest.mark.parametrize(("field", "offset"), [("maxerror", 24), ("esterror", 32), ("status", 40)])

@@ -83,8 +83,8 @@ def test_aws_tells_with_a_token(service: str):
 
 
 def test_google_tells_the_last_parts_of_its_paths(service: str):
-    found = machine("gcp", service)
-    assert found == {
+    result = machine("gcp", service)
+    assert result == {
         "cloud": "gcp",
         "instance": "4711",
         "type": "a3-highgpu-8g",
@@ -94,8 +94,8 @@ def test_google_tells_the_last_parts_of_its_paths(service: str):
 
 
 def test_azure_tells_and_what_it_tells_is_plain(service: str):
-    found = machine("azure", service)
-    assert (found["instance"], found["zone"], found["name"]) == ("11-22", "westeurope-1", "node-2")
+    result = machine("azure", service)
+    assert (result["instance"], result["zone"], result["name"]) == ("11-22", "westeurope-1", "node-2")
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])

@@ -38,16 +38,16 @@ class Source:
 
 
 def test_all_records_come_in_order_also_those_of_the_last_moment():
-    one, other = Source(), Source(per_drain=3)
-    collector = Collector(one, other)
+    source, other = Source(), Source(per_drain=3)
+    collector = Collector(source, other)
     collector.start()
     taken = []
-    while one.n_drains < 6:
+    while source.n_drains < 6:
         taken.append(collector.taken())
         time.sleep(0.005)
     collector.stop()
     taken.append(collector.taken())
-    assert np.concatenate([records for records, _ in taken]).tolist() == list(range(one.n))
+    assert np.concatenate([records for records, _ in taken]).tolist() == list(range(source.n))
     assert np.concatenate([records for _, records in taken]).tolist() == list(range(other.n))
     assert collector.n_dropped == 0
     assert [len(records) for records in collector.taken()] == [0, 0]

@@ -48,8 +48,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hooks(library: Path) -> list[Hook]:
     """All groups of hooks."""
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names(groups=HookGroup))
-    return operations.hooks({name: symbol.offset for name, symbol in found.items()}, groups=HookGroup)
+        exported = elf.exported(image, operations.names(groups=HookGroup))
+    return operations.hooks({name: symbol.offset for name, symbol in exported.items()}, groups=HookGroup)
 
 
 def tallies(program: Program) -> Tallies:
@@ -59,11 +59,11 @@ def tallies(program: Program) -> Tallies:
 def counted(program: Program, pid: int) -> dict[str, Array]:
     """Rows of operations of one process, by function; where one has several directions, by both."""
     (_, rows), _ = tallies(program).rows(time.monotonic_ns())
-    mine = rows[rows["pid"] == pid]
-    names = [SYMBOLS[row["symbol"]] for row in mine]
+    own_rows = rows[rows["pid"] == pid]
+    names = [SYMBOLS[row["symbol"]] for row in own_rows]
     return {
         name if names.count(name) == 1 else f"{name} {Direction(row['direction']).name}": row
-        for name, row in zip(names, mine, strict=True)
+        for name, row in zip(names, own_rows, strict=True)
     }
 
 
@@ -96,16 +96,16 @@ def test_every_call_is_counted_with_its_bytes(tracing: Callable[..., Program], p
         copy.format("cudaMemcpyAsync", 8 * MIB, 1),
         "lib.cudaMemcpyPeer(P(1), 0, P(2), 1, Z(5))",
     )
-    found = counted(program, puppet.pid)
-    assert {name: (row["n"], row["count_bytes"]) for name, row in found.items()} == {
+    result = counted(program, puppet.pid)
+    assert {name: (row["n"], row["count_bytes"]) for name, row in result.items()} == {
         "cudaMemcpy HOST_TO_DEVICE": (100, 100 * MIB),
         "cudaMemcpy DEVICE_TO_HOST": (100, 200 * MIB),
         "cudaMemcpy DEVICE_TO_DEVICE": (100, 400 * MIB),
         "cudaMemcpyAsync": (100, 800 * MIB),
         "cudaMemcpyPeer": (1, 5),
     }
-    assert found["cudaMemcpyPeer"]["direction"] == Direction.PEER
-    assert all(row["op"] == Op.COPY for row in found.values())
+    assert result["cudaMemcpyPeer"]["direction"] == Direction.PEER
+    assert all(row["op"] == Op.COPY for row in result.values())
     assert all(n == 0 for name, n in program.losses().items() if name.startswith("lost_"))
 
 
@@ -128,12 +128,12 @@ def test_a_row_tells_how_long_calls_took(tracing: Callable[..., Program], puppet
 
 def test_rows_tell_what_is_new_since_the_last(tracing: Callable[..., Program], puppet):
     program = tracing()
-    told = tallies(program)
+    output = tallies(program)
     puppet.does("[lib.cudaFree(P(0)) for _ in range(3)]")
-    assert told.rows(time.monotonic_ns())[0][1]["n"].tolist() == [3]
-    assert not len(told.rows(time.monotonic_ns())[0][1])
+    assert output.rows(time.monotonic_ns())[0][1]["n"].tolist() == [3]
+    assert not len(output.rows(time.monotonic_ns())[0][1])
     puppet.does("[lib.cudaFree(P(0)) for _ in range(2)]")
-    (row,) = told.rows(time.monotonic_ns())[0][1]
+    (row,) = output.rows(time.monotonic_ns())[0][1]
     assert (row["n"], row["first_ns"], row["is_estimate"]) == (2, UNKNOWN, 0)
 
 
@@ -150,17 +150,17 @@ def test_copies_in_two_and_three_dimensions_have_their_bytes(tracing: Callable[.
         f"lib.cuMemcpy2D_v2({driver_2d})",
         f"lib.cuMemcpy3D_v2({driver_3d})",
     )
-    found = calls(program, puppet.pid)
-    assert found["count_bytes"].tolist() == [3000, 3100, 64 * 8 * 4, 3000, 6000]
-    assert found["direction"].tolist() == [
+    result = calls(program, puppet.pid)
+    assert result["count_bytes"].tolist() == [3000, 3100, 64 * 8 * 4, 3000, 6000]
+    assert result["direction"].tolist() == [
         Direction.HOST_TO_DEVICE,
         Direction.DEVICE_TO_HOST,
         Direction.DEVICE_TO_HOST,
         Direction.HOST_TO_DEVICE,
         Direction.DEVICE_TO_HOST,
     ]
-    assert found["address"].tolist() == [7, 7, 0xB0, 0xD0, 0xF0]
-    assert found["stream"][1] == 99
+    assert result["address"].tolist() == [7, 7, 0xB0, 0xD0, 0xF0]
+    assert result["stream"][1] == 99
 
 
 def test_launches_are_told_with_grid_and_block(tracing: Callable[..., Program], puppet):
@@ -173,14 +173,14 @@ def test_launches_are_told_with_grid_and_block(tracing: Callable[..., Program], 
         f"lib.cudaLaunchKernelExC({config}, P(5), P(0))",
         "lib.cudaGraphLaunch(P(6), P(88))",
     )
-    found = calls(program, puppet.pid)
-    assert found["op"].tolist() == [Op.LAUNCH] * 3 + [Op.GRAPH_LAUNCH]
-    assert found["grid"].tolist() == [[1, 2, 3], [11, 12, 13], [5, 6, 7], [0, 0, 0]]
-    assert found["block"].tolist() == [[32, 4, 2], [14, 15, 16], [8, 9, 10], [0, 0, 0]]
-    assert found["handle"].tolist() == [3, 4, 5, 6]
-    assert found["stream"].tolist() == [55, 66, 77, 88]
-    assert (found["category"] == Category.NONE).all()
-    rows = records.call_arguments(found, node=3)
+    result = calls(program, puppet.pid)
+    assert result["op"].tolist() == [Op.LAUNCH] * 3 + [Op.GRAPH_LAUNCH]
+    assert result["grid"].tolist() == [[1, 2, 3], [11, 12, 13], [5, 6, 7], [0, 0, 0]]
+    assert result["block"].tolist() == [[32, 4, 2], [14, 15, 16], [8, 9, 10], [0, 0, 0]]
+    assert result["handle"].tolist() == [3, 4, 5, 6]
+    assert result["stream"].tolist() == [55, 66, 77, 88]
+    assert (result["category"] == Category.NONE).all()
+    rows = records.call_arguments(result, node=3)
     assert rows["grid_y"].tolist() == [2, 12, 6, 0] and (rows["node"] == 3).all()
 
 
@@ -212,12 +212,12 @@ def test_the_balance_of_memory_is_exact(tracing: Callable[..., Program], puppet)
         "lib.cudaFreeHost(host); lib.cudaHostUnregister(P(0x5000)); lib.cuMemRelease(made); lib.cudaFree(managed)",
         "[lib.cudaFree(p) for p in some[3:]]",
     )
-    found = held(program, puppet.pid)
-    assert [found[kind, -1][:2] for kind in (MemoryKind.HOST, MemoryKind.REGISTERED, MemoryKind.MANAGED)] == [
-        (0, 0)
-    ] * 3
-    assert found[MemoryKind.VMM, 4] == (0, 0, 700)
-    assert found[MemoryKind.DEVICE, 2] == (device - 2000, 2, device)
+    result = held(program, puppet.pid)
+    assert [
+        result[kind, -1][:2] for kind in (MemoryKind.HOST, MemoryKind.REGISTERED, MemoryKind.MANAGED)
+    ] == [(0, 0)] * 3
+    assert result[MemoryKind.VMM, 4] == (0, 0, 700)
+    assert result[MemoryKind.DEVICE, 2] == (device - 2000, 2, device)
 
 
 def test_a_free_that_fails_frees_nothing_and_one_of_what_was_not_seen_is_counted_apart(
@@ -251,16 +251,16 @@ def test_memory_is_held_until_the_last_of_its_handles_is_released(tracing: Calla
 
 def test_what_a_process_held_is_gone_with_it(tracing: Callable[..., Program], puppet):
     program = tracing()
-    told = tallies(program)
+    output = tallies(program)
     puppet.does(*PREPARE, "lib.cudaSetDevice(0)", "[malloc('cudaMalloc', 1000) for _ in range(1000)]")
-    assert told.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [1_000_000]
-    assert told.ended([puppet.pid], 5)[["ts_ns", "live_bytes", "n_live", "n_allocs"]].tolist() == [
+    assert output.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [1_000_000]
+    assert output.ended([puppet.pid], 5)[["ts_ns", "live_bytes", "n_live", "n_allocs"]].tolist() == [
         (5, 0, 0, 1000)
     ]
     program.forget([puppet.pid])
     assert not len(program.operations().keys) and not len(program.balances().keys)
     puppet.does("malloc('cudaMalloc', 10)")
-    assert told.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [10]
+    assert output.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [10]
 
 
 def test_pinned_memory_is_told_from_pageable(tracing: Callable[..., Program], puppet):
@@ -275,8 +275,8 @@ def test_pinned_memory_is_told_from_pageable(tracing: Callable[..., Program], pu
         "lib.cudaMemcpyAsync(p, P(1), Z(8), 4, P(0))",
         "lib.cudaFreeHost(p); lib.cudaMemcpyAsync(p, P(1), Z(8), 2, P(0))",
     )
-    found = calls(program, puppet.pid)
-    assert found[found["op"] == Op.COPY]["host_memory"].tolist() == [
+    result = calls(program, puppet.pid)
+    assert result[result["op"] == Op.COPY]["host_memory"].tolist() == [
         HostMemory.UNKNOWN,
         HostMemory.PINNED,
         HostMemory.PAGEABLE,
@@ -290,8 +290,8 @@ def test_a_call_seen_in_runtime_and_driver_is_one(tracing: Callable[..., Program
     puppet.does(*PREPARE)
     program.measure()
     puppet.does("lib.storm(1000)", "[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(10)]")
-    found = counted(program, puppet.pid)
-    assert {name: row["n"] for name, row in found.items()} == {
+    result = counted(program, puppet.pid)
+    assert {name: row["n"] for name, row in result.items()} == {
         "cudaLaunchKernel": 1000,
         "cudaMemcpyAsync": 10,
     }
@@ -315,18 +315,18 @@ def test_streams_events_graphs_and_modules_are_counted(tracing: Callable[..., Pr
         "lib.cuModuleLoadData(ctypes.byref(out), P(0))",
         "lib.cudaMemsetAsync(P(1), 0, Z(100), P(0)); lib.cuMemsetD32Async(P(1), 0, Z(100), P(0))",
     )
-    found = calls(program, puppet.pid)
-    assert [SYMBOLS[symbol] for symbol in found["symbol"]] == [
+    result = calls(program, puppet.pid)
+    assert [SYMBOLS[symbol] for symbol in result["symbol"]] == [
         *("cudaEventCreate", "cudaEventRecord", "cudaStreamCreateWithFlags", "cudaStreamWaitEvent"),
         *("cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphExecUpdate"),
         *("cudaGraphLaunch", "cuModuleLoadData", "cudaMemsetAsync", "cuMemsetD32Async"),
     ]
-    event, recorded, stream, waiting, _, graph, made, updated, launched, module, *memsets = found
+    event, recorded, stream, waiting, _, graph, made, updated, launched, module, *memsets = result
     assert event["handle"] == recorded["handle"] and recorded["stream"] == 4
     assert (waiting["stream"], waiting["handle"]) == (stream["handle"], 5)
     assert made["handle"] == updated["handle"] == launched["handle"] not in (0, graph["handle"])
     assert module["op"] == Op.MODULE
-    assert [one["count_bytes"] for one in memsets] == [100, 400]
+    assert [memset["count_bytes"] for memset in memsets] == [100, 400]
 
 
 def test_an_error_is_told_once_and_counted_each_time(tracing: Callable[..., Program], puppet):
@@ -334,14 +334,14 @@ def test_an_error_is_told_once_and_counted_each_time(tracing: Callable[..., Prog
     puppet.does(*PREPARE, "lib.set_failure(700)", "[lib.cudaFree(P(0)) for _ in range(50)]")
     puppet.does("[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(50)]")
     puppet.does("lib.set_failure(600); lib.cudaFree(P(0))")
-    found = calls(program, puppet.pid)
-    assert [(SYMBOLS[row["symbol"]], row["result"]) for row in found] == [
+    result = calls(program, puppet.pid)
+    assert [(SYMBOLS[row["symbol"]], row["result"]) for row in result] == [
         ("cudaFree", 700),
         ("cudaMemcpyAsync", 700),
     ]
-    told = counted(program, puppet.pid)
-    assert (told["cudaFree"]["n"], told["cudaFree"]["n_failed"]) == (51, 50)
-    assert told["cudaMemcpyAsync"]["n_failed"] == 50
+    output = counted(program, puppet.pid)
+    assert (output["cudaFree"]["n"], output["cudaFree"]["n_failed"]) == (51, 50)
+    assert output["cudaMemcpyAsync"]["n_failed"] == 50
 
 
 def test_raised_thresholds_let_slow_calls_pass_and_count_them(tracing: Callable[..., Program], puppet):
@@ -359,6 +359,6 @@ def test_raised_thresholds_let_slow_calls_pass_and_count_them(tracing: Callable[
 def test_many_keys_are_read_at_once(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(*PREPARE, "[lib.cudaMemcpy(P(1), P(2), Z(1), kind) for kind in range(4)]")
-    found = program.operations()
-    assert len(found.keys) == len(np.unique(found.keys)) == 4
-    assert found.values["n"].tolist() == [1] * 4
+    result = program.operations()
+    assert len(result.keys) == len(np.unique(result.keys)) == 4
+    assert result.values["n"].tolist() == [1] * 4

@@ -54,8 +54,8 @@ def looking_at(*children: subprocess.Popen[str], **options) -> Discovery:
     return Discovery(pids=frozenset(child.pid for child in children), **options)
 
 
-def names(found: list[Library]) -> list[str]:
-    return sorted(Path(library.name).name for library in found)
+def names(libraries: list[Library]) -> list[str]:
+    return sorted(Path(library.name).name for library in libraries)
 
 
 def everything(discovery: Discovery, built: Path, now_ns: int = 0) -> list[Library]:
@@ -85,9 +85,9 @@ def test_libraries_of_a_running_process_are_found_once(tmp_path):
     cudart = library(tmp_path / "conda" / "libcudart-0a1b2c.so.12", CUDART)
     with process(nccl, cudart) as child:
         discovery = Discovery()
-        found = everything(discovery, tmp_path)
-        assert names(found) == ["libcudart-0a1b2c.so.12", "libnccl.so.2"]
-        assert {library.pid for library in found} == {child.pid}
+        result = everything(discovery, tmp_path)
+        assert names(result) == ["libcudart-0a1b2c.so.12", "libnccl.so.2"]
+        assert {library.pid for library in result} == {child.pid}
         assert child.pid in discovery.gpu_processes()
         assert everything(discovery, tmp_path, 10**12) == []
 
@@ -112,12 +112,12 @@ def test_functions_linked_in_statically_are_found(tmp_path):
     source = (
         CUDART.replace("int cuda", "static int cuda") + "void *use[] = {cudaMalloc, cudaStreamSynchronize};"
     )
-    mine = library(tmp_path / "libmine.so", source)
-    with process(library(tmp_path / "libcuda.so.1", OTHER), mine):
-        found = {Path(each.name).name: each for each in everything(Discovery(), tmp_path)}
-        assert found["libmine.so"].is_static
-        assert not found["libcuda.so.1"].is_static
-        with elf.opened(found["libmine.so"].path) as image:
+    own_rows = library(tmp_path / "libmine.so", source)
+    with process(library(tmp_path / "libcuda.so.1", OTHER), own_rows):
+        result = {Path(each.name).name: each for each in everything(Discovery(), tmp_path)}
+        assert result["libmine.so"].is_static
+        assert not result["libcuda.so.1"].is_static
+        with elf.opened(result["libmine.so"].path) as image:
             assert set(functions(image, ["cudaMalloc", "cudaFree"], is_static=True)) == {"cudaMalloc"}
             assert functions(image, ["cudaMalloc"], is_static=False) == {}
 
@@ -128,9 +128,9 @@ def test_a_deleted_file_is_found_and_opened(tmp_path):
     with process(nccl):
         nccl.unlink()
         library(tmp_path / "libnccl.so.2", OTHER)  # an upgrade: another file under the same name
-        (found,) = everything(Discovery(), tmp_path)
-        assert found.key.inode == inode
-        with elf.opened(found.path) as image:
+        (result,) = everything(Discovery(), tmp_path)
+        assert result.key.inode == inode
+        with elf.opened(result.path) as image:
             assert set(functions(image, ["ncclAllReduce"], is_static=False)) == {"ncclAllReduce"}
 
 
@@ -139,15 +139,15 @@ def test_a_file_under_several_names_is_one_file(tmp_path):
     link = tmp_path / "b" / "libnccl.so.2"
     link.parent.mkdir()
     os.link(nccl, link)
-    with process(nccl) as one, process(link) as other:
-        assert len(looking_at(one, other).scan(0)) == 1
+    with process(nccl) as entry, process(link) as other:
+        assert len(looking_at(entry, other).scan(0)) == 1
 
 
 def test_two_different_files_of_one_name_are_two(tmp_path):
     first = library(tmp_path / "a" / "libnccl.so.2", NCCL)
     second = library(tmp_path / "b" / "libnccl.so.2", NCCL + OTHER)
-    with process(first) as one, process(second) as other:
-        assert len(looking_at(one, other).scan(0)) == 2
+    with process(first) as entry, process(second) as other:
+        assert len(looking_at(entry, other).scan(0)) == 2
 
 
 def test_a_library_that_is_loaded_late_is_found_when_it_is(tmp_path):
@@ -174,8 +174,8 @@ def test_a_process_that_starts_later_is_found(tmp_path):
     discovery = Discovery()
     assert everything(discovery, tmp_path) == []
     with process(nccl) as child:
-        found = everything(discovery, tmp_path, 10**9)
-        assert [library.pid for library in found] == [child.pid]
+        result = everything(discovery, tmp_path, 10**9)
+        assert [library.pid for library in result] == [child.pid]
     discovery.scan(2 * 10**9)
     assert child.pid not in discovery.gpu_processes()
 
@@ -192,19 +192,19 @@ def test_descendants_of_a_chosen_process_belong_to_it(tmp_path):
         process(nccl, command=(sys.executable, "-c", launcher)) as chosen,
         process(library(tmp_path / "b" / "libnccl.so.2", NCCL + OTHER)),
     ):
-        (found,) = looking_at(chosen).scan(0)
-        assert found.pid != chosen.pid
-        assert found.name == str(nccl)
-        os.kill(found.pid, 9)
+        (scan,) = looking_at(chosen).scan(0)
+        assert scan.pid != chosen.pid
+        assert scan.name == str(nccl)
+        os.kill(scan.pid, 9)
 
 
 def test_a_file_that_could_not_be_attached_to_is_found_again(tmp_path):
     with process(library(tmp_path / "libnccl.so.2", NCCL)) as child:
         discovery = looking_at(child)
-        (found,) = discovery.scan(0)
+        (scan,) = discovery.scan(0)
         assert discovery.scan(10**9) == []
-        discovery.forget(found.key)
-        assert discovery.scan(2 * 10**9) == [found]
+        discovery.forget(scan.key)
+        assert discovery.scan(2 * 10**9) == [scan]
 
 
 needs_mounts = pytest.mark.skipif(
@@ -219,9 +219,9 @@ def test_a_file_only_a_container_sees_is_found_and_opened(tmp_path):
     script = f"mount --bind {tmp_path}/image {tmp_path}/inside && exec {sys.executable} -c '{LOADER}'"
     command = ("unshare", "--mount", "sh", "-c", script.replace("'ok'", '"ok"'))
     with process(tmp_path / "inside" / "libnccl.so.2", command=command) as child:
-        (found,) = looking_at(child).scan(0)
+        (scan,) = looking_at(child).scan(0)
         assert not (tmp_path / "inside" / "libnccl.so.2").exists()
-        with elf.opened(found.path) as image:
+        with elf.opened(scan.path) as image:
             assert set(functions(image, ["ncclAllReduce"], is_static=False)) == {"ncclAllReduce"}
 
 
@@ -240,10 +240,10 @@ def test_two_containers_of_one_image_show_one_file(tmp_path):
             f"{tmpfs} && mount -t overlay x -o {options} {at}/merged && exec {sys.executable} -c '{LOADER}'"
         )
         children.append(("unshare", "--mount", "sh", "-c", script.replace("'ok'", '"ok"')))
-    with process(command=children[0]) as one, process(command=children[1]) as two:
-        load(one, tmp_path / "one" / "merged" / "libnccl.so.2")
+    with process(command=children[0]) as entry, process(command=children[1]) as two:
+        load(entry, tmp_path / "one" / "merged" / "libnccl.so.2")
         load(two, tmp_path / "two" / "merged" / "libnccl.so.2")
-        assert len(looking_at(one, two).scan(0)) == 1
+        assert len(looking_at(entry, two).scan(0)) == 1
 
 
 def test_a_scan_that_has_nothing_to_do_is_cheap():

@@ -103,10 +103,10 @@ def device(tmp_path: Path) -> Callable[..., Path]:
 
 def counted(program: Program, pid: int) -> dict[str, tuple[int, int]]:
     """Calls and failures of a process, by name."""
-    found = program.operations()
+    operations = program.operations()
     return {
         SYMBOLS[key["symbol"]]: (int(value["n"]), int(value["n_failed"]))
-        for key, value in zip(found.keys, found.values, strict=True)
+        for key, value in zip(operations.keys, operations.values, strict=True)
         if key["tgid"] == pid
     }
 
@@ -133,15 +133,15 @@ def test_calls_into_the_driver_are_counted_and_no_others(
     caller.calls(Path("/dev/ptmx"), RM_CONTROL, 20)
     (tmp_path / "file").touch()
     caller.calls(tmp_path / "file", RM_CONTROL, 20)
-    ours = os.open(null, os.O_RDONLY)
+    file = os.open(null, os.O_RDONLY)
     with suppress(OSError):
-        fcntl.ioctl(ours, RM_CONTROL, bytes(64))
-    os.close(ours)
+        fcntl.ioctl(file, RM_CONTROL, bytes(64))
+    os.close(file)
     names = "ioctl:nvidia-nvswitch:0x2a", "ioctl:nvidia-nvswitch:0x0"
     assert counted(program, caller.pid) == {names[0]: (150, 150), names[1]: (70, 0)}
     assert counted(program, os.getpid()) == {}
-    found = program.operations()
-    of_caller = found.values[found.keys["tgid"] == caller.pid]
+    operations = program.operations()
+    of_caller = operations.values[operations.keys["tgid"] == caller.pid]
     assert (of_caller["histogram"].sum(axis=1) == of_caller["n"]).all()
     assert (of_caller["total_ns"] >= of_caller["max_ns"]).all() and (of_caller["max_ns"] > 0).all()
     rows = HostEvents(0, program.entries, drivers=lambda: {MEMORY: Driver.NVSWITCH}).rows(
@@ -292,8 +292,8 @@ Block devices:
 
 def test_the_drivers_majors_are_those_of_the_kernels_list(tmp_path: Path):
     (tmp_path / "devices").write_text(DEVICES)
-    found = majors(tmp_path)
-    assert found == {
+    result = majors(tmp_path)
+    assert result == {
         195: Driver.NVIDIA,
         234: Driver.NVSWITCH,
         235: Driver.ANOTHER,
@@ -301,7 +301,7 @@ def test_the_drivers_majors_are_those_of_the_kernels_list(tmp_path: Path):
         510: Driver.UVM,
     }
     (tmp_path / "devices").write_text(DEVICES.replace("195 nvidia\n", "195 nvidia-frontend\n"))
-    assert majors(tmp_path) == found
+    assert majors(tmp_path) == result
     assert majors(tmp_path / "nowhere") == {}
     numbers = {"nvidia3": (195, 3), "nvidiactl": (195, 255), "nvidia-modeset": (195, 254)}
     numbers |= {
@@ -311,30 +311,30 @@ def test_the_drivers_majors_are_those_of_the_kernels_list(tmp_path: Path):
         "7:2": (7, 2),
     }
     for name, (major, minor) in numbers.items():
-        assert device_name(major << 20 | minor, found) == name
+        assert device_name(major << 20 | minor, result) == name
 
 
 def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
-    told, now = [], {}
-    calls = DriverCalls(told.append, lambda _: "", lambda: dict(now))
-    assert "no NVIDIA driver" in calls.refresh() and told == []
+    output, now = [], {}
+    calls = DriverCalls(output.append, lambda _: "", lambda: dict(now))
+    assert "no NVIDIA driver" in calls.refresh() and output == []
     now[195] = Driver.NVIDIA
     assert calls.refresh() == "" and calls.refresh() == ""
     now = {510: Driver.UVM}
     calls.refresh()
-    assert told == [{195: Driver.NVIDIA}, {195: Driver.NONE, 510: Driver.UVM}]
+    assert output == [{195: Driver.NVIDIA}, {195: Driver.NONE, 510: Driver.UVM}]
 
 
 def test_who_calls_without_being_traced_is_named_once():
     names = {7: "nvidia-smi", 8: "dcgm-exporter", 9: "python"}
     calls = DriverCalls(lambda _: None, lambda pid: names.get(pid, ""))
-    assert [(one.pid, one.label, one.value) for one in calls.named([7, 8, 9, 10], {9}, 5)] == [
+    assert [(entry.pid, entry.label, entry.value) for entry in calls.named([7, 8, 9, 10], {9}, 5)] == [
         (7, "program", "nvidia-smi"),
         (8, "program", "dcgm-exporter"),
     ]
     assert calls.named([7, 8, 9], {9}, 6) == []
     calls.forget([7])
-    assert [one.pid for one in calls.named([7, 8], set(), 7)] == [7]
+    assert [entry.pid for entry in calls.named([7, 8], set(), 7)] == [7]
 
 
 def test_who_was_not_traced_is_found_when_it_has_ended(tmp_path: Path):

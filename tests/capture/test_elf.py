@@ -46,9 +46,11 @@ def test_exported_functions_are_found_where_nm_sees_them(tmp_path, flags):
     path = build(tmp_path, *flags)
     expected = offsets_by_nm(path, "-D")
     with elf.opened(path) as image:
-        found = elf.exported(image, NAMES)
-    assert {name: symbol.offset for name, symbol in found.items()} == {name: expected[name] for name in NAMES}
-    assert all(symbol.size > 0 for symbol in found.values())
+        exported = elf.exported(image, NAMES)
+    assert {name: symbol.offset for name, symbol in exported.items()} == {
+        name: expected[name] for name in NAMES
+    }
+    assert all(symbol.size > 0 for symbol in exported.values())
 
 
 def test_data_imports_and_absent_names_are_no_functions(tmp_path):
@@ -68,8 +70,8 @@ def test_functions_linked_in_statically_are_found_in_symtab(tmp_path):
     expected = offsets_by_nm(path)
     with elf.opened(path) as image:
         assert elf.exported(image, ["cudaMalloc"]) == {}
-        found = elf.local(image, ["cudaMalloc", "cudaFree", "cudaNothing"])
-    assert {name: symbol.offset for name, symbol in found.items()} == {
+        local = elf.local(image, ["cudaMalloc", "cudaFree", "cudaNothing"])
+    assert {name: symbol.offset for name, symbol in local.items()} == {
         name: expected[name] for name in ("cudaMalloc", "cudaFree")
     }
 
@@ -102,9 +104,9 @@ def test_a_stripped_file_has_no_local_functions(tmp_path):
 def test_a_name_that_is_the_tail_of_another_is_found(tmp_path):
     """The linker stores ncclAllReduce inside pncclAllReduce's string."""
     with elf.opened(build(tmp_path)) as image:
-        found = elf.local(image, NAMES)
-        assert found["ncclAllReduce"] == elf.exported(image, NAMES)["ncclAllReduce"]
-        assert found["ncclAllReduce"] != found["pncclAllReduce"]
+        local = elf.local(image, NAMES)
+        assert local["ncclAllReduce"] == elf.exported(image, NAMES)["ncclAllReduce"]
+        assert local["ncclAllReduce"] != local["pncclAllReduce"]
 
 
 def test_names_across_a_chunk_of_the_string_table_are_found(tmp_path, monkeypatch):
@@ -155,8 +157,8 @@ def test_first_instructions_are_told_apart(tmp_path):
         "cudaNop": Entry.EMULATED,
     }
     with elf.opened(build(tmp_path, source=source)) as image:
-        found = elf.exported(image, expected)
-        assert {name: elf.entry(image, symbol) for name, symbol in found.items()} == expected
+        exported = elf.exported(image, expected)
+        assert {name: elf.entry(image, symbol) for name, symbol in exported.items()} == expected
 
 
 def test_what_is_no_regular_elf_file_is_refused(tmp_path):

@@ -135,17 +135,17 @@ def test_the_counts_of_a_new_process_are_not_scaled_by_the_time_before_its_start
 def by_group(library: Path) -> dict[HookGroup, list[Hook]]:  # noqa: F811
     """Hooks of each governed group."""
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names(groups=HookGroup))
-    places = {name: symbol.offset for name, symbol in found.items()}
-    return {group: operations.hooks(places, groups=(group,)) for group in operations.GOVERNED}
+        exported = elf.exported(image, operations.names(groups=HookGroup))
+    indexes = {name: symbol.offset for name, symbol in exported.items()}
+    return {group: operations.hooks(indexes, groups=(group,)) for group in operations.GOVERNED}
 
 
 @pytest.fixture(scope="module")
 def hooks(library: Path) -> list[Hook]:  # noqa: F811
     """Those that nobody governs."""
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names(groups=(HookGroup.ALWAYS,)))
-    return operations.hooks({n: s.offset for n, s in found.items()}, groups=(HookGroup.ALWAYS,))
+        exported = elf.exported(image, operations.names(groups=(HookGroup.ALWAYS,)))
+    return operations.hooks({n: s.offset for n, s in exported.items()}, groups=(HookGroup.ALWAYS,))
 
 
 @pytest.mark.bpf
@@ -159,13 +159,13 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
 ):
     program = tracing()
     governor = Governor(program, BUDGET, TIMES_WAY)
-    told = Tallies(0, program.operations, program.balances, governor, own_pid=os.getpid())
+    tallies = Tallies(0, program.operations, program.balances, governor, own_pid=os.getpid())
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(300)")
     governor.govern()
     assert governor.groups[HookGroup.HOT].is_on
-    (row,) = launches(told)
+    (row,) = launches(tallies)
     assert (row["n"], row["n_seen"], row["is_estimate"]) == (300, 300, 0)
     puppet.does("lib.storm(100000)")
     governor.govern()
@@ -174,15 +174,15 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
     assert any("estimates" in note for note in governor.notes())
     puppet.does("lib.storm(50000)")
     assert len(program.operations().keys)
-    (row,) = launches(told)
+    (row,) = launches(tallies)
     assert row["n_seen"] == 100_000 == sum(json.loads(row["histogram"]).values())
     hot.next_on_ns = 0
     governor.govern()
     assert hot.is_on
-    assert not len(launches(told))
+    assert not len(launches(tallies))
     puppet.does("lib.storm(2000)")
     governor.stop()
-    (row,) = launches(told)
+    (row,) = launches(tallies)
     assert row["n_seen"] == 2000
     assert row["is_estimate"] and row["n"] > 2000
     assert program.losses()["lost_operation"] == program.losses()["lost_call"] == 0
@@ -253,13 +253,13 @@ def test_a_ring_that_fills_raises_the_thresholds(tracing: Callable[..., Program]
     for _ in range(3):
         governor.govern()
     assert any("2 times" in note for note in governor.notes())
-    lost, told = program.losses()["lost_call"], len(program.events.drain())
+    lost, output = program.losses()["lost_call"], len(program.events.drain())
     for _ in range(150):
         governor.govern()
     assert any("threshold of slow calls is back to its default" in note for note in governor.notes())
     calls = program.operations()
     assert calls.values["n"].sum() == 1000 and lost > 0
-    assert told + lost >= 1000
+    assert output + lost >= 1000
 
 
 @pytest.mark.bpf
@@ -278,8 +278,8 @@ def test_without_a_budget_hot_functions_are_not_hooked(
     puppet.does(*PREPARE, "lib.storm(100); lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0))")
     governor.govern()
     governor.stop()
-    found = program.operations()
-    assert [SYMBOLS[symbol] for symbol in found.keys["symbol"]] == ["cudaMemcpyAsync"]
+    result = program.operations()
+    assert [SYMBOLS[symbol] for symbol in result.keys["symbol"]] == ["cudaMemcpyAsync"]
 
 
 @pytest.mark.bpf
@@ -303,6 +303,6 @@ def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], 
     assert ways_ns[1] > 2 * ways_ns[0] > 0
 
 
-def launches(told: Tallies) -> Array:
-    (_, rows), _ = told.rows(time.monotonic_ns())
+def launches(tallies: Tallies) -> Array:
+    (_, rows), _ = tallies.rows(time.monotonic_ns())
     return rows[np.array([SYMBOLS[symbol] == "cudaLaunchKernel" for symbol in rows["symbol"]], bool)]

@@ -108,9 +108,9 @@ def test_gpus_are_known_by_their_files_and_uuids(fake_gpus):
     part = {"which": "1.0", "uuid": "MIG-a"}
     fake_gpus.have(H100 | {"minor": 4}, OTHER | {"minor": 1, "mig": 1}, part)
     with library() as nvml:
-        found = GpuStates(nvml, node=0).gpu_numbers()
-    assert found.by_file == {4: 0, 1: 1}
-    assert found.by_uuid == {str(H100["uuid"]): 0, str(OTHER["uuid"]): 1, "MIG-a": 1}
+        gpu_numbers = GpuStates(nvml, node=0).gpu_numbers()
+    assert gpu_numbers.by_file == {4: 0, 1: 1}
+    assert gpu_numbers.by_uuid == {str(H100["uuid"]): 0, str(OTHER["uuid"]): 1, "MIG-a": 1}
 
 
 def test_a_gpu_that_fell_off_the_bus_tells_nothing(fake_gpus):
@@ -156,8 +156,8 @@ def test_a_process_on_a_gpu_is_told_when_it_comes_and_when_it_goes():
         rows["ts_ns"], rows["alive"] = second * SECOND, 1
         for row, (pid, used) in zip(rows, processes, strict=True):
             row["pid"], row["memory_used_bytes"] = pid, used
-        found = edges.processes(rows, second * SECOND)
-        return [(int(row["ts_ns"]) // SECOND, int(row["pid"]), int(row["alive"])) for row in found]
+        result = edges.processes(rows, second * SECOND)
+        return [(int(row["ts_ns"]) // SECOND, int(row["pid"]), int(row["alive"])) for row in result]
 
     assert look(0, (7, 1 << 30)) == [(0, 7, 1)]
     assert look(4, (7, (1 << 30) + 5), (8, 5)) == [(4, 8, 1)]
@@ -176,16 +176,16 @@ def test_gpus_are_watched_in_the_background_with_their_errors(fake_gpus):
         assert first["gpus"]["gpu"].tolist() == [0, 1]
         assert sorted(first["gpu_processes"]["pid"].tolist()) == [4711, 4712]
         fake_gpus.have(H100, OTHER | {"sm_mhz": 1200, "clock_reasons": 0x40, "xid": [48, 79]})
-        seen: list[tuple[int, int, int]] = []
+        observed: list[tuple[int, int, int]] = []
 
         def has_told() -> bool:
             rows = dict(gpus.taken()).get(layout.GPUS, ())
-            seen.extend((int(r["gpu"]), int(r["sm_mhz"]), int(r["xid"])) for r in rows)
-            return (1, 1200, 79) in seen
+            observed.extend((int(r["gpu"]), int(r["sm_mhz"]), int(r["xid"])) for r in rows)
+            return (1, 1200, 79) in observed
 
         until(has_told)
-        assert {(1, 1200, 48), (1, 1200, 79)} <= set(seen)
-        assert all(gpu == 1 for gpu, _, _ in seen)
+        assert {(1, 1200, 48), (1, 1200, 79)} <= set(observed)
+        assert all(gpu == 1 for gpu, _, _ in observed)
         assert gpus.latest()["xid"].tolist() == [UNKNOWN, UNKNOWN]
     finally:
         gpus.close()

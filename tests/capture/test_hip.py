@@ -71,8 +71,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hooks(library: Path) -> list[Hook]:
     """All groups of hooks."""
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names(groups=HookGroup))
-    return operations.hooks({name: symbol.offset for name, symbol in found.items()}, groups=HookGroup)
+        exported = elf.exported(image, operations.names(groups=HookGroup))
+    return operations.hooks({name: symbol.offset for name, symbol in exported.items()}, groups=HookGroup)
 
 
 @pytest.mark.bpf

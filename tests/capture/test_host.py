@@ -165,12 +165,12 @@ def test_a_cpu_quota_is_told_from_a_neighbour(tracing: Callable[..., Program], p
         groups = ControlGroups()
         assert not groups.throttled([puppet.pid], time.monotonic_ns())
         puppet.does(f"exec({BURN.format(0.1)!r})")
-        (one,) = groups.throttled([puppet.pid, os.getpid()], time.monotonic_ns())
+        (throttled,) = groups.throttled([puppet.pid, os.getpid()], time.monotonic_ns())
     rows = preempted(program, puppet.pid)
     by_quota = rows["flags"] & OffCpuFlag.THROTTLED > 0
-    assert rows["duration_ns"][by_quota].sum() > 0.7 * one.ns > 0
-    assert (one.quota.encode(), one.pids, one.group.path) == (words, (puppet.pid,), home)
-    assert one.n >= 3
+    assert rows["duration_ns"][by_quota].sum() > 0.7 * throttled.ns > 0
+    assert (throttled.quota.encode(), throttled.pids, throttled.group.path) == (words, (puppet.pid,), home)
+    assert throttled.n >= 3
 
 
 def test_a_neighbour_is_told_from_a_cpu_quota(tracing: Callable[..., Program], puppet, stranger):
@@ -184,8 +184,8 @@ def test_a_neighbour_is_told_from_a_cpu_quota(tracing: Callable[..., Program], p
     puppet.does(f"exec({BURN.format(0.1)!r})")
     rows = preempted(program, puppet.pid)
     assert not (rows["flags"] & OffCpuFlag.THROTTLED).any()
-    ours = rows[rows["by_pid"] == stranger.pid]
-    assert ours["duration_ns"].sum() > 20_000_000
+    own_rows = rows[rows["by_pid"] == stranger.pid]
+    assert own_rows["duration_ns"].sum() > 20_000_000
 
 
 WRITES = (
@@ -202,20 +202,20 @@ def test_a_disk_is_named_with_file_and_issuer(
     puppet.does(CALL, "import os")
     tell(stranger, "import os")
     watch = Watch(program, puppet.pid)
-    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
-    tell(stranger, WRITES.format(str(theirs)))
-    puppet.does(WRITES.format(str(mine)))
+    own_rows, other_rows = tmp_path / "mine", tmp_path / "theirs"
+    tell(stranger, WRITES.format(str(other_rows)))
+    puppet.does(WRITES.format(str(own_rows)))
     waits = watch.until(HostKind.FILE_WAIT, puppet.pid)
-    assert set(waits["file"].tolist()) == {str(mine).encode()}
+    assert set(waits["file"].tolist()) == {str(own_rows).encode()}
     assert set(waits["device"].tolist()) == {disk.encode()}
     requests = watch.of(HostKind.BLOCK_IO, puppet.pid)
     own = requests[requests["by_pid"] == puppet.pid]
     assert set(own["device"].tolist()) == {disk.encode()} and b"write" in own["detail"].tolist()
     assert own["value"].sum() >= 3 << 20
     sums = requests[requests["by_pid"] == UNKNOWN]
-    writes = [re.fullmatch(rb"(\d+) x write; us: (.*)", one) for one in sums["detail"].tolist()]
-    for told in filter(None, writes):
-        assert int(told[1]) == sum(int(each.split(b":")[1]) for each in told[2].split()) > 0
+    writes = [re.fullmatch(rb"(\d+) x write; us: (.*)", entry) for entry in sums["detail"].tolist()]
+    for output in filter(None, writes):
+        assert int(output[1]) == sum(int(each.split(b":")[1]) for each in output[2].split()) > 0
     assert any(writes)
     rows = watch.look()
     assert stranger.pid not in rows["pid"] and stranger.pid not in rows["by_pid"]
@@ -224,8 +224,8 @@ def test_a_disk_is_named_with_file_and_issuer(
 def disk_of(path: Path) -> str:
     """The disk or partition that the path lies on; empty for none."""
     number = path.stat().st_dev
-    place = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-    return place.readlink().name if place.exists() else ""
+    index = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    return index.readlink().name if index.exists() else ""
 
 
 TOUCHES = """
@@ -342,10 +342,10 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "host", "said"), [("AF_INET", "127.0.0.1", "127.0.0.1"), ("AF_INET6", "::1", "[::1]")]
+    ("family", "host", "message"), [("AF_INET", "127.0.0.1", "127.0.0.1"), ("AF_INET6", "::1", "[::1]")]
 )
 def test_who_a_thread_waits_for_on_a_socket_is_named(
-    tracing: Callable[..., Program], puppet, stranger, family: str, host: str, said: str
+    tracing: Callable[..., Program], puppet, stranger, family: str, host: str, message: str
 ):
     program = tracing(slow_off_ns=1_000_000)
     assert stranger.stdin and stranger.stdout
@@ -362,7 +362,7 @@ def test_who_a_thread_waits_for_on_a_socket_is_named(
     tell(stranger, "peer.send(b'x')")
     rows = watch.until(HostKind.SOCKET_WAIT, puppet.pid)
     (row,) = rows[rows["duration_ns"] > 30_000_000]
-    assert row["file"] == f"{said}:{port}".encode()
+    assert row["file"] == f"{message}:{port}".encode()
     assert row["detail"].startswith(b"from port ")
     assert stranger.pid not in watch.look()["pid"]
 
@@ -383,7 +383,7 @@ print(door.getsockname()[1], flush=True)
 
 
 @pytest.mark.parametrize(
-    ("family", "address", "said"),
+    ("family", "address", "message"),
     [("AF_INET", "10.77.0.2", b"10.77.0.2:%d"), ("AF_INET6", "fd77::2", b"[fd77::2]:%d")],
 )
 def test_retransmits_belong_to_the_owner_of_the_socket(
@@ -393,7 +393,7 @@ def test_retransmits_belong_to_the_owner_of_the_socket(
     tmp_path: Path,
     family: str,
     address: str,
-    said: bytes,
+    message: bytes,
 ):
     program = tracing()
     with network(tmp_path) as wire:
@@ -410,7 +410,7 @@ def test_retransmits_belong_to_the_owner_of_the_socket(
         tell(stranger, "peer.send(b'y' * 9)")  # arrives, but its acknowledgement is dropped: sent again, too
         puppet.does("_ = link.send(b'x' * 9000)")
         rows = watch.until(HostKind.RETRANSMIT, puppet.pid)
-        assert (rows["file"][0], rows["device"][0]) == (said % port, b"wire")
+        assert (rows["file"][0], rows["device"][0]) == (message % port, b"wire")
         assert rows["detail"][0].startswith(b"from port ")
         assert rows["value"].sum() >= 1
         assert stranger.pid not in watch.look()["pid"]

@@ -39,9 +39,14 @@ def test_a_quota_of_a_group_above_is_seen_too(tmp_path: Path):
     assert not groups.throttled([7], SECOND_NS)
     assert not groups.throttled([7], 2 * SECOND_NS)
     (root / "pod/cpu.stat").write_text(stat.format(5, 260))
-    (one,) = groups.throttled([7], 3 * SECOND_NS)
-    assert (one.group.name, one.quota, one.n, one.ns) == ("/pod", "cpu.max 50000/100000", 2, 60_000)
-    assert (one.since_ns, one.pids) == (2 * SECOND_NS, (7,))
+    (throttled,) = groups.throttled([7], 3 * SECOND_NS)
+    assert (throttled.group.name, throttled.quota, throttled.n, throttled.ns) == (
+        "/pod",
+        "cpu.max 50000/100000",
+        2,
+        60_000,
+    )
+    assert (throttled.since_ns, throttled.pids) == (2 * SECOND_NS, (7,))
 
 
 def test_a_quota_of_version_1_is_in_its_own_words(tmp_path: Path):
@@ -55,8 +60,8 @@ def test_a_quota_of_version_1_is_in_its_own_words(tmp_path: Path):
     )
     assert not groups.throttled([7], SECOND_NS)
     (root / "job/cpu.stat").write_text("nr_periods 2\nnr_throttled 2\nthrottled_time 905\n")
-    (one,) = groups.throttled([7], 2 * SECOND_NS)
-    assert (one.quota, one.n, one.ns) == ("cpu.cfs_quota_us 25000/50000", 1, 900)
+    (throttled,) = groups.throttled([7], 2 * SECOND_NS)
+    assert (throttled.quota, throttled.n, throttled.ns) == ("cpu.cfs_quota_us 25000/50000", 1, 900)
 
 
 def test_a_device_is_a_disk_or_what_is_mounted(tmp_path: Path):
@@ -92,22 +97,22 @@ def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("family", "address", "said"),
+    ("family", "address", "message"),
     [
         (socket.AF_INET, "10.1.2.3", "10.1.2.3:443"),
         (socket.AF_INET6, "fd00::1", "[fd00::1]:443"),
         (socket.AF_INET6, "::ffff:10.1.2.3", "10.1.2.3:443"),
     ],
 )
-def test_the_other_end_is_told_as_people_write_it(family: int, address: str, said: str):
+def test_the_other_end_is_told_as_people_write_it(family: int, address: str, message: str):
     packed = struct.pack("<H", family) + struct.pack(">H", 443) + bytes(4)
     packed += socket.inet_pton(family, address).ljust(16, b"\0")
-    assert other_end(np.frombuffer(packed, kernel.ENDS)[0]) == said
+    assert other_end(np.frombuffer(packed, kernel.ENDS)[0]) == message
 
 
-@pytest.mark.parametrize(("code", "said"), [(0, 0), (3 << 8, 3), (9, 137), (11 | 0x80, 139)])
-def test_an_exit_is_told_as_a_shell_does(code: int, said: int):
-    assert exit_status(code) == said
+@pytest.mark.parametrize(("code", "message"), [(0, 0), (3 << 8, 3), (9, 137), (11 | 0x80, 139)])
+def test_an_exit_is_told_as_a_shell_does(code: int, message: int):
+    assert exit_status(code) == message
 
 
 def test_what_a_kernel_refuses_makes_way_for_the_next_way():

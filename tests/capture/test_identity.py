@@ -60,8 +60,8 @@ def test_a_rank_without_a_world_size_stays_a_rank():
 
 
 def test_name_and_start_are_read_past_brackets_in_the_name(tmp_path):
-    found = identity(7, process(tmp_path, 7, LAUNCHED["torchrun"]))
-    assert found == Identity(7, 5, 1, 8, comm="py (x) thon", started_ticks=4711)
+    result = identity(7, process(tmp_path, 7, LAUNCHED["torchrun"]))
+    assert result == Identity(7, 5, 1, 8, comm="py (x) thon", started_ticks=4711)
 
 
 def test_the_only_visible_gpu_is_the_device(tmp_path):
@@ -99,8 +99,8 @@ def test_a_real_process_is_seen_in_the_real_proc():
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(command, stdin=-1, stdout=-1, env=environment, text=True) as child:
         child.stdout.readline()
-        found = identity(child.pid)
+        result = identity(child.pid)
         child.communicate("\n")
-    assert (found.rank, found.local_rank, found.nranks) == (2, -1, 4)
-    assert found.comm.startswith("python")
-    assert found.started_ticks > 0
+    assert (result.rank, result.local_rank, result.nranks) == (2, -1, 4)
+    assert result.comm.startswith("python")
+    assert result.started_ticks > 0

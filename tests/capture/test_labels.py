@@ -163,8 +163,8 @@ def test_a_group_may_tell_about_itself_and_about_nobody_else(path):
     try:
         assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o660, GROUP)
         assert answer_as(path, uid=NOBODY, gid=GROUP, told={"label": "step"}) == "ok"
-        told = answer_as(path, uid=NOBODY, gid=GROUP, told={"label": "step", "pid": os.getpid()})
-        assert "not allowed" in told
+        output = answer_as(path, uid=NOBODY, gid=GROUP, told={"label": "step", "pid": os.getpid()})
+        assert "not allowed" in output
         assert "PermissionError" in answer_as(path, uid=NOBODY, gid=NOBODY, told={"label": "step"})
         assert len(labels.taken()) == 1
     finally:

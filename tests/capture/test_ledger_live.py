@@ -21,51 +21,53 @@ NOISE = ("preempted", "on_cpu")
 def test_on_cpu_is_what_the_threads_own_clock_says(
     tracing: Callable[..., Program], run, nap_us: str, hog: str
 ):
-    found = run(tracing(), "busy", "60", "10", nap_us, hog)
-    spent = found.arrivals["ledger_ns"][1::2] - found.arrivals["ledger_ns"][0::2]
-    cpu_ns = np.array([int(cpu) for _, cpu in found.lines])
+    done = run(tracing(), "busy", "60", "10", nap_us, hog)
+    spent = done.arrivals["ledger_ns"][1::2] - done.arrivals["ledger_ns"][0::2]
+    cpu_ns = np.array([int(cpu) for _, cpu in done.lines])
     error_ns = np.abs(spent[:, Category.ON_CPU - 1] - cpu_ns)
     assert len(cpu_ns) == 60
-    assert (error_ns <= np.maximum(MS, cpu_ns // 100)).all(), (error_ns.max(), found.losses)
-    assert (spent.sum(axis=1) == found.arrivals["ts_ns"][1::2] - found.arrivals["ts_ns"][0::2]).all()
+    assert (error_ns <= np.maximum(MS, cpu_ns // 100)).all(), (error_ns.max(), done.losses)
+    assert (spent.sum(axis=1) == done.arrivals["ts_ns"][1::2] - done.arrivals["ts_ns"][0::2]).all()
 
 
 def test_each_phase_is_charged_to_what_took_the_time(tracing: Callable[..., Program], run):
-    found = run(tracing(), "phases", "3")
+    done = run(tracing(), "phases", "3")
     wrong: dict[str, list[str]] = {}
-    for line in found.lines:
-        wrong.setdefault(line[0], []).append(_misjudged(found, line))
-    assert len(found.lines) == 3 * 24 and len(wrong) == 24
+    for line in done.lines:
+        wrong.setdefault(line[0], []).append(_misjudged(done, line))
+    assert len(done.lines) == 3 * 24 and len(wrong) == 24
     # A busy machine can disturb a phase; a wrong account is wrong each time.
-    assert not [told for told in wrong.values() if all(told)]
+    assert not [output for output in wrong.values() if all(output)]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_ledger_is_what_raw_events_add_up_to(tracing: Callable[..., Program], run, mode: str):
     program = tracing(record_all=True, modes=(mode,))
-    found = run(program, "phases", "3")
-    at_ns = found.arrivals["ts_ns"]
-    expected = ledger_oracle.accounts(records.raw(found.events), found.pid, at_ns)
-    per_interval = np.diff(found.arrivals["ledger_ns"], axis=0) - np.diff(expected, axis=0)
+    done = run(program, "phases", "3")
+    at_ns = done.arrivals["ts_ns"]
+    expected = ledger_oracle.accounts(records.raw(done.events), done.pid, at_ns)
+    per_interval = np.diff(done.arrivals["ledger_ns"], axis=0) - np.diff(expected, axis=0)
     allowed = np.maximum(MS, np.diff(at_ns) // 50)
     is_wrong = np.abs(per_interval).max(axis=1) > allowed
     assert program.mode == mode
-    assert not any(n for name, n in found.losses.items() if name.startswith("lost"))
+    assert not any(n for name, n in done.losses.items() if name.startswith("lost"))
     # What a hypervisor steals is known afterwards only, and may fall on the wrong side of an arrival: not each time.
     assert not is_wrong.reshape(3, -1).all(axis=0).any()
     assert (
-        found.arrivals["ledger_ns"].sum(axis=1) - at_ns == found.arrivals["ledger_ns"][0].sum() - at_ns[0]
+        done.arrivals["ledger_ns"].sum(axis=1) - at_ns == done.arrivals["ledger_ns"][0].sum() - at_ns[0]
     ).all()
 
 
-def _misjudged(found, line: list[str]) -> str:
+def _misjudged(expected_rows, line: list[str]) -> str:
     """What is wrong with a phase's account; empty when it is right."""
     name, begin_ns, end_ns, *parts = line
-    first = np.searchsorted(found.arrivals["ts_ns"], int(begin_ns), side="right") - 1
-    last = np.searchsorted(found.arrivals["ts_ns"], int(end_ns))
-    if (found.arrivals["flags"][[first, last]] & (CollectiveFlag.TORN | CollectiveFlag.THREADS_LOST)).any():
-        return f"{name}: flags {found.arrivals['flags'][[first, last]]}"
-    rows = found.arrivals["ledger_ns"]
+    first = np.searchsorted(expected_rows.arrivals["ts_ns"], int(begin_ns), side="right") - 1
+    last = np.searchsorted(expected_rows.arrivals["ts_ns"], int(end_ns))
+    if (
+        expected_rows.arrivals["flags"][[first, last]] & (CollectiveFlag.TORN | CollectiveFlag.THREADS_LOST)
+    ).any():
+        return f"{name}: flags {expected_rows.arrivals['flags'][[first, last]]}"
+    rows = expected_rows.arrivals["ledger_ns"]
     spent = dict(zip(CATEGORY_NAMES, (rows[last] - rows[first]).tolist(), strict=True))
     wanted = {category: int(ns) for category, ns in (part.split("=") for part in parts)}
     noise = spent["preempted"] if "preempted" not in wanted else 0
@@ -82,8 +84,8 @@ def _misjudged(found, line: list[str]) -> str:
 def test_accounts_fill_the_time_while_many_threads_change_them(
     tracing: Callable[..., Program], run, n_threads: str
 ):
-    found = run(tracing(), "crowd", n_threads, "2")
-    arrivals = found.arrivals
+    done = run(tracing(), "crowd", n_threads, "2")
+    arrivals = done.arrivals
     spent = np.diff(arrivals["ledger_ns"], axis=0)
     is_torn = (arrivals["flags"] & CollectiveFlag.TORN) > 0
     is_whole = ~(is_torn[1:] | is_torn[:-1])
@@ -91,6 +93,6 @@ def test_accounts_fill_the_time_while_many_threads_change_them(
     assert (spent.sum(axis=1) == np.diff(arrivals["ts_ns"]))[is_whole].all()
     assert spent[is_whole].min() > -MS
     assert np.abs(arrivals["ledger_ns"]).max() < np.diff(arrivals["ts_ns"][[0, -1]])[0] + 1000 * MS
-    assert found.losses["lost_change"] == 0
+    assert done.losses["lost_change"] == 0
     n_all = int(n_threads) + 1  # each is counted once at most, also one that had a slot before
-    assert found.losses["lost_thread"] <= (n_all if n_all > kernel.N_SLOTS else 0)
+    assert done.losses["lost_thread"] <= (n_all if n_all > kernel.N_SLOTS else 0)

@@ -21,8 +21,8 @@ OLD_NS = 10**15
 
 @pytest.fixture
 def mapped() -> Iterator[Mapped]:
-    with Mapped() as told:
-        yield told
+    with Mapped() as output:
+        yield output
 
 
 @pytest.fixture
@@ -60,16 +60,16 @@ def awaited(mapped: Mapped, is_there: Callable[[Records], bool]) -> Records:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         mapped.wait(1)
-        told = mapped.taken()
-        if is_there(told):
-            return told
+        rows = mapped.taken()
+        if is_there(rows):
+            return rows
     raise AssertionError("not told")
 
 
 def test_a_library_is_told_when_it_is_loaded(mapped: Mapped, child, nccl: Path):
     does(child, load(nccl))
-    told = awaited(mapped, lambda told: (child.pid, os.fsencode(nccl)) in told.mappings)
-    assert not told.n_lost
+    output = awaited(mapped, lambda output: (child.pid, os.fsencode(nccl)) in output.mappings)
+    assert not output.n_lost
 
 
 def test_what_was_waited_for_is_told_though_nothing_happens_after_it(mapped: Mapped, child, nccl: Path):
@@ -82,8 +82,8 @@ def test_what_was_waited_for_is_told_though_nothing_happens_after_it(mapped: Map
 def test_a_fork_is_told_and_a_thread_is_not(mapped: Mapped, child):
     does(child, "import threading; t = threading.Thread(target=print); t.start(); t.join()")
     does(child, "pid = os.fork() or os._exit(0); os.waitpid(pid, 0)")
-    told = awaited(mapped, lambda told: any(fork.parent == child.pid for fork in told.forks))
-    assert all(fork.pid != fork.parent for fork in told.forks)
+    output = awaited(mapped, lambda output: any(fork.parent == child.pid for fork in output.forks))
+    assert all(fork.pid != fork.parent for fork in output.forks)
 
 
 def test_where_records_are_lost_it_is_told(mapped: Mapped, child, nccl: Path):

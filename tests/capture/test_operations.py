@@ -54,8 +54,8 @@ def test_launches_are_hooked_only_where_asked_for():
 
 
 def test_where_hooks_are_dear_only_what_jobs_wait_in_is_hooked():
-    places = {name: number for number, name in enumerate(operations.names(), 1)}
-    every = operations.hooks(places)
+    indexes = {name: number for number, name in enumerate(operations.names(), 1)}
+    every = operations.hooks(indexes)
     kept = {hook.symbol for hook in operations.few(every)}
     assert {*FEW, "ncclAllReduce", "ncclCommInitRankConfig", "ncclCommSplit", "ncclGroupEnd"} <= kept
     assert not kept & {"cudaStreamCreate", "cuModuleLoadData", "cudaMalloc3DArray", "ncclCommWindowRegister"}

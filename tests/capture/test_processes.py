@@ -47,8 +47,8 @@ def test_the_environment_of_a_new_process_is_read_once_and_told_once(monkeypatch
         monkeypatch.setattr(f"stallscope.capture.process.{module}.environment", reading)
     processes = Processes(node=0)
     (row,) = processes.first_seen({child.pid: 0})
-    told = processes.started_with(child.pid)
-    assert (row["rank"], told["SLURM_JOB_ID"], read) == (3, "77", [str(child.pid)])
+    started = processes.started_with(child.pid)
+    assert (row["rank"], started["SLURM_JOB_ID"], read) == (3, "77", [str(child.pid)])
     processes.first_seen({child.pid: 1})
     assert processes.started_with(child.pid) == {}
     end(child)
@@ -164,9 +164,9 @@ def test_a_process_with_several_ranks_of_one_communicator_has_none(tmp_path):
 
 def collectives(*rows: tuple[int, int]) -> np.ndarray:
     """pid and device of each."""
-    found = layout.empty(layout.COLLECTIVES, len(rows))
-    found["pid"], found["device"] = zip(*rows, strict=True)
-    return found
+    result = layout.empty(layout.COLLECTIVES, len(rows))
+    result["pid"], result["device"] = zip(*rows, strict=True)
+    return result
 
 
 def test_the_gpu_that_a_process_chose_is_told_once(tmp_path):

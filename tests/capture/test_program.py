@@ -385,10 +385,10 @@ def test_tables_have_the_columns_of_the_layout(tracing: Callable[..., Program], 
     program = tracing()
     puppet.does(init(), f"lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0))")
     arrivals, events = program.arrivals.drain(), program.events.drain()
-    found = records.tables(arrivals, events, node=1)
+    tables = records.tables(arrivals, events, node=1)
     for table in (layout.COLLECTIVES, layout.CALLS, layout.OFFCPU, layout.COMMUNICATORS):
-        assert found[table.name].dtype == layout.dtype(table)
-    assert len(found["collectives"]) == len(found["communicators"]) == 1
+        assert tables[table.name].dtype == layout.dtype(table)
+    assert len(tables["collectives"]) == len(tables["communicators"]) == 1
 
 
 def test_a_change_half_done_is_mended():
@@ -418,21 +418,21 @@ time.sleep(60)
 
 def link_ids() -> set[int]:
     """The numbers of all BPF links on this machine."""
-    library, found, following = Library(), set(), ctypes.create_string_buffer(128)
+    library, result, following = Library(), set(), ctypes.create_string_buffer(128)
     while True:
-        struct.pack_into("=I", following, 0, max(found, default=0))
+        struct.pack_into("=I", following, 0, max(result, default=0))
         try:
             library.bpf(31, following)  # BPF_LINK_GET_NEXT_ID
         except FileNotFoundError:
-            return found
-        found.add(struct.unpack_from("=I", following, 4)[0])
+            return result
+        result.add(struct.unpack_from("=I", following, 4)[0])
 
 
 def links_of(pid: int) -> set[int]:
     """The numbers of the BPF links that a process holds."""
-    told = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    texts = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
     return {
-        int(line.split()[1]) for text in told for line in text.splitlines() if line.startswith("link_id:")
+        int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("link_id:")
     }
 
 

@@ -31,8 +31,8 @@ CUDA = [entry for entry in ENTRIES if entry.part in ("cuda", "counted")]
 
 def installed() -> dict[str, Path]:
     """The folders of the wheels, with lib and include, by version."""
-    found = importlib.util.find_spec("nvidia")
-    roots = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(index) for index in (spec.submodule_search_locations or ())] if spec else []
     return {
         library.name.rpartition(".")[2]: library.parents[1]
         for root in roots
@@ -67,8 +67,8 @@ def library(where: Path) -> Path:
 @pytest.fixture(scope="module")
 def places(library: Path) -> dict[str, int]:
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names(groups=HookGroup))
-    return {name: symbol.offset for name, symbol in found.items()}
+        exported = elf.exported(image, operations.names(groups=HookGroup))
+    return {name: symbol.offset for name, symbol in exported.items()}
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,10 @@ def hooks(places: dict[str, int]) -> list[Hook]:
 def prototypes(where: Path) -> dict[str, list[str]]:
     """Parameters of every function that the headers declare, as they stand there."""
     text = "".join((where / "include" / name).read_text() for name in ("cuda_runtime_api.h", "cuda.h"))
-    found = re.findall(r"(?:CUDARTAPI(?:_CDECL)?|CUDAAPI)\s+(\w+)\s*\(([^;]*?)\);", text, re.DOTALL)
-    return {name: [" ".join(part.split()) for part in told.split(",")] for name, told in reversed(found)}
+    matches = re.findall(r"(?:CUDARTAPI(?:_CDECL)?|CUDAAPI)\s+(\w+)\s*\(([^;]*?)\);", text, re.DOTALL)
+    return {
+        name: [" ".join(part.split()) for part in output.split(",")] for name, output in reversed(matches)
+    }
 
 
 def parameter(prototypes: dict[str, list[str]], entry: Entry, argument: str) -> str:
@@ -158,9 +160,9 @@ def test_arguments_are_where_the_headers_have_them(prototypes: dict[str, list[st
     ]
     assert len(known) > 10
     wrong = {
-        entry.symbol: told
+        entry.symbol: output
         for entry in known
-        if not re.search(SAYS[argument], told := parameter(prototypes, entry, argument))
+        if not re.search(SAYS[argument], output := parameter(prototypes, entry, argument))
     }
     assert not wrong
 
@@ -229,10 +231,10 @@ def test_every_call_of_the_table_is_counted(
     for name in names:
         puppet.does(f"[lib.{name}(*nothing) for _ in range({N_CALLS})]")
     (_, rows), _ = Tallies(0, program.operations, program.balances, AlwaysOn(0)).rows(time.monotonic_ns())
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for row in rows:
-        found[SYMBOLS[row["symbol"]]] = found.get(SYMBOLS[row["symbol"]], 0) + int(row["n"])
-    assert found == dict.fromkeys(names, N_CALLS)
+        result[SYMBOLS[row["symbol"]]] = result.get(SYMBOLS[row["symbol"]], 0) + int(row["n"])
+    assert result == dict.fromkeys(names, N_CALLS)
     losses = program.losses()
     assert {kind: n for kind, n in losses.items() if kind.startswith("lost_") and n} == {}
 
@@ -249,8 +251,8 @@ def test_the_arguments_of_real_calls_are_told(tracing: Callable[..., Program], p
         "lib.cudaMalloc(ctypes.byref(P()), Z(12345))",
     )
     events = program.events.drain()
-    found = records.of_kind(events[events["pid"] == puppet.pid], Kind.CALL)
-    copies = found[found["op"] == Op.COPY]
+    kind = records.of_kind(events[events["pid"] == puppet.pid], Kind.CALL)
+    copies = kind[kind["op"] == Op.COPY]
     by_direction = {
         direction: copies["count_bytes"][copies["direction"] == direction].sum()
         for direction in (Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST, Direction.DEVICE_TO_DEVICE)
@@ -260,18 +262,18 @@ def test_the_arguments_of_real_calls_are_told(tracing: Callable[..., Program], p
         Direction.DEVICE_TO_HOST: 200 << 20,
         Direction.DEVICE_TO_DEVICE: 400 << 20,
     }
-    (launch,) = found[found["op"] == Op.LAUNCH]
+    (launch,) = kind[kind["op"] == Op.LAUNCH]
     assert (launch["grid"].tolist(), launch["block"].tolist()) == ([7, 8, 9], [128, 2, 1])
     assert (launch["handle"], launch["stream"]) == (3, 55)
-    (allocation,) = found[found["op"] == Op.ALLOC]
+    (allocation,) = kind[kind["op"] == Op.ALLOC]
     assert allocation["count_bytes"] == 12345 and allocation["result"] != 0
     assert not len(program.balances().keys)
 
 
 def hooks_of(path: Path) -> list[Hook]:
     with elf.opened(path) as image:
-        found = elf.exported(image, operations.names())
-    return operations.hooks({name: symbol.offset for name, symbol in found.items()})
+        exported = elf.exported(image, operations.names())
+    return operations.hooks({name: symbol.offset for name, symbol in exported.items()})
 
 
 @pytest.mark.skipif(len(WHERE) < 2, reason="other: only one version of libcudart is installed")
@@ -285,6 +287,6 @@ def test_two_versions_in_one_process_are_both_seen(bpf_object: Path, puppet: Pup
                 f"each = ctypes.CDLL({str(path)!r})", f"[each.cudaDeviceSynchronize() for _ in range({n})]"
             )
         counted = program.operations()
-    mine = counted.keys["tgid"] == puppet.pid
-    assert [SYMBOLS[number] for number in counted.keys["symbol"][mine]] == ["cudaDeviceSynchronize"]
-    assert counted.values["n"][mine].tolist() == [3 + 4]
+    own_rows = counted.keys["tgid"] == puppet.pid
+    assert [SYMBOLS[number] for number in counted.keys["symbol"][own_rows]] == ["cudaDeviceSynchronize"]
+    assert counted.values["n"][own_rows].tolist() == [3 + 4]

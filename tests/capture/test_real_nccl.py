@@ -38,10 +38,10 @@ LEFT_OUT = {
 def installed() -> Path | None:
     """libnccl.so.2 of the wheel."""
     try:
-        found = importlib.util.find_spec("nvidia.nccl")
+        spec = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:
         return None
-    folders = list(found.submodule_search_locations or ()) if found else []
+    folders = list(spec.submodule_search_locations or ()) if spec else []
     paths = [path for folder in folders for path in Path(folder).glob("lib/libnccl.so*")]
     return paths[0] if paths else None
 
@@ -71,8 +71,8 @@ def library() -> Path:
 @pytest.fixture(scope="module")
 def hooks(library: Path) -> list[Hook]:
     with elf.opened(library) as image:
-        found = elf.exported(image, operations.names())
-    return operations.hooks({name: symbol.offset for name, symbol in found.items()})
+        result = elf.exported(image, operations.names())
+    return operations.hooks({name: symbol.offset for name, symbol in result.items()})
 
 
 @pytest.fixture
@@ -158,11 +158,11 @@ def test_every_way_to_make_and_end_a_communicator_is_told(
     assert {"ncclCommInitRankConfig", "ncclCommSplit", "ncclCommAbort"} <= {entry.symbol for entry in called}
     puppet.does(*(f"lib.{entry.symbol}({', '.join(['P(0)'] * 11)})" for entry in called))
     events = program.events.drain()
-    mine = events[events["pid"] == puppet.pid]
-    assert [SYMBOLS[number] for number in records.of_kind(mine, Kind.CALL)["symbol"]] == [
+    own_rows = events[events["pid"] == puppet.pid]
+    assert [SYMBOLS[number] for number in records.of_kind(own_rows, Kind.CALL)["symbol"]] == [
         entry.symbol for entry in called
     ]
-    assert not len(records.of_kind(mine, Kind.COMM_BORN))
+    assert not len(records.of_kind(own_rows, Kind.COMM_BORN))
 
 
 def test_a_rank_is_told_by_a_real_call(tracing: Callable[..., Program], puppet):

@@ -21,8 +21,8 @@ def test_bytes_are_elements_times_size_and_unknown_stays_unknown():
 def test_events_of_one_ring_are_told_apart():
     events = np.zeros(3, kernel.EVENT)
     events["kind"] = [Kind.CALL, Kind.OFF_CPU, Kind.ON]
-    found = records.tables(np.zeros(0, kernel.ARRIVAL), events, node=0)
-    assert {name: len(rows) for name, rows in found.items()} == {
+    tables = records.tables(np.zeros(0, kernel.ARRIVAL), events, node=0)
+    assert {name: len(rows) for name, rows in tables.items()} == {
         "collectives": 0,
         "calls": 1,
         "offcpu": 1,

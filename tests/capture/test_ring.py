@@ -22,11 +22,11 @@ def calls(n: int, count: str = "i") -> str:
 
 def test_records_come_in_order_over_many_turns_of_the_ring(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=SMALL)
-    found = [program.arrivals.drain()]
+    result = [program.arrivals.drain()]
     for _ in range(30):
         puppet.does(calls(200))
-        found.append(program.arrivals.drain())
-    arrivals = np.concatenate(found)
+        result.append(program.arrivals.drain())
+    arrivals = np.concatenate(result)
     assert program.losses()["lost_arrival"] == 0
     assert arrivals["seq"].tolist() == list(range(6000))
     assert arrivals["count"].tolist() == list(range(200)) * 30

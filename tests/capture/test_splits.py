@@ -48,11 +48,11 @@ def test_a_split_that_comes_in_two_batches_is_held_back():
 
 def test_ranks_stay_unknown_where_one_never_tells():
     splits = Splits(n_patience=1)
-    told = [
+    resolveds = [
         splits.resolved(batch) for batch in (births((0, 1, 0, 11), parent_nranks=2), births(parent_nranks=2))
     ]
-    assert [len(rows) for rows in told] == [0, 1]
-    assert told[1]["comm_rank"].tolist() == [-1]
+    assert [len(rows) for rows in resolveds] == [0, 1]
+    assert resolveds[1]["comm_rank"].tolist() == [-1]
 
 
 def test_other_communicators_are_not_held_back():

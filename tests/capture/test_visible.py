@@ -37,7 +37,7 @@ def process(
 
 
 @pytest.mark.parametrize(
-    ("files", "told", "seen"),
+    ("files", "expected", "observed"),
     [
         ((0, 1, 2, 3), None, (0, 1, 2, 3)),
         ((0, 1, 2, 3), "3,1", (3, 1)),
@@ -53,9 +53,9 @@ def process(
         ((), "3", (3,)),
     ],
 )
-def test_what_a_process_sees_is_told_in_its_own_order(tmp_path: Path, files, told, seen):
-    variables = {} if told is None else {"CUDA_VISIBLE_DEVICES": told}
-    assert visible(process(tmp_path, 7, files), variables, ALL) == seen
+def test_what_a_process_sees_is_told_in_its_own_order(tmp_path: Path, files, expected, observed):
+    variables = {} if expected is None else {"CUDA_VISIBLE_DEVICES": expected}
+    assert visible(process(tmp_path, 7, files), variables, ALL) == observed
 
 
 def test_the_driver_may_count_otherwise_than_files(tmp_path: Path):

@@ -36,13 +36,13 @@ def test_the_container_is_told_whoever_made_it(tmp_path: Path, runtime: str):
 @pytest.mark.parametrize("runtime", ["kubelet v1", "kubelet v2", "cri-o", "nested"])
 def test_a_pod_is_told_by_its_uid_and_name(tmp_path: Path, runtime: str):
     variables = {"HOSTNAME": "trainer-0", "POD_NAMESPACE": "research"}
-    found = workload(7, variables, process(tmp_path, CGROUPS[runtime]))
-    assert (found["pod_uid"], found["pod"], found["namespace"]) == (UID, "trainer-0", "research")
+    result = workload(7, variables, process(tmp_path, CGROUPS[runtime]))
+    assert (result["pod_uid"], result["pod"], result["namespace"]) == (UID, "trainer-0", "research")
 
 
 def test_outside_of_kubernetes_a_host_name_is_no_pod(tmp_path: Path):
-    found = workload(7, {"HOSTNAME": "me", "NAMESPACE": "x"}, process(tmp_path, CGROUPS["docker v2"]))
-    assert found == {"container": ID[:12]}
+    result = workload(7, {"HOSTNAME": "me", "NAMESPACE": "x"}, process(tmp_path, CGROUPS["docker v2"]))
+    assert result == {"container": ID[:12]}
 
 
 def test_the_namespace_is_read_in_the_containers_own_root(tmp_path: Path):

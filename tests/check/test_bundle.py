@@ -28,29 +28,29 @@ def written(tmp_path: Path, *, with_names: bool = False) -> Path:
     if not db.exists():
         node.write(db, dp_trace(n_steps=8))
     chosen = effective({"db": db, "hub": "hub.corp.example:4317"}, {}, None, host_name="secret-box")
-    found = [
+    result = [
         warned("libnccl", f"secret-box: {HOME}/alice/venv/libnccl.so", "ask bob@corp.example at 10.1.2.3")
     ]
     out = tmp_path / "bundle.tar.gz"
-    bundle.write(out, readiness.as_json(found), chosen, with_names=with_names)
+    bundle.write(out, readiness.as_json(result), chosen, with_names=with_names)
     return out
 
 
 def test_it_holds_what_support_needs(tmp_path):
-    found = unpacked(written(tmp_path))
-    assert found["stallscope/check.json"]["checks"][0]["subject"] == "libnccl"
-    assert found["stallscope/machine.json"]["kernel"] == platform.release()
-    assert found["stallscope/settings.json"]["hub"]["from"] == "--hub"
-    assert found["stallscope/trace.json"]["rows"]["collectives"] == 8 * 4 * 3
-    assert found["stallscope/trace.json"]["sessions"][0]["source"] == "made by hand"
+    result = unpacked(written(tmp_path))
+    assert result["stallscope/check.json"]["checks"][0]["subject"] == "libnccl"
+    assert result["stallscope/machine.json"]["kernel"] == platform.release()
+    assert result["stallscope/settings.json"]["hub"]["from"] == "--hub"
+    assert result["stallscope/trace.json"]["rows"]["collectives"] == 8 * 4 * 3
+    assert result["stallscope/trace.json"]["sessions"][0]["source"] == "made by hand"
 
 
 def test_names_of_hosts_users_and_addresses_are_left_out(tmp_path):
     text = json.dumps(unpacked(written(tmp_path)))
     for word in ("secret-box", "corp.example", "alice", "bob", "10.1.2.3", "host-a"):
         assert word not in text
-    told = unpacked(written(tmp_path))["stallscope/check.json"]["checks"][0]
-    assert f"{HOME}/user/venv/libnccl.so" in told["found"]
+    check = unpacked(written(tmp_path))["stallscope/check.json"]["checks"][0]
+    assert f"{HOME}/user/venv/libnccl.so" in check["found"]
 
 
 def test_names_stay_when_asked_for(tmp_path):
@@ -65,8 +65,8 @@ def test_nothing_of_the_environment_or_of_command_lines_is_in_it(tmp_path):
     environment = {**os.environ, "API_KEY": "key-1234567890"}
     with subprocess.Popen(words, stdin=subprocess.PIPE, env=environment) as beside:
         chosen = effective({"db": tmp_path / "none.db"}, {})
-        found = list(readiness.findings(chosen.settings))
-        bundle.write(tmp_path / "b.tar.gz", readiness.as_json(found), chosen)
+        findings = list(readiness.findings(chosen.settings))
+        bundle.write(tmp_path / "b.tar.gz", readiness.as_json(findings), chosen)
         beside.communicate(b"\n")
     text = json.dumps(unpacked(tmp_path / "b.tar.gz"))
     assert "kernel" in text

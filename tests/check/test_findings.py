@@ -36,11 +36,11 @@ def fake_sys(root: Path, *, lockdown: str = "[none] integrity confidentiality") 
     return root
 
 
-def by_subject(found: list[Finding]) -> dict[str, Finding]:
-    for one in found:
-        assert bool(one.advice) == (one.state is not State.PASS), one
-        assert "\n" not in one.found + one.advice
-    return {one.subject: one for one in found}
+def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+    for entry in findings:
+        assert bool(entry.advice) == (entry.state is not State.PASS), entry
+        assert "\n" not in entry.found + entry.advice
+    return {entry.subject: entry for entry in findings}
 
 
 def kernel_says(
@@ -51,17 +51,17 @@ def kernel_says(
 
 
 def test_a_good_kernel_passes(tmp_path):
-    assert {one.state for one in kernel_says(tmp_path).values()} == {State.PASS}
+    assert {kernel_say.state for kernel_say in kernel_says(tmp_path).values()} == {State.PASS}
 
 
 def test_missing_capabilities_are_named_and_the_programs_not_tried(tmp_path):
     def load() -> Loaded:
         raise AssertionError
 
-    found = kernel_says(tmp_path, load, capabilities="0000000000000000")
-    assert found["capabilities"].state is State.FAIL
-    assert "CAP_BPF" in found["capabilities"].found
-    assert "sudo stallscope check" in found["capabilities"].advice
+    result = kernel_says(tmp_path, load, capabilities="0000000000000000")
+    assert result["capabilities"].state is State.FAIL
+    assert "CAP_BPF" in result["capabilities"].found
+    assert "sudo stallscope check" in result["capabilities"].advice
 
 
 def test_a_kernel_without_type_information_fails(tmp_path):
@@ -82,13 +82,13 @@ def test_dear_hooks_warn(tmp_path):
 
 def test_lockdown_and_yama_are_told_where_they_stand_in_the_way(tmp_path):
     strict = fake_sys(tmp_path / "strict", lockdown="none integrity [confidentiality]")
-    found = kernel_says(tmp_path, sys=strict, scope="3")
-    assert found["lockdown"].state is State.FAIL
-    assert "ptrace_scope is 3" in found["stacks"].found
+    result = kernel_says(tmp_path, sys=strict, scope="3")
+    assert result["lockdown"].state is State.FAIL
+    assert "ptrace_scope is 3" in result["stacks"].found
 
 
 @pytest.mark.parametrize(
-    ("scope", "peeks", "state", "said"),
+    ("scope", "peeks", "state", "message"),
     [
         ("1", True, State.PASS, "Python and native"),
         ("3", True, State.PASS, "by BPF"),
@@ -96,15 +96,15 @@ def test_lockdown_and_yama_are_told_where_they_stand_in_the_way(tmp_path):
         ("3", False, State.WARN, "none: kernel.yama.ptrace_scope is 3"),
     ],
 )
-def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, said):
+def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, message):
     loaded = Loaded("session", peeks=peeks, is_x86=True)
-    found = kernel_says(tmp_path, lambda: loaded, scope=scope)["stacks"]
-    assert found.state is state
-    assert said in found.found
+    stacks = kernel_says(tmp_path, lambda: loaded, scope=scope)["stacks"]
+    assert stacks.state is state
+    assert message in stacks.found
 
 
 @pytest.mark.parametrize(
-    ("way", "devices", "said"),
+    ("way", "devices", "message"),
     [
         ("function", "195 nvidia\n", "by a probe on ioctl alone"),
         ("tracepoint", "195 nvidia\n", "by the tracepoints of all system calls"),
@@ -112,12 +112,12 @@ def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, said)
         ("", "195 nvidia\n", "cannot be counted on this kernel"),
     ],
 )
-def test_whether_calls_into_the_driver_can_be_counted_is_said(tmp_path, way, devices, said):
+def test_whether_calls_into_the_driver_can_be_counted_is_said(tmp_path, way, devices, message):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/devices").write_text(f"Character devices:\n{devices}")
-    found = kernel_says(tmp_path, lambda: Loaded("session", ioctl_way=way))["driver calls"]
-    assert found.state is State.PASS
-    assert said in found.found
+    kernel_say = kernel_says(tmp_path, lambda: Loaded("session", ioctl_way=way))["driver calls"]
+    assert kernel_say.state is State.PASS
+    assert message in kernel_say.found
 
 
 def test_the_driver_is_told_by_its_version(tmp_path):
@@ -149,13 +149,13 @@ def test_a_clock_that_may_not_be_asked_warns():
 
 
 def test_storage_needs_a_folder_and_room(tmp_path):
-    (one,) = storage.findings(tmp_path / "new/trace.db", 10**6)
-    assert one.state is State.PASS
-    (one,) = storage.findings(tmp_path / "trace.db", 10**18)
-    assert one.state is State.WARN
+    (finding,) = storage.findings(tmp_path / "new/trace.db", 10**6)
+    assert finding.state is State.PASS
+    (finding,) = storage.findings(tmp_path / "trace.db", 10**18)
+    assert finding.state is State.WARN
     (tmp_path / "file").write_text("x")
-    (one,) = storage.findings(tmp_path / "file/trace.db", 10**6)
-    assert one.state is State.FAIL
+    (finding,) = storage.findings(tmp_path / "file/trace.db", 10**6)
+    assert finding.state is State.FAIL
 
 
 def test_the_library_and_python_of_a_process_are_found(tmp_path, compiled_nccl):
@@ -168,16 +168,16 @@ def test_the_library_and_python_of_a_process_are_found(tmp_path, compiled_nccl):
     (home / "statm").write_text("100 1 1 1 0 1 0\n")
     (home / "stat").write_text("77 (python) S 1 " + "0 " * 40)
     (tmp_path / "loadavg").write_text("0 0 0 1/1 77\n")
-    found = by_subject(list(libraries.findings(tmp_path)))
-    assert found[compiled_nccl.name].state is State.PASS
-    assert "process 77 (in a virtual environment): 2 functions" in found[compiled_nccl.name].found
-    assert found["Python"].found == "3.11 in 1 process that use a GPU"
+    subject = by_subject(list(libraries.findings(tmp_path)))
+    assert subject[compiled_nccl.name].state is State.PASS
+    assert "process 77 (in a virtual environment): 2 functions" in subject[compiled_nccl.name].found
+    assert subject["Python"].found == "3.11 in 1 process that use a GPU"
 
 
 def test_without_gpu_processes_the_job_is_to_be_started(tmp_path):
     (tmp_path / "loadavg").write_text("0 0 0 1/1 1\n")
-    (one,) = libraries.findings(tmp_path)
-    assert (one.subject, one.state) == ("libraries", State.WARN)
+    (finding,) = libraries.findings(tmp_path)
+    assert (finding.subject, finding.state) == ("libraries", State.WARN)
 
 
 @pytest.fixture
@@ -198,8 +198,8 @@ def compiled_nccl(tmp_path, request):
 
 
 def test_no_hub_is_no_failure():
-    (one,) = hub.findings("")
-    assert one.state is State.PASS
+    (finding,) = hub.findings("")
+    assert finding.state is State.PASS
 
 
 @pytest.fixture
@@ -233,23 +233,23 @@ def tls_server(tmp_path):
 
 def test_a_hub_with_a_known_certificate_passes(tls_server):
     port, ca_file = tls_server
-    (one,) = hub.findings(f"localhost:{port}", ca_file)
-    assert one.state is State.PASS
-    assert "TLSv1.3" in one.found
+    (finding,) = hub.findings(f"localhost:{port}", ca_file)
+    assert finding.state is State.PASS
+    assert "TLSv1.3" in finding.found
 
 
 def test_a_hub_with_a_strange_certificate_fails(tls_server):
-    (one,) = hub.findings(f"localhost:{tls_server[0]}")
-    assert one.state is State.FAIL
-    assert "--ca-cert" in one.advice
+    (finding,) = hub.findings(f"localhost:{tls_server[0]}")
+    assert finding.state is State.FAIL
+    assert "--ca-cert" in finding.advice
 
 
 def test_a_hub_that_does_not_answer_fails(tmp_path):
     for name in ("localhost:1", "nonsense", "localhost:http"):
-        (one,) = hub.findings(name)
-        assert one.state is State.FAIL
-    (one,) = hub.findings("localhost:1", tmp_path / "none.pem")
-    assert "none.pem" in one.found
+        (finding,) = hub.findings(name)
+        assert finding.state is State.FAIL
+    (finding,) = hub.findings("localhost:1", tmp_path / "none.pem")
+    assert "none.pem" in finding.found
 
 
 def test_a_token_that_others_can_read_warns(tmp_path):
@@ -269,8 +269,8 @@ def test_gpus_are_told_one_by_one_and_one_that_is_lost_warns(tmp_path, fake_gpus
     )
     whole = {"uuid": "GPU-a", "name": "H100", "memory_total_bytes": 80 << 30, "memory_used_bytes": 8 << 30}
     fake_gpus.have(whole, whole | {"lost": 1})
-    found = by_subject(list(gpus.findings(tmp_path)))
-    assert found["GPU 0"].state is State.PASS and "8.0 of 80 GiB" in found["GPU 0"].found
-    assert found["GPU 1"].state is State.WARN
+    subject = by_subject(list(gpus.findings(tmp_path)))
+    assert subject["GPU 0"].state is State.PASS and "8.0 of 80 GiB" in subject["GPU 0"].found
+    assert subject["GPU 1"].state is State.WARN
     fake_gpus.have(driver="driver missing 1")
     assert by_subject(list(gpus.findings(tmp_path)))["GPUs"].state is State.WARN

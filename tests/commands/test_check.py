@@ -17,11 +17,11 @@ def test_lines_tell_subject_state_and_advice(run, tmp_path):
 
 def test_json_says_whether_it_is_ready(run, tmp_path):
     code, out, _ = run("check", "--db", tmp_path / "trace.db", "--json")
-    told = json.loads(out)
-    assert told["ready"] is (code == 0)
-    assert {one["state"] for one in told["checks"]} <= {"pass", "warn", "fail"}
+    data = json.loads(out)
+    assert data["ready"] is (code == 0)
+    assert {check["state"] for check in data["checks"]} <= {"pass", "warn", "fail"}
     assert {"kernel", "BTF", "capabilities", "driver", "clock", "storage", "hub"} <= {
-        one["subject"] for one in told["checks"]
+        check["subject"] for check in data["checks"]
     }
 
 
@@ -38,8 +38,8 @@ def test_a_bundle_is_written_beside(run, tmp_path):
         assert "stallscope/trace.json" in tar.getnames()
 
 
-@pytest.mark.parametrize("place", ["/proc/none/b.tar.gz"])
-def test_a_bundle_that_cannot_be_written_is_told(run, tmp_path, place):
-    code, _, err = run("check", "--db", tmp_path / "trace.db", "--bundle", place)
+@pytest.mark.parametrize("index", ["/proc/none/b.tar.gz"])
+def test_a_bundle_that_cannot_be_written_is_told(run, tmp_path, index):
+    code, _, err = run("check", "--db", tmp_path / "trace.db", "--bundle", index)
     assert code == 4
-    assert err.startswith(f"stallscope: cannot write {place}")
+    assert err.startswith(f"stallscope: cannot write {index}")

@@ -63,27 +63,27 @@ def test_the_tables_are_as_they_were_when_they_were_looked_at(run, db):
 
 
 def test_json_has_the_same_beside_the_report(run, db):
-    told = json.loads(run("explain", "--db", db, "--json", "--per-process", "--per-container", "--chains")[1])
-    jsonschema.validate(told, SCHEMA)
-    by_rank = {row["rank"]: row for row in told["processes"]}
+    data = json.loads(run("explain", "--db", db, "--json", "--per-process", "--per-container", "--chains")[1])
+    jsonschema.validate(data, SCHEMA)
+    by_rank = {row["rank"]: row for row in data["processes"]}
     assert [by_rank[rank]["part"] for rank in range(4)] == ["victim", "victim", "culprit", "victim"]
     assert by_rank[2]["worst_ms"] == pytest.approx(50, abs=0.5)
-    assert [(row["container"], row["ranks"]) for row in told["containers"]] == [
+    assert [(row["container"], row["ranks"]) for row in data["containers"]] == [
         ("", [2, 3]),
         ("abcdef012345", [0, 1]),
     ]
-    (chain,) = told["chains"]
+    (chain,) = data["chains"]
     assert chain["held_by"] == [{"category": "preempted", "share": 0.75, "by": "hog"}]
 
 
 def test_nothing_is_added_unasked(run, db):
-    told = json.loads(run("explain", "--db", db, "--json")[1])
-    assert not {"processes", "containers", "chains"} & set(told)
+    data = json.loads(run("explain", "--db", db, "--json")[1])
+    assert not {"processes", "containers", "chains"} & set(data)
 
 
 def test_the_cost_is_told_at_the_list_price_of_the_traced_gpu(run, db):
-    told = json.loads(run("explain", "--db", db, "--json", "--provider", "aws")[1])
-    price, cost = told["price"], told["verdicts"][0]["cost"]
+    data = json.loads(run("explain", "--db", db, "--json", "--provider", "aws")[1])
+    price, cost = data["price"], data["verdicts"][0]["cost"]
     assert (price["gpu"], price["provider"]) == ("L4", "aws")
     assert cost["usd"] == pytest.approx(cost["gpu_seconds"] / 3600 * price["usd_per_hour"], abs=1e-4)
     assert (
@@ -103,8 +103,8 @@ def test_a_given_price_or_gpu_counts_before_the_traced_one(run, db):
 def test_an_own_table_replaces_the_shipped_one(run, db, tmp_path):
     own = tmp_path / "rates.yaml"
     own.write_text("as_of: 2026-01-01\nproviders: {ours: []}\nrates: {ours: {L4: 0.25}, any: {L4: 0.5}}\n")
-    told = json.loads(run("explain", "--db", db, "--json", "--rates", own, "--provider", "ours")[1])
-    assert told["price"]["usd_per_hour"] == 0.25
+    data = json.loads(run("explain", "--db", db, "--json", "--rates", own, "--provider", "ours")[1])
+    assert data["price"]["usd_per_hour"] == 0.25
     assert json.loads(run("explain", "--db", db, "--json", "--rates", own)[1])["price"]["usd_per_hour"] == 0.5
 
 
@@ -113,8 +113,8 @@ def test_rates_are_shown_filtered_and_checked(run, tmp_path):
     assert code == 0
     assert {line.split()[0] for line in out.splitlines()[1:-1]} == {"aws"}
     assert re.search(r"as of \d{4}-\d\d-\d\d", out)
-    told = json.loads(run("rates", "--gpu", "NVIDIA H100 80GB HBM3", "--provider", "aws", "--json")[1])
-    assert (told["gpu"], told["how"]) == ("H100", "provider")
+    data = json.loads(run("rates", "--gpu", "NVIDIA H100 80GB HBM3", "--provider", "aws", "--json")[1])
+    assert (data["gpu"], data["how"]) == ("H100", "provider")
     assert run("rates", "--gpu", "Voodoo 2")[0] == 3
     assert run("rates", "--provider", "nobody")[0] == 3
     (tmp_path / "bad.yaml").write_text("as_of: 2026-01-01\nrates: {aws: {L4: -1}}\n")
@@ -127,9 +127,9 @@ def test_rates_are_shown_filtered_and_checked(run, tmp_path):
 
 @pytest.mark.parametrize("words", [("a.db", "b.db"), ("a.db", "--db", "b.db")])
 def test_two_traces_are_to_be_merged_first(run, words):
-    code, _, told = run("explain", *words)
+    code, _, output = run("explain", *words)
     assert code == 2
     assert (
-        told
+        output
         == "stallscope: explain reads one trace, not 2; first run `stallscope merge a.db b.db -o ALL.db`\n"
     )

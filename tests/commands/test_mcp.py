@@ -116,18 +116,18 @@ def test_the_culprit_is_found_step_by_step(db: Path, tmp_path: Path, way: str):
             listed = (await client.list_tools()).tools
             assert {tool.name for tool in listed} == TOOLS
             prompt = await client.get_prompt("investigate", {"symptom": "steps take twice as long"})
-            told = prompt.messages[0].content.text
-            assert "twice as long" in told
-            assert all(name in TOOLS for name in re.findall(r"\b(?:get|explain|run|query)_\w+", told))
-            assert "verdicts without a rank" in told
+            text = prompt.messages[0].content.text
+            assert "twice as long" in text
+            assert all(name in TOOLS for name in re.findall(r"\b(?:get|explain|run|query)_\w+", text))
+            assert "verdicts without a rank" in text
 
             stats = await called(client, "get_trace_stats", since_s=1000)
             assert stats["n_ranks"] == 12
-            found = await called(client, "verdicts")
-            (verdict,) = found["rows"]
+            matches = await called(client, "verdicts")
+            (verdict,) = matches["rows"]
             assert (verdict["ranks"], verdict["cause"]) == ([VICTIM], "host_sleep")
             assert verdict["full"] is None
-            assert len(json.dumps(found)) < 2000
+            assert len(json.dumps(matches)) < 2000
             whole = await called(client, "verdicts", rank=VICTIM, detail="full")
             assert whole["summary"].startswith("It is the culprit")
             assert whole["rows"][0]["full"]["evidence"]
@@ -203,8 +203,8 @@ def test_the_stacks_of_a_hang_tell_where_the_missing_rank_is(tmp_path: Path):
     trace = trace_of(Job(data_parallel(), gone=(Gone(2, 30, 1, Category.IO),), quiet_ns=30_000 * MS))
     positions = layout.empty(layout.POSITIONS, 2 * len(trace.processes) + 1)
     silent_ns = int(trace.collectives["ts_ns"].max()) + 10**10
-    looked = [(process, silent_ns + n * 10**9) for n in (0, 1) for process in trace.processes]
-    for row, (process, ts_ns) in zip(positions, looked, strict=False):
+    examined = [(process, silent_ns + n * 10**9) for n in (0, 1) for process in trace.processes]
+    for row, (process, ts_ns) in zip(positions, examined, strict=False):
         row["ts_ns"], row["pid"], row["tid"] = ts_ns, process["pid"], process["pid"]
         row["stack"] = 1 if process["rank"] == 2 else 2
     positions[-1] = positions[0]
@@ -214,19 +214,19 @@ def test_the_stacks_of_a_hang_tell_where_the_missing_rank_is(tmp_path: Path):
 
     async def ask() -> None:
         async with in_this_process(path) as client:
-            told = await called(client, "get_stacks", since_s=1000, limit=10)
-            assert told["summary"] == "rank 2 was last seen at /app/train.py:88 load_batch"
-            first, *others, helper = told["positions"]
+            output = await called(client, "get_stacks", since_s=1000, limit=10)
+            assert output["summary"] == "rank 2 was last seen at /app/train.py:88 load_batch"
+            first, *others, helper = output["positions"]
             assert (first["rank"], first["n_looks"], first["frames"]) == (2, 2, list(loader))
-            assert [one["frames"] for one in others] == [list(waits)] * 3
+            assert [other["frames"] for other in others] == [list(waits)] * 3
             assert (helper["tid"], helper["n_looks"]) == (int(positions[-1]["tid"]), 1)
-            found = await called(client, "verdicts", detail="full")
-            (verdict,) = found["rows"]
+            matches = await called(client, "verdicts", detail="full")
+            (verdict,) = matches["rows"]
             assert verdict["kind"] == "hang" and verdict["ranks"] == [2]
             assert "/app/train.py:88 load_batch" in json.dumps(verdict)
             assert "py-spy" not in json.dumps(verdict)
-            one = await called(client, "get_stacks", since_s=1000, pid=first["pid"], frames=1)
-            assert [row["frames"] for row in one["positions"]] == [list(loader[:1])]
+            other = await called(client, "get_stacks", since_s=1000, pid=first["pid"], frames=1)
+            assert [row["frames"] for row in other["positions"]] == [list(loader[:1])]
 
     anyio.run(ask)
 

@@ -25,13 +25,13 @@ def test_rows_are_told_by_source_and_table(run, db, other, tmp_path):
 
 
 def test_json_tells_the_same(run, db, other, tmp_path):
-    told = json.loads(run("merge", db, other, "-o", tmp_path / "all.db", "--json")[1])
-    assert [one["nodes"] for one in told] == [["host-a"], ["host-z"]]
-    assert told[1]["rows"]["collectives"] == 120
+    data = json.loads(run("merge", db, other, "-o", tmp_path / "all.db", "--json")[1])
+    assert [entry["nodes"] for entry in data] == [["host-a"], ["host-z"]]
+    assert data[1]["rows"]["collectives"] == 120
 
 
 def test_what_cannot_be_merged_is_one_line(run, db, other, tmp_path):
-    for words, code, told in (
+    for words, code, output in (
         ((db, db, "-o", tmp_path / "x.db"), 2, "--force-node"),
         ((db, "-o", tmp_path / "x.db"), 2, "two traces"),
         ((db, tmp_path / "none.db", "-o", tmp_path / "x.db"), 3, "none.db"),
@@ -39,6 +39,6 @@ def test_what_cannot_be_merged_is_one_line(run, db, other, tmp_path):
     ):
         got = run("merge", *words)
         assert got[:2] == (code, "")
-        assert told in got[2]
+        assert output in got[2]
         assert got[2].count("\n") == 1
     assert not (tmp_path / "x.db").exists()

@@ -39,8 +39,8 @@ def test_times_are_utc_unless_they_say_otherwise():
 
 
 def test_explain_query_and_export_take_them(run, db, tmp_path):
-    told = json.loads(run("explain", "--db", db, "--json", "--last", "30")[1])
-    assert told["examined"]["n_rounds"] == 30
+    data = json.loads(run("explain", "--db", db, "--json", "--last", "30")[1])
+    assert data["examined"]["n_rounds"] == 30
     out = run("query", "--db", db, "--last", "30", "SELECT count(DISTINCT seq) AS n FROM collectives")[1]
     assert out.split() == ["n", "30"]
     assert run("export", "--db", db, "--last", "30", "--format", "csv", "-o", tmp_path / "part")[0] == 0

@@ -39,8 +39,8 @@ def test_nothing_given_on_a_terminal_is_told(run, db, monkeypatch):
 
 
 def test_json_is_a_list_of_objects(run, db):
-    told = json.loads(run("query", "--db", db, "--json", SQL)[1])
-    assert [row["rank"] for row in told] == [0, 1, 2, 3]
+    data = json.loads(run("query", "--db", db, "--json", SQL)[1])
+    assert [row["rank"] for row in data] == [0, 1, 2, 3]
     assert json.loads(run("query", "--db", db, "--json", f"SELECT * FROM ({SQL}) WHERE 0")[1]) == []
 
 
@@ -67,7 +67,7 @@ def test_what_is_cut_off_is_said(run, db):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "expected"),
     [
         (("DELETE FROM nodes",), 11, "DELETE"),
         (("SELECT 1", "--timeout", "soon"), 2, "--timeout"),
@@ -76,11 +76,11 @@ def test_what_is_cut_off_is_said(run, db):
         (("SELECT 1", "-o", "/proc/none/x.csv"), 4, "--out"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line(run, db, words, code, told):
+def test_what_cannot_be_answered_is_one_line(run, db, words, code, expected):
     got = run("query", "--db", db, *words)
     assert got[:2] == (code, "")
     assert got[2].count("\n") == 1
-    assert told in got[2]
+    assert expected in got[2]
 
 
 def test_the_schema_lists_tables_columns_and_functions(run, db):

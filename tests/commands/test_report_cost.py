@@ -18,10 +18,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("hub")
     with cluster.hub_in(folder / "store") as made:
         cluster.fill(made.store, "a", "alpha")
-        with answering(made, folder) as found:
+        with answering(made, folder) as result:
             token = folder / "token"
-            token.write_text(found.token(("read",), "a"))
-            yield ["--hub", found.url, "--token-file", token, "--since", "20000d"]
+            token.write_text(result.token(("read",), "a"))
+            yield ["--hub", result.url, "--token-file", token, "--since", "20000d"]
 
 
 def test_formats_hold_the_same_rows(run, hub):

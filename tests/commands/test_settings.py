@@ -11,23 +11,23 @@ def test_every_setting_is_told_with_its_origin(run, monkeypatch, tmp_path):
     monkeypatch.setenv("STALLSCOPE_MIN_LATE_MS", "7.5")
     code, out, err = run("settings", "--settings", path)
     assert (code, err) == (0, "")
-    told = {line.split()[0]: line.split() for line in out.splitlines()}
-    assert set(told) == {setting.name for setting in TABLE}
-    assert told["node"][1:] == ["from-file", f"{path}:1"]
-    assert told["min_late_ms"][1:] == ["7.5", "STALLSCOPE_MIN_LATE_MS"]
-    assert told["cause_share"][1:] == ["0.8", "default"]
+    output = {line.split()[0]: line.split() for line in out.splitlines()}
+    assert set(output) == {setting.name for setting in TABLE}
+    assert output["node"][1:] == ["from-file", f"{path}:1"]
+    assert output["min_late_ms"][1:] == ["7.5", "STALLSCOPE_MIN_LATE_MS"]
+    assert output["cause_share"][1:] == ["0.8", "default"]
 
 
 def test_json_has_types_and_names(run, monkeypatch):
     monkeypatch.setenv("STALLSCOPE_MAX_DB", "2GB")
-    told = json.loads(run("settings", "--json")[1])
-    assert told["max_db_bytes"] == {
+    data = json.loads(run("settings", "--json")[1])
+    assert data["max_db_bytes"] == {
         "value": 2_000_000_000,
         "from": "STALLSCOPE_MAX_DB",
         "environment": "STALLSCOPE_MAX_DB",
         "flag": "--max-db",
     }
-    assert told["usd_per_gpu_hour"]["value"] is None
+    assert data["usd_per_gpu_hour"]["value"] is None
 
 
 def test_one_value_alone(run):

@@ -27,8 +27,8 @@ def stack(rank: int, *frames: str) -> ProcessStack:
 
 def test_the_outlier_comes_first_and_line_numbers_do_not_split_a_group():
     moved = tuple(frame.replace(":20", ":21") for frame in SAME)
-    found = groups([stack(0, *SAME), stack(1, *moved), stack(2, *ODD), stack(3, *SAME)])
-    assert [[one.rank for one in group.members] for group in found] == [[2], [0, 1, 3]]
+    result = groups([stack(0, *SAME), stack(1, *moved), stack(2, *ODD), stack(3, *SAME)])
+    assert [[member.rank for member in group.members] for group in result] == [[2], [0, 1, 3]]
 
 
 def trace_of_samples() -> Trace:
@@ -44,8 +44,8 @@ def trace_of_samples() -> Trace:
 
 
 def test_the_recent_stack_of_a_trace_counts():
-    found = groups(latest_stacks(trace_of_samples()))
-    assert [[one.rank for one in group.members] for group in found] == [[3], [0, 1, 2]]
+    result = groups(latest_stacks(trace_of_samples()))
+    assert [[member.rank for member in group.members] for group in result] == [[3], [0, 1, 2]]
 
 
 def test_the_command_reads_a_trace(tmp_path: Path):
@@ -54,7 +54,7 @@ def test_the_command_reads_a_trace(tmp_path: Path):
     result = CliRunner().invoke(app, ["stacks", str(db), "--json"])
     assert result.exit_code == 0, result.output
     first = json.loads(result.output)[0]
-    assert [one["rank"] for one in first["processes"]] == [3]
+    assert [process["rank"] for process in first["processes"]] == [3]
     assert first["frames"] == list(ODD)
     assert "rank 3" in CliRunner().invoke(app, ["stacks", str(db)]).output
 
@@ -73,9 +73,9 @@ def test_the_command_shows_this_machine_as_it_is():
             time.sleep(0.2)
             result = CliRunner().invoke(app, ["stacks", "--json"])
             frames = {
-                one["pid"]: group["frames"]
+                process["pid"]: group["frames"]
                 for group in json.loads(result.output)
-                for one in group["processes"]
+                for process in group["processes"]
             }
             assert any("rest" in frame for frame in frames[job.pid])
         finally:

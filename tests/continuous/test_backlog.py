@@ -42,11 +42,11 @@ def batch(
 
 
 def turns(backlog: Backlog) -> list[Turn]:
-    found = []
+    result = []
     while (turn := backlog.turn()) is not None:
-        found.append(turn)
+        result.append(turn)
         backlog.done()
-    return found
+    return result
 
 
 def seqs(turn: Turn) -> list[int]:

@@ -236,8 +236,8 @@ def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: H
         with without_commits(store):
             flood = [store.append(as_arrow(dp_trace(seed=seed), f"f{seed}", "c1")) for seed in range(8)]
             late = store.append(as_arrow(slow_job(), "s1", "c2"))
-        for one in (*flood, late):
-            one.result(30)
+        for entry in (*flood, late):
+            entry.result(30)
         wait_for(lambda: standing.is_idle() and verdicts(store))
         assert {row[1:4] for row in verdicts(store)} == {(2, "host-a", "c2")}
         assert standing.numbers.standing_rows_left_out > 0

@@ -56,8 +56,8 @@ def test_after_a_failed_evaluation_verdicts_are_unknown_and_every_summary_has_th
             while not store.unexamined.reason("a", "c1") and time.monotonic() < end_s:
                 time.sleep(0.02)
         for tool in ("fleet.cluster.verdicts", "fleet.cluster.summary", "fleet.cluster.get_cost"):
-            told = summary_of(store, tool)
-            assert "ZeroDivisionError" in told and "3 rows were not examined" in told
+            summary = summary_of(store, tool)
+            assert "ZeroDivisionError" in summary and "3 rows were not examined" in summary
         assert summary_of(store, "fleet.cluster.verdicts").startswith("Unknown.")
         assert "No verdict matches" in summary_of(store, "fleet.cluster.verdicts", "another")
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 def cut(folder: Path, out: Path) -> None:
     """Write the cut recording to a new folder."""
-    told = json.loads((folder / "truth.json").read_text())
+    data = json.loads((folder / "truth.json").read_text())
     events = pq.read_table(folder / "events.parquet")
     kind, symbol = pc.cast(events["kind"], pa.string()), pc.cast(events["symbol"], pa.string())
     is_call = pc.is_in(kind, pa.array(["enter", "return"]))
@@ -26,7 +26,7 @@ def cut(folder: Path, out: Path) -> None:
         pc.equal(kind, "sched_switch"), pc.or_(pc.is_in(events["a2"], tids), pc.is_in(events["a3"], tids))
     )
     wakeups = pc.and_(pc.equal(kind, "sched_wakeup"), pc.is_in(events["a1"], tids))
-    ranks = pa.array(told["rank_pids"], pa.uint32())
+    ranks = pa.array(data["rank_pids"], pa.uint32())
     disk = pc.or_(
         pc.and_(pc.equal(kind, "block_issue"), pc.is_in(events["pid"], ranks)),
         pc.equal(kind, "block_complete"),
@@ -38,7 +38,7 @@ def cut(folder: Path, out: Path) -> None:
     kept = events.filter(pc.or_(pc.or_(calls, switches), pc.or_(wakeups, disk)))
     out.mkdir(parents=True)
     pq.write_table(kept, out / "events.parquet", compression="zstd", compression_level=19)
-    clock = {name: told[name] for name in ("scenario", "hardware", "software", "rank_pids", "clock", "note")}
+    clock = {name: data[name] for name in ("scenario", "hardware", "software", "rank_pids", "clock", "note")}
     (out / "truth.json").write_text(json.dumps(clock, indent=1) + "\n")
 
 

@@ -276,17 +276,17 @@ def rendezvous(me: Me) -> dict[str, int]:
 
 def values(me: Me) -> dict[str, Any]:
     gpu, comm = me.gpu, me.comm()
-    mine, summed, gathered = doubles(me, me.rank + 1.0), doubles(me), doubles(me)
+    own_rows, summed, gathered = doubles(me, me.rank + 1.0), doubles(me), doubles(me)
     largest, sent = doubles(me), doubles(me, 7.0 + me.rank)
-    one = gpu.new("cudaMalloc", 8)
-    gpu.call("cudaMemcpy", one, ctypes.byref(ctypes.c_int64(2)), 8, HOST_TO_DEVICE)
-    gpu.call("ncclAllReduce", mine, summed, 1, FLOAT64, SUM, comm, None)
-    gpu.call("ncclAllReduce", mine, largest, 1, FLOAT64, MAX, comm, None)
-    gpu.call("ncclAllGather", mine, gathered, 1, FLOAT64, comm, None)
+    new = gpu.new("cudaMalloc", 8)
+    gpu.call("cudaMemcpy", new, ctypes.byref(ctypes.c_int64(2)), 8, HOST_TO_DEVICE)
+    gpu.call("ncclAllReduce", own_rows, summed, 1, FLOAT64, SUM, comm, None)
+    gpu.call("ncclAllReduce", own_rows, largest, 1, FLOAT64, MAX, comm, None)
+    gpu.call("ncclAllGather", own_rows, gathered, 1, FLOAT64, comm, None)
     gpu.call("ncclBroadcast", sent, sent, 1, FLOAT64, me.nranks - 1, comm, None)
-    gpu.all_reduce(one, 1, datatype=INT64, comm=comm, stream=None)
+    gpu.all_reduce(new, 1, datatype=INT64, comm=comm, stream=None)
     whole = ctypes.c_int64()
-    gpu.call("cudaMemcpy", ctypes.byref(whole), one, 8, DEVICE_TO_HOST)
+    gpu.call("cudaMemcpy", ctypes.byref(whole), new, 8, DEVICE_TO_HOST)
     return {
         "sum": gpu.item(summed),
         "max": gpu.item(largest),

@@ -27,16 +27,16 @@ def test_every_function_is_exported_and_begins_with_push(libraries: Path, name: 
     names = exported(libraries / name, prefix)
     assert len(names) > 25
     with elf.opened(libraries / name) as image:
-        found = elf.exported(image, names)
-        assert set(found) == names
-        assert {elf.entry(image, symbol) for symbol in found.values()} == {elf.Entry.EMULATED}
+        result = elf.exported(image, names)
+        assert set(result) == names
+        assert {elf.entry(image, symbol) for symbol in result.values()} == {elf.Entry.EMULATED}
 
 
 def test_pnccl_names_are_the_same_functions(libraries: Path):
     names = exported(libraries / "libnccl.so.2", "nccl")
     with elf.opened(libraries / "libnccl.so.2") as image:
-        found = elf.exported(image, names | {f"p{name}" for name in names})
-    assert all(found[name].offset == found[f"p{name}"].offset for name in names)
+        result = elf.exported(image, names | {f"p{name}" for name in names})
+    assert all(result[name].offset == result[f"p{name}"].offset for name in names)
 
 
 def test_the_libraries_know_no_scenario():

@@ -96,14 +96,14 @@ def test_a_crowded_cpu_makes_its_rank_slow(monkeypatch: pytest.MonkeyPatch):
 
 def devices_of(job: Job) -> list[str]:
     """Process ids of the emulated devices: they share their rank's memory, its command line too."""
-    found = []
+    result = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (path / "comm").read_text() == "emulated-gpu\n" and str(job.folder) in (
                 path / "cmdline"
             ).read_text():
-                found.append(path.name)
-    return found
+                result.append(path.name)
+    return result
 
 
 def test_a_hanging_rank_leaves_its_peers_waiting_and_the_end_cleans_up(tmp_path: Path):

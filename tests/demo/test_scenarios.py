@@ -42,13 +42,13 @@ def test_the_live_fault_has_the_cause_of_the_made_up_one():
 
 
 def test_all_are_told_one_after_the_other_with_what_to_learn():
-    said = told("all", "--no-bpf").stdout
-    assert [line.split()[1].rstrip(":") for line in said.splitlines() if line.startswith("== ")] == [
+    stdout = told("all", "--no-bpf").stdout
+    assert [line.split()[1].rstrip(":") for line in stdout.splitlines() if line.startswith("== ")] == [
         scenario.name for scenario in SCENARIOS
     ]
-    assert said.count("Lessons:") == len(SCENARIOS)
+    assert stdout.count("Lessons:") == len(SCENARIOS)
     for scenario in SCENARIOS:
-        assert all(line in said for line in scenario.learn)
+        assert all(line in stdout for line in scenario.learn)
 
 
 def test_the_list_names_each():
@@ -78,7 +78,7 @@ def test_a_fault_is_a_scenario_too():
 @pytest.mark.live
 @pytest.mark.compiler
 def test_a_gpu_that_somebody_uses_makes_the_whole_job_slow_and_names_nobody():
-    found = told("gpu-steal", "--live", "--json")
-    (verdict,) = json.loads(found.stdout)["verdicts"]
+    changes = told("gpu-steal", "--live", "--json")
+    (verdict,) = json.loads(changes.stdout)["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("change", [])
     assert "device or fabric" in verdict["abstained_because"]

@@ -37,10 +37,10 @@ def agent(code: str) -> tuple[str, ...]:
 def test_the_job_runs_between_attach_and_ctrl_c(tmp_path: Path):
     lines: list[str] = []
     db = tmp_path / "trace.db"
-    found = traced.trace_job(
+    trace_job = traced.trace_job(
         "healthy", ranks=2, seconds=0.3, trace_db=db, note=lines.append, command=agent(ATTACHES % 0)
     )
-    assert found == db
+    assert trace_job == db
     assert db.read_text().count('"--pid"') == 2
     assert len(lines) == 3
 

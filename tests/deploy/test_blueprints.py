@@ -20,8 +20,8 @@ _OWN_FILES = re.compile(r"(?<![\w/.-])((?:deploy|setup|docs|bench)/[\w./-]+\.\w+
 def commands(text: str) -> list[list[str]]:
     """The words after `stallscope` in each command of a page."""
     text = text.replace("\\\n", " ")
-    found = re.findall(r"(?:^|\$ |sudo |-- |`)stallscope ((?:[a-z]|--)[^\n`|;&#]*)", text, re.MULTILINE)
-    return [words.split() for words in found]
+    matches = re.findall(r"(?:^|\$ |sudo |-- |`)stallscope ((?:[a-z]|--)[^\n`|;&#]*)", text, re.MULTILINE)
+    return [words.split() for words in matches]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -44,8 +44,8 @@ def objects(render) -> dict[str, list[dict[str, Any]]]:
 
 
 def one(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = [each for each in objects if each["kind"] == kind]
-    return found
+    (result,) = [each for each in objects if each["kind"] == kind]
+    return result
 
 
 def test_helm_finds_no_fault_in_any_set_of_values(render):

@@ -26,9 +26,9 @@ def folder(repository: Path) -> Path:
 def command(folder: Path, unit: str) -> list[str]:
     """The command that a unit starts."""
     text = (folder / unit).read_text().replace("\\\n", " ")
-    found = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
-    assert found
-    return found[1].split()
+    match = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    assert match
+    return match[1].split()
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -40,8 +40,8 @@ def test_systemd_finds_no_fault(folder: Path, tmp_path: Path, unit: str):
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit)], capture_output=True, text=True
     )
-    ours = [line for line in done.stderr.splitlines() if unit in line]
-    assert not ours, done.stderr
+    lines = [line for line in done.stderr.splitlines() if unit in line]
+    assert not lines, done.stderr
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -58,9 +58,9 @@ def test_a_service_may_do_little_besides_its_work(folder: Path, unit: str):
 def test_the_flags_it_gives_exist(folder: Path, unit: str):
     program, word, *rest = command(folder, unit)
     assert program.endswith("/stallscope")
-    told = CliRunner().invoke(cli.app, [word, "--help"], env={"COLUMNS": "200"}).output
+    output = CliRunner().invoke(cli.app, [word, "--help"], env={"COLUMNS": "200"}).output
     for flag in (word for word in rest if word.startswith("--")):
-        assert re.search(rf"{flag}\b", told), flag
+        assert re.search(rf"{flag}\b", output), flag
 
 
 def test_the_agent_is_nobody_with_the_five_capabilities_that_it_keeps(folder: Path):
@@ -68,5 +68,5 @@ def test_the_agent_is_nobody_with_the_five_capabilities_that_it_keeps(folder: Pa
     user = re.search(r"^User=(.*)$", text, re.MULTILINE)
     assert user and f"\nu      {user[1]} " in (folder / "stallscope-sysusers.conf").read_text()
     for name in ("AmbientCapabilities", "CapabilityBoundingSet"):
-        found = re.search(rf"^{name}=(.*)$", text, re.MULTILINE)
-        assert found and set(found[1].split()) == {each.name for each in KEPT}
+        match = re.search(rf"^{name}=(.*)$", text, re.MULTILINE)
+        assert match and set(match[1].split()) == {each.name for each in KEPT}

@@ -69,28 +69,28 @@ def batches(trace: Trace, cut: Cut) -> Iterator[tuple[int, Trace]]:
     """The batches in order of their arrival at the hub, each with that moment (wall clock)."""
     ahead = {clock.node: clock.wall_ns - clock.monotonic_ns for clock in reversed(trace.clocks)}
     shift = np.array([ahead.get(node, 0) + cut.behind_ns.get(node, 0) for node in range(len(trace.nodes))])
-    seen = {table.name: _known_ns(getattr(trace, table.name), shift) for table in TABLES}
+    observed = {table.name: _known_ns(getattr(trace, table.name), shift) for table in TABLES}
     ends = [end + shift[node] for node, end in enumerate(trace.ends_ns) if end != UNKNOWN]
-    times = np.concatenate([*seen.values(), np.array(ends, np.int64)])
+    times = np.concatenate([*observed.values(), np.array(ends, np.int64)])
     edges = np.linspace(times.min() - 1, times.max(), cut.n + 1).astype(np.int64)
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         tables: dict[str, Any] = {
             name: getattr(trace, name)[
                 (when > (begin if name not in LISTS else times.min() - 1)) & (when <= end)
             ]
-            for name, when in seen.items()
+            for name, when in observed.items()
         }
         tables["processes"] = _not_ended_after(tables["processes"], end, shift)
         part = replace(
             trace,
             **tables,
             ends_ns=tuple(
-                min(told, end - int(shift[node])) if told != UNKNOWN else UNKNOWN
-                for node, told in enumerate(trace.ends_ns)
+                min(output, end - int(shift[node])) if output != UNKNOWN else UNKNOWN
+                for node, output in enumerate(trace.ends_ns)
             ),
             lost=trace.lost if begin == edges[0] else {},
         )
-        yield from ((end, one) for one in (_by_node(part) if cut.apart else [part]))
+        yield from ((end, entry) for entry in (_by_node(part) if cut.apart else [part]))
 
 
 def _known_ns(rows: Array, shift: Array) -> Array:

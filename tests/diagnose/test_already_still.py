@@ -65,9 +65,9 @@ def test_the_one_that_stands_elsewhere_is_likely_the_one_that_is_waited_for():
     assert "the data do not show" in str(verdict.abstained_because)
     assert verdict.cost is not None
     assert verdict.cost.gpu_seconds == pytest.approx(30)
-    said = text.report(report)
-    assert "Attached after the stall began: all 4 ranks have made no progress for at least 10.0 s" in said
-    assert "likely wait for rank 2; it is at data.py:20 fetch instead (state sleep)" in said
+    message = text.report(report)
+    assert "Attached after the stall began: all 4 ranks have made no progress for at least 10.0 s" in message
+    assert "likely wait for rank 2; it is at data.py:20 fetch instead (state sleep)" in message
 
 
 @pytest.mark.parametrize(
@@ -128,23 +128,23 @@ def test_one_rank_alone_waits_for_nobody():
 
 
 def test_children_of_ranks_that_look_like_ranks_are_left_out():
-    told = trace(WAITS, WAITS, SLEEPS, WAITS, SLEEPS, RUNS, RUNS)
-    told.processes["rank"], told.processes["nranks"] = [0, 1, 2, 3, 0, 2, 2], 4
-    (verdict,) = diagnose(told).verdicts
+    output = trace(WAITS, WAITS, SLEEPS, WAITS, SLEEPS, RUNS, RUNS)
+    output.processes["rank"], output.processes["nranks"] = [0, 1, 2, 3, 0, 2, 2], 4
+    (verdict,) = diagnose(output).verdicts
     assert (verdict.ranks, verdict.victims) == ([2], [0, 1, 3])
     assert "fetch" in verdict.advice[0]
 
 
 def test_a_helper_without_python_that_waits_is_not_the_rank():
-    told = trace(WAITS, WAITS, SLEEPS, WAITS, WAITS[:2], WAITS[:2])
-    told.processes["rank"], told.processes["nranks"] = [0, 1, 2, 3, 2, 0], 4
-    (verdict,) = diagnose(told).verdicts
+    output = trace(WAITS, WAITS, SLEEPS, WAITS, WAITS[:2], WAITS[:2])
+    output.processes["rank"], output.processes["nranks"] = [0, 1, 2, 3, 2, 0], 4
+    (verdict,) = diagnose(output).verdicts
     assert verdict.victims == [0, 1, 3]
 
 
 def test_nobody_is_named_where_two_of_the_same_rank_wait():
-    told = trace(WAITS, WAITS, SLEEPS, WAITS)
-    told.processes["rank"] = [0, 1, 2, 0]
-    (verdict,) = diagnose(told).verdicts
+    output = trace(WAITS, WAITS, SLEEPS, WAITS)
+    output.processes["rank"] = [0, 1, 2, 0]
+    (verdict,) = diagnose(output).verdicts
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
     assert "processes 100 " in (verdict.abstained_because or "")

@@ -35,13 +35,13 @@ def steps(trace: Trace) -> dict[int, list[int]]:
 
 
 def test_annotated_steps_apply_to_all_ranks_of_the_program():
-    found = steps(telling(dp_trace(), every_rounds=6))
-    assert found == {rank: [i // 6 for i in range(120)] for rank in range(4)}
+    result = steps(telling(dp_trace(), every_rounds=6))
+    assert result == {rank: [i // 6 for i in range(120)] for rank in range(4)}
 
 
 def test_what_is_told_for_the_whole_machine_counts():
-    found = steps(telling(dp_trace(), every_rounds=6, pid=0))
-    assert found[3][6:12] == [1] * 6
+    result = steps(telling(dp_trace(), every_rounds=6, pid=0))
+    assert result[3][6:12] == [1] * 6
 
 
 def test_without_labels_steps_are_found_as_before():

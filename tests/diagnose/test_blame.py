@@ -27,8 +27,8 @@ TENSOR = Call(((0, 1), (2, 3)), count=10, waits=True)
 DATA = Call(((0, 2), (1, 3)), count=500, waits=True)
 
 
-def named_of(found, n_ranks):
-    return recurring(found, n_ranks, least_ns=LIMITS.min_late_ns, limits=LIMITS)
+def named_of(expected_rows, n_ranks):
+    return recurring(expected_rows, n_ranks, least_ns=LIMITS.min_late_ns, limits=LIMITS)
 
 
 def late(process: int, step: int, ns: float = 50 * MS) -> LateStep:
@@ -61,8 +61,8 @@ def test_victims_of_a_nested_group_are_not_named(culprit):
 def test_two_culprits_at_once_are_two_verdicts():
     delays = [*every(1, 5, 40 * MS, category=Category.IO), *every(4, 7, 60 * MS, category=Category.NET)]
     report = report_of(dp_trace(delays, n_ranks=8))
-    found = {v.ranks[0]: (v.kind, v.causes[0].cause.name, v.period_steps) for v in report.verdicts}
-    assert found == {1: ("straggler", "block_io", 5), 4: ("straggler", "network_wait", 7)}
+    result = {v.ranks[0]: (v.kind, v.causes[0].cause.name, v.period_steps) for v in report.verdicts}
+    assert result == {1: ("straggler", "block_io", 5), 4: ("straggler", "network_wait", 7)}
 
 
 def test_two_culprits_in_the_same_steps_are_both_named():
@@ -170,8 +170,8 @@ def test_a_late_victim_of_a_send_is_not_named():
 
 
 def test_a_rank_that_is_late_again_and_again_among_quiet_ones_is_named():
-    found = [late(2, step) for step in range(0, 30, 5)]
-    assert list(recurring(found, 8, least_ns=LEAST_NS, limits=LIMITS)) == [2]
+    result = [late(2, step) for step in range(0, 30, 5)]
+    assert list(recurring(result, 8, least_ns=LEAST_NS, limits=LIMITS)) == [2]
 
 
 @pytest.mark.parametrize("n_ranks", [2, 8, 64])
@@ -182,16 +182,16 @@ def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
     for seed in range(n_jobs):
         rng = np.random.default_rng(seed)
         sizes = 50 * MS * rng.lognormal(0, spread, 60 if n_ranks < 64 else 24)
-        found = [late(int(rng.integers(n_ranks)), step, float(ns)) for step, ns in enumerate(sizes)]
-        n_named += bool(recurring(found, n_ranks, least_ns=LEAST_NS, limits=LIMITS))
+        result = [late(int(rng.integers(n_ranks)), step, float(ns)) for step, ns in enumerate(sizes)]
+        n_named += bool(recurring(result, n_ranks, least_ns=LEAST_NS, limits=LIMITS))
     family_chance = 4.2 * LIMITS.chance
     assert n_named <= n_jobs * family_chance + 3 * np.sqrt(n_jobs * family_chance)
 
 
 def test_small_delays_of_the_others_do_not_hide_large_ones():
-    found = [late(2, step, 300 * MS) for step in range(0, 30, 5)]
-    found += [late(rank, step, 5 * MS) for rank in (0, 1, 3) for step in range(1, 30, 4)]
-    assert 2 in recurring(found, 4, least_ns=LEAST_NS, limits=LIMITS)
+    result = [late(2, step, 300 * MS) for step in range(0, 30, 5)]
+    result += [late(rank, step, 5 * MS) for rank in (0, 1, 3) for step in range(1, 30, 4)]
+    assert 2 in recurring(result, 4, least_ns=LEAST_NS, limits=LIMITS)
 
 
 def test_fewer_than_three_late_steps_name_nobody():

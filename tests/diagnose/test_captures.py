@@ -65,10 +65,10 @@ def restarted(trace: Trace, nodes: tuple[int, ...], *, share: float, away_ns: in
         rows["comm_handle"] = rows["comm_hash"] % 100_003 + rows["pid"]
     keep = np.ones(len(rows), bool)
     for node in nodes:
-        mine = rows["node"] == node
-        begin = int(np.quantile(rows["ts_ns"][mine], share))
-        keep &= ~(mine & (rows["ts_ns"] >= begin) & (rows["ts_ns"] < begin + away_ns))
-        again = mine & (rows["ts_ns"] >= begin + away_ns)
+        own_rows = rows["node"] == node
+        begin = int(np.quantile(rows["ts_ns"][own_rows], share))
+        keep &= ~(own_rows & (rows["ts_ns"] >= begin) & (rows["ts_ns"] < begin + away_ns))
+        again = own_rows & (rows["ts_ns"] >= begin + away_ns)
         for pid in np.unique(rows["pid"][again]).tolist():
             own = again & (rows["pid"] == pid)
             for handle in np.unique(rows["comm_handle"][own]).tolist():

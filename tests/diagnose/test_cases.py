@@ -65,7 +65,7 @@ def hang(category: Category, *, rank: int = 1, step: int = 20, n_ranks: int = 4)
 def is_missing(report: Report, rank: int, *, is_alive: bool = True) -> bool:
     verdict = only(report)
     assert (verdict.kind, verdict.ranks) == ("hang", [rank])
-    assert [told.is_alive for told in verdict.evidence.doing] == [is_alive]
+    assert [output.is_alive for output in verdict.evidence.doing] == [is_alive]
     return True
 
 
@@ -312,7 +312,7 @@ def test_p06_a_hidden_collective_that_some_ranks_wait_in():
     gone = tuple(Gone(rank, 20, category=Category.NET) for rank in (1, 2))
     verdict = only(report_of(dp_job(gone=gone, quiet_ns=60 * S)))
     assert (verdict.kind, verdict.ranks) == ("hang", [1, 2])
-    assert {told.state for told in verdict.evidence.doing} == {"net"}
+    assert {output.state for output in verdict.evidence.doing} == {"net"}
 
 
 def test_p08_the_ranks_of_one_node_compile_while_the_others_wait():
@@ -320,7 +320,7 @@ def test_p08_the_ranks_of_one_node_compile_while_the_others_wait():
     more = {"node": (0, 0, 1, 1), "offset_ns": (0, 9 * S), "quiet_ns": 600 * S}
     verdict = only(report_of(dp_job(gone=gone, **more)))
     assert (verdict.kind, verdict.ranks, verdict.nodes) == ("hang", [2, 3], ["host-b"])
-    assert {told.state for told in verdict.evidence.doing} == {"on_cpu"}
+    assert {output.state for output in verdict.evidence.doing} == {"on_cpu"}
 
 
 def test_p09_a_rank_compiles_again_for_each_length():
@@ -383,9 +383,11 @@ def table():
 
 def test_every_test_here_stands_in_the_table_and_the_other_way_round():
     here = {name for name in globals() if re.match(r"test_[cdgnp]\d\d_", name)}
-    told = {known.test for known in table().values() if known.test}
-    assert {name for name in told if name not in here} == set()
-    assert {name for name in here if name not in told} <= {"test_p18_two_ranks_ahead_for_a_moment_are_normal"}
+    tests = {known.test for known in table().values() if known.test}
+    assert {name for name in tests if name not in here} == set()
+    assert {name for name in here if name not in tests} <= {
+        "test_p18_two_ranks_ahead_for_a_moment_are_normal"
+    }
 
 
 @pytest.mark.shared

@@ -117,8 +117,8 @@ def test_evidence_says_who_took_the_cpu_and_for_how_long():
     off["category"], off["pid"] = Category.PREEMPTED, 7
     off["by_pid"], off["by_comm"] = [9, 9, 7], [b"stress", b"stress", b"python"]
     off["duration_ns"] = [4 * MS, 6 * MS, 1 * MS]
-    found = Excess(total_ns=10.0 * MS, ledger_ns=excess(PREEMPTED=10 * MS).ledger_ns, n_steps=1, offcpu=off)
-    part = explained(found)[0]
+    result = Excess(total_ns=10.0 * MS, ledger_ns=excess(PREEMPTED=10 * MS).ledger_ns, n_steps=1, offcpu=off)
+    part = explained(result)[0]
     assert part.evidence == CauseEvidence(n_intervals=3, longest_ms=6.0, by=["stress"])
     assert "stress" in part.cause.advice(part.evidence)[0]
 
@@ -127,15 +127,15 @@ def test_evidence_names_the_slow_calls():
     calls = layout.empty(layout.CALLS, 3)
     calls["op"] = [Op.ALLOC, Op.FREE, Op.COPY]
     calls["symbol"], calls["duration_ns"] = [1, 2, 3], [5 * MS, 9 * MS, 50 * MS]
-    found = Excess(
+    result = Excess(
         total_ns=10.0 * MS,
         ledger_ns=excess(ALLOC=10 * MS).ledger_ns,
         n_steps=1,
         calls=calls,
         symbols=("", "cudaMalloc", "cudaFree", "cudaMemcpy"),
     )
-    told = explained(found)[0].evidence
-    assert told == CauseEvidence(n_slow_calls=2, longest_ms=9.0, functions=["cudaFree", "cudaMalloc"])
+    evidence = explained(result)[0].evidence
+    assert evidence == CauseEvidence(n_slow_calls=2, longest_ms=9.0, functions=["cudaFree", "cudaMalloc"])
 
 
 def test_blocked_names_system_calls_where_they_are_known():
@@ -158,8 +158,8 @@ def test_blocked_names_system_calls_where_they_are_known():
     st.integers(0, 5000),
 )
 def test_shares_never_exceed_the_whole(ledger, total_ns, n_syncs):
-    found = Excess(total_ns=total_ns, ledger_ns=np.array(ledger), n_steps=3, n_syncs=n_syncs)
-    parts = explained(found)
+    result = Excess(total_ns=total_ns, ledger_ns=np.array(ledger), n_steps=3, n_syncs=n_syncs)
+    parts = explained(result)
     assert sum(part.share for part in parts) <= 1 + 1e-9
     assert all(part.share >= 0.05 for part in parts)
     assert [part.share for part in parts] == sorted((part.share for part in parts), reverse=True)
@@ -167,8 +167,8 @@ def test_shares_never_exceed_the_whole(ledger, total_ns, n_syncs):
 
 
 def test_names_are_those_of_the_schema():
-    one = SCHEMA["$defs"]["verdict"]["properties"]["causes"]["items"]["properties"]["cause"]
-    assert {cause.name for cause in all_causes()} == set(one["enum"])
+    entry = SCHEMA["$defs"]["verdict"]["properties"]["causes"]["items"]["properties"]["cause"]
+    assert {cause.name for cause in all_causes()} == set(entry["enum"])
 
 
 def test_every_cause_says_what_it_is_and_what_to_do():

@@ -78,6 +78,6 @@ def test_of_many_the_longest_are_given():
     calls = steady(400)
     for i in range(100, 400, 10):
         calls[i] = (i * 10 * MS, (2 + i // 100) * MS, Op.ALLOC, 4096)
-    found = chains(trace_of(calls), most=5)
-    assert [chain.duration_ns for chain in found] == [5 * MS] * 5
-    assert np.isfinite([chain.usual_ns for chain in found]).all()
+    result = chains(trace_of(calls), most=5)
+    assert [chain.duration_ns for chain in result] == [5 * MS] * 5
+    assert np.isfinite([chain.usual_ns for chain in result]).all()

@@ -75,11 +75,11 @@ def test_a_field_without_a_column_is_unknown_everywhere() -> None:
 
 def test_rounds_folded_as_tables_are_those_matched_row_by_row(trace: Trace) -> None:
     line = timeline(trace)
-    found = meetings(line)
-    rows = np.flatnonzero(np.isin(line.round, found.round))
+    result = meetings(line)
+    rows = np.flatnonzero(np.isin(line.round, result.round))
     release, is_last = line.releases
     host = host_until_release_ns(line.ts_ns, line.rows["wait_leave_ns"], line.wait_ns, is_last)
     expected = _by_row(line, rows, release, host, is_last)
-    assert len(np.unique(line.node)) == 1 or len(found.round)
+    assert len(np.unique(line.node)) == 1 or len(result.round)
     for name in ("round", "comm", "node", "arrival_ns", "release_ns", "host_ns", "is_last", "waits", "holds"):
-        assert (getattr(found, name) == getattr(expected, name)).all(), name
+        assert (getattr(result, name) == getattr(expected, name)).all(), name

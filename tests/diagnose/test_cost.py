@@ -17,18 +17,18 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integer
 @given(INTERVALS)
 def test_of_intervals_that_overlap_the_longest_counts(intervals):
     columns = np.array(intervals, np.int64).reshape(-1, 3)
-    found = longest_ns(columns[:, 0], columns[:, 1], columns[:, 2], n_groups=3)
+    result = longest_ns(columns[:, 0], columns[:, 1], columns[:, 2], n_groups=3)
     expected = [0, 0, 0]
     for group in range(3):
-        mine = sorted((begin, end) for g, begin, end in intervals if g == group and end > begin)
+        own_rows = sorted((begin, end) for g, begin, end in intervals if g == group and end > begin)
         reached, longest = -1, 0
-        for begin, end in mine:
+        for begin, end in own_rows:
             if begin >= reached:
                 expected[group] += longest
                 longest = 0
             reached, longest = max(reached, end), max(longest, end - begin)
         expected[group] += longest
-    assert found.tolist() == expected
+    assert result.tolist() == expected
 
 
 def test_long_intervals_of_large_times_are_exact():

@@ -64,9 +64,9 @@ def test_gpu_clocks_may_differ_and_drift():
     trace = slow_gpu(lambda step: 4 * MS)
     rows = trace.collectives
     for rank, (offset, drift) in enumerate([(0, 0), (10**12, 40e-6), (-(10**9), -40e-6), (5, 10e-6)]):
-        mine = rows["pid"] == 1000 + rank
+        own_rows = rows["pid"] == 1000 + rank
         for column in ("gpu_start_ns", "gpu_end_ns"):
-            rows[column][mine] += offset + (drift * rows[column][mine]).astype(np.int64)
+            rows[column][own_rows] += offset + (drift * rows[column][own_rows]).astype(np.int64)
     assert only(report_of(trace)).ranks == [1]
 
 
@@ -99,8 +99,8 @@ def test_a_few_slow_steps_of_a_gpu_are_not_enough():
 
 def test_gpu_times_of_some_ranks_only_do_no_harm():
     trace = slow_gpu(lambda step: 4 * MS)
-    mine = trace.collectives["pid"] == 1001
-    trace.collectives["gpu_start_ns"][mine] = trace.collectives["gpu_end_ns"][mine] = -1
+    own_rows = trace.collectives["pid"] == 1001
+    trace.collectives["gpu_start_ns"][own_rows] = trace.collectives["gpu_end_ns"][own_rows] = -1
     assert not [verdict for verdict in report_of(trace).verdicts if verdict.ranks]
 
 

@@ -60,10 +60,10 @@ def test_a_clock_held_by_heat_explains_a_slow_gpu():
     assert (evidence.clock_mhz, evidence.usual_mhz) == (1200, 1980)
 
 
-@pytest.mark.parametrize("told", [{"xid": 79}, {"xid": 48}])
-def test_an_error_of_the_hardware_is_a_fault(told):
-    name, evidence = cause_of(with_gpus(slow_trace(), **told))
-    assert name == "gpu_fault" and evidence.xid == list(told.values())
+@pytest.mark.parametrize("expected", [{"xid": 79}, {"xid": 48}])
+def test_an_error_of_the_hardware_is_a_fault(expected):
+    name, evidence = cause_of(with_gpus(slow_trace(), **expected))
+    assert name == "gpu_fault" and evidence.xid == list(expected.values())
 
 
 def test_another_process_on_the_gpu_shares_it():
@@ -72,10 +72,10 @@ def test_another_process_on_the_gpu_shares_it():
 
 
 @pytest.mark.parametrize(
-    "told", [{"sm_mhz": 1890, "clock_reasons": 0x20}, {"sm_mhz": 1200, "clock_reasons": 0x1}, {"xid": 31}]
+    "expected", [{"sm_mhz": 1890, "clock_reasons": 0x20}, {"sm_mhz": 1200, "clock_reasons": 0x1}, {"xid": 31}]
 )
-def test_a_small_dip_an_idle_clock_and_an_error_of_the_program_explain_nothing(told):
-    name, evidence = cause_of(with_gpus(slow_trace(), **told))
+def test_a_small_dip_an_idle_clock_and_an_error_of_the_program_explain_nothing(expected):
+    name, evidence = cause_of(with_gpus(slow_trace(), **expected))
     assert name == "gpu_slow" and evidence.clock_held_by is None and evidence.xid is None
 
 
@@ -105,11 +105,11 @@ def test_a_rank_whose_calls_come_in_another_order_is_not_excused_by_its_gpu():
 
 
 @pytest.mark.parametrize(
-    ("said", "name"), [({"sm_mhz": 1200, "clock_reasons": 0x40}, "clock_held_by"), ({"xid": 79}, "xid")]
+    ("message", "name"), [({"sm_mhz": 1200, "clock_reasons": 0x40}, "clock_held_by"), ({"xid": 79}, "xid")]
 )
 @pytest.mark.parametrize("retention", [Retention(), Retention(least_rows=200, n_steps=16)])
-def test_a_stream_says_of_a_slow_gpu_what_its_driver_says(said, name, retention):
-    heard = told(with_gpus(slow_trace(), **said), Cut(n=12), retention=retention)
+def test_a_stream_says_of_a_slow_gpu_what_its_driver_says(message, name, retention):
+    heard = told(with_gpus(slow_trace(), **message), Cut(n=12), retention=retention)
     (opened,) = heard.of("opened")
     assert (opened.verdict.kind, opened.verdict.ranks) == ("device", [2])
     assert getattr(opened.verdict.causes[0].evidence, name)

@@ -37,8 +37,8 @@ def test_a_drifting_gpu_clock_leaves_its_work_as_it_is(drift_ppm):
     clocks = ClockSpread(drift_ppm=drift_ppm)
     still, _ = simulate(RUNS_AHEAD, seed=3, capture=ON_GPU, clocks=ClockSpread(drift_ppm=0.0))
     drifting, _ = simulate(RUNS_AHEAD, seed=3, capture=ON_GPU, clocks=clocks)
-    one, other = (gpu_time(timeline(trace)) for trace in (still, drifting))
-    assert np.abs(one.own_ns - other.own_ns).max() < 100_000
+    entry, other = (gpu_time(timeline(trace)) for trace in (still, drifting))
+    assert np.abs(entry.own_ns - other.own_ns).max() < 100_000
 
 
 def test_a_slow_gpu_is_named_where_hosts_run_far_ahead():

@@ -14,13 +14,13 @@ ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**52), 2**52)), max_
 def test_median_of_the_others_leaves_out_the_row_itself(rows):
     group = np.array([group for group, _ in rows], np.int64)
     value = np.array([value for _, value in rows], np.int64)
-    found = median_of_others(group, value)
+    median = median_of_others(group, value)
     for i, (own_group, _) in enumerate(rows):
         others = [v for j, (g, v) in enumerate(rows) if g == own_group and j != i]
         if not others:
-            assert np.isnan(found[i])
+            assert np.isnan(median[i])
         else:
-            assert found[i] == pytest.approx(float(np.median(others)))
+            assert median[i] == pytest.approx(float(np.median(others)))
 
 
 def test_a_late_one_does_not_move_the_median_it_is_held_against():
@@ -38,9 +38,9 @@ def test_rows_have_one_number_exactly_when_all_columns_agree(rows):
     number, n_groups = numbered(*columns)
     assert n_groups == len(set(rows))
     assert set(number.tolist()) == set(range(n_groups))
-    for i, one in enumerate(rows):
+    for i, entry in enumerate(rows):
         for j, other in enumerate(rows):
-            assert (number[i] == number[j]) == (one == other)
+            assert (number[i] == number[j]) == (entry == other)
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,14 @@ IN_NCCL = ("poll+0x4f (libc.so.6)", "ncclCommInit+0x20 (libnccl.so.2)")
 
 
 @pytest.mark.parametrize(
-    ("of_caller", "told"),
+    ("of_caller", "expected"),
     [
         (FOR_WORK, IN_PYTHON),
         (IN_NCCL, IN_NCCL),
         (("/job/model.py:7 backward",), ("/job/model.py:7 backward",)),
     ],
 )
-def test_the_thread_that_makes_the_collectives_is_told_of_unless_it_waits_for_work(of_caller, told):
+def test_the_thread_that_makes_the_collectives_is_told_of_unless_it_waits_for_work(of_caller, expected):
     """PyTorch's backward pass runs in a thread of its own, which waits between two passes."""
     trace = hung(Gone(2, 30, 1, Category.SLEEP))
     pid, caller = int(trace.processes["pid"][2]), 77777
@@ -76,9 +76,9 @@ def test_the_thread_that_makes_the_collectives_is_told_of_unless_it_waits_for_wo
     positions = empty(POSITIONS, 2)
     positions["ts_ns"], positions["pid"] = int(trace.snapshots["ts_ns"].max()), pid
     positions["tid"], positions["stack"] = (caller, pid), (1, 2)
-    looked = replace(trace, positions=positions, stacks={1: of_caller, 2: IN_PYTHON})
-    (doing,) = only(report_of(looked)).evidence.doing
-    assert doing.stack == list(told)
+    examined = replace(trace, positions=positions, stacks={1: of_caller, 2: IN_PYTHON})
+    (doing,) = only(report_of(examined)).evidence.doing
+    assert doing.stack == list(expected)
 
 
 def joined(trace: Trace, *, nranks: int = 4) -> Trace:
@@ -92,10 +92,10 @@ def joined(trace: Trace, *, nranks: int = 4) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("doing", "said"), [(Category.ON_CPU, "state on cpu"), (Category.NONE, "its process has ended")]
+    ("doing", "message"), [(Category.ON_CPU, "state on cpu"), (Category.NONE, "its process has ended")]
 )
 @pytest.mark.parametrize("n_ranks", [2, 4])
-def test_a_rank_that_has_never_made_a_call_is_named(doing, said, n_ranks):
+def test_a_rank_that_has_never_made_a_call_is_named(doing, message, n_ranks):
     """It joined the communicator, and then loads its data, compiles, or dies."""
     program = data_parallel(n_ranks)
     trace = joined(hung(Gone(1, 0, 0, doing), program=program, n_ranks=n_ranks), nranks=n_ranks)
@@ -103,10 +103,10 @@ def test_a_rank_that_has_never_made_a_call_is_named(doing, said, n_ranks):
     others = [rank for rank in range(n_ranks) if rank != 1]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [1], others)
     assert (verdict.first_round, verdict.nodes) == (0, ["host-a"])
-    assert said in verdict.summary
+    assert message in verdict.summary
     stream = Stream(clock=Hand())
     stream.feed(trace)
-    assert [one.ranks for one in stream.report().verdicts] == [[1]]
+    assert [entry.ranks for entry in stream.report().verdicts] == [[1]]
 
 
 def test_a_rank_that_has_made_no_call_on_one_of_its_communicators_is_named():
@@ -183,7 +183,7 @@ def test_the_advice_fits_how_a_process_ended(status, advice):
 
 
 @pytest.mark.parametrize(
-    ("doing", "said", "advice"),
+    ("doing", "message", "advice"),
     [
         (Category.PREEMPTED, "state on cpu", "an endless loop"),
         (Category.STOPPED, "state stopped", "kill -CONT"),
@@ -191,14 +191,14 @@ def test_the_advice_fits_how_a_process_ended(status, advice):
         (Category.NET, "waiting for a socket or pipe", "instead of in the collective"),
     ],
 )
-def test_the_advice_fits_what_a_missing_rank_does(doing, said, advice):
+def test_the_advice_fits_what_a_missing_rank_does(doing, message, advice):
     trace = hung(Gone(2, 30, 1, doing))
     looks = empty(POSITIONS, 1)
     looks["pid"] = looks["tid"] = 1002
     looks["ts_ns"], looks["stack"] = trace.ends_ns[0], 1
     trace = replace(trace, positions=looks, stacks={1: ("/job/train.py:7 step",)})
     verdict = only(report_of(trace))
-    assert said in verdict.summary
+    assert message in verdict.summary
     assert advice in verdict.advice[0]
 
 
@@ -319,9 +319,9 @@ def test_a_rank_that_was_never_seen_in_a_communicator_is_no_hang():
 def test_a_rank_whose_numbers_are_behind_but_who_goes_on_does_not_hang(n_missed):
     """The capture came late to rank 2: its rounds are numbered from there, while the job runs on."""
     trace = trace_of(Job(data_parallel(work_ns=700 * MS)))
-    mine = trace.collectives["pid"] == 1002
-    trace.collectives["seq"][mine] -= n_missed
-    trace.collectives["flags"][mine] |= np.uint32(CollectiveFlag.LATE_ATTACH)
+    own_rows = trace.collectives["pid"] == 1002
+    trace.collectives["seq"][own_rows] -= n_missed
+    trace.collectives["flags"][own_rows] |= np.uint32(CollectiveFlag.LATE_ATTACH)
     kept = trace.collectives[trace.collectives["seq"] >= 0]
     assert not [v for v in report_of(replace(trace, collectives=kept)).verdicts if v.kind == "hang"]
 
@@ -376,8 +376,8 @@ def test_of_two_ranks_that_cross_none_is_named_and_the_fabric_is_not_blamed():
     rows["comm_hash"][rows["count"] == 8] ^= np.uint64(5)
     for count in (7, 8):
         for rank in range(2):
-            mine = (rows["count"] == count) & (rows["pid"] == 1000 + rank)
-            rows["seq"][mine] = np.arange(mine.sum())
+            own_rows = (rows["count"] == count) & (rows["pid"] == 1000 + rank)
+            rows["seq"][own_rows] = np.arange(own_rows.sum())
     last = np.flatnonzero(rows["pid"] == 1001)[-2:]
     rows[last[::-1]] = rows[last]
     rows["ts_ns"][last] = np.sort(rows["ts_ns"][last])

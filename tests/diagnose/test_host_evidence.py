@@ -48,7 +48,7 @@ def test_a_wait_in_the_driver_is_told_with_its_call():
     trace = slow(Category.DRIVER)
     call = {"kind": HostKind.DRIVER_CALL, "duration_ns": 45 * MS, "detail": b"ioctl:UVM_MIGRATE"}
     short = call | {"duration_ns": 2 * MS, "detail": b"ioctl:NV_ESC_RM_CONTROL"}
-    rows = [one | {"ts_ns": at} for at in late_begins(trace) for one in (short, call)]
+    rows = [entry | {"ts_ns": at} for at in late_begins(trace) for entry in (short, call)]
     verdict = only(report_of(told(trace, *rows)))
     assert verdict.causes[0].evidence.ioctls == ["UVM_MIGRATE", "NV_ESC_RM_CONTROL"]
     assert ", blocked in the GPU driver (UVM_MIGRATE)" in verdict.summary
@@ -91,7 +91,9 @@ def test_who_stops_a_rank_is_told():
         }
         for at in late_begins(trace)
     ]
-    goes_on = [one | {"value": signal.SIGCONT, "by_pid": 78, "ts_ns": one["ts_ns"] + 9 * MS} for one in stops]
+    goes_on = [
+        stop | {"value": signal.SIGCONT, "by_pid": 78, "ts_ns": stop["ts_ns"] + 9 * MS} for stop in stops
+    ]
     verdict = only(report_of(told(trace, *stops, *goes_on)))
     assert verdict.causes[0].evidence.stopped_by == ["suspend.sh (pid 77)"]
     assert "stopped by a signal from suspend.sh (pid 77)" in verdict.summary
@@ -116,8 +118,8 @@ def explained_by(off: Array, *host: dict[str, Any], category: Category = Categor
     ledger = np.zeros(N_CATEGORIES)
     ledger[category - 1] = 100 * MS
     rows = layout.empty(layout.HOST_EVENTS, len(host))
-    for row, one in zip(rows, host, strict=True):
-        for name, value in one.items():
+    for row, entry in zip(rows, host, strict=True):
+        for name, value in entry.items():
             row[name] = value
     return explained(Excess(total_ns=100.0 * MS, ledger_ns=ledger, n_steps=5, offcpu=off, host=rows))[0]
 
@@ -179,10 +181,10 @@ def test_what_the_other_end_sent_again_meanwhile_is_told(resent: dict[str, Any],
     trace = slow(Category.NET)
     rows = []
     for at in late_begins(trace):
-        mine = {"kind": HostKind.SOCKET_WAIT, "ts_ns": at, "duration_ns": 45 * MS}
-        rows.append(mine | {"file": b"10.0.0.1:40000", "detail": b"from port 29500"})
-        theirs = {"kind": HostKind.RETRANSMIT, "pid": 1001, "ts_ns": at, "value": 2, "device": b"eth0"}
-        rows.append(theirs | {"file": b"10.0.0.2:29500", "detail": b"from port 40000"} | resent)
+        own_rows = {"kind": HostKind.SOCKET_WAIT, "ts_ns": at, "duration_ns": 45 * MS}
+        rows.append(own_rows | {"file": b"10.0.0.1:40000", "detail": b"from port 29500"})
+        other_rows = {"kind": HostKind.RETRANSMIT, "pid": 1001, "ts_ns": at, "value": 2, "device": b"eth0"}
+        rows.append(other_rows | {"file": b"10.0.0.2:29500", "detail": b"from port 40000"} | resent)
     (verdict,) = report_of(told(trace, *rows)).verdicts
     part = verdict.causes[0]
     assert (verdict.ranks, part.cause.name) == ([VICTIM], "network_wait")
@@ -204,7 +206,7 @@ INTERRUPT = {"kind": HostKind.SIGNAL, "value": signal.SIGINT, "by_pid": 66, "by_
 
 
 @pytest.mark.parametrize(
-    ("rows", "said", "advice"),
+    ("rows", "message", "advice"),
     [
         (
             [{"kind": HostKind.OOM_KILL, "by_pid": 55, "by_comm": b"loader"}, KILL, EXIT_9],
@@ -255,10 +257,10 @@ INTERRUPT = {"kind": HostKind.SIGNAL, "value": signal.SIGINT, "by_pid": 66, "by_
         *("crashed", "of another process"),
     ],
 )
-def test_how_a_missing_rank_ended_is_told(rows: list[dict[str, Any]], said: str, advice: str):
+def test_how_a_missing_rank_ended_is_told(rows: list[dict[str, Any]], message: str, advice: str):
     verdict = dead(*rows)
     assert (verdict.kind, verdict.ranks) == ("hang", [VICTIM])
-    assert said in verdict.summary
+    assert message in verdict.summary
     assert advice in verdict.advice[0]
 
 
@@ -299,7 +301,7 @@ def test_a_stream_of_events_tells_the_same():
     wait = {"kind": HostKind.FILE_WAIT, "duration_ns": 45 * MS, "device": b"sdb1", "file": b"/data/x"}
     strange = wait | {"pid": 4242, "device": b"other"}
     at = late_begins(trace)
-    trace = told(trace, *(one | {"ts_ns": begin} for begin in at for one in (wait, strange)))
+    trace = told(trace, *(entry | {"ts_ns": begin} for begin in at for entry in (wait, strange)))
     stream = Stream()
     edges = np.linspace(0, trace.collectives["ts_ns"].max() + 1, 30).astype(np.int64)
     for begin, end in pairwise(edges.tolist()):

@@ -37,11 +37,11 @@ def another(trace: Trace, *, pids_from: int, later_ns: int) -> Trace:
     return replace(trace, **moved, ends_ns=tuple(end_ns + later_ns for end_ns in trace.ends_ns))
 
 
-def side_by_side(one: Trace, *others: Trace) -> Trace:
+def side_by_side(entry: Trace, *others: Trace) -> Trace:
     tables = ("collectives", "processes", "snapshots")
-    joined = {name: np.concatenate([getattr(trace, name) for trace in (one, *others)]) for name in tables}
+    joined = {name: np.concatenate([getattr(trace, name) for trace in (entry, *others)]) for name in tables}
     joined["collectives"] = joined["collectives"][np.argsort(joined["collectives"]["ts_ns"], kind="stable")]
-    return replace(one, **joined, ends_ns=others[-1].ends_ns if others else one.ends_ns)
+    return replace(entry, **joined, ends_ns=others[-1].ends_ns if others else entry.ends_ns)
 
 
 def length_ns(trace: Trace) -> int:
@@ -139,17 +139,17 @@ THE_OTHERS = [(rank, 300, 128 + TERM, LAUNCHER) for rank in (0, 1, 3)]
 
 
 @pytest.mark.parametrize(
-    ("status", "by", "said"),
+    ("status", "by", "message"),
     [
         (1, UNKNOWN, "its process has ended (exit status 1)"),
         (139, UNKNOWN, "its process was ended by SIGSEGV"),
         (137, 66, "its process was ended by SIGKILL from"),
     ],
 )
-def test_the_rank_that_broke_and_took_the_job_with_it_is_named(status, by, said):
+def test_the_rank_that_broke_and_took_the_job_with_it_is_named(status, by, message):
     (verdict,) = report_of(broken((2, 0, status, by), *THE_OTHERS)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("failure", [2], [0, 1, 3])
-    assert said in verdict.summary
+    assert message in verdict.summary
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_stream_tells_the_rank_that_broke_once_the_job_is_over():
     trace = broken((2, 0, 139, UNKNOWN), *THE_OTHERS)
     stream = Stream(clock=Hand())
     changes = [*stream.feed(trace), *stream.finish()]
-    (opened,) = [one for one in changes if one.kind == "opened"]
+    (opened,) = [change for change in changes if change.kind == "opened"]
     assert (opened.verdict.kind, opened.verdict.ranks) == ("failure", [2])
     (verdict,) = stream.report().verdicts
     assert (verdict.kind, verdict.ranks) == ("failure", [2])

@@ -23,9 +23,9 @@ def test_the_odd_rank_is_named(column, value):
     verdict = only(report_of(changed(column, value)))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("mismatch", [2], [0, 1, 3])
     assert (verdict.first_round, verdict.last_round) == (50, 50)
-    told = {call.rank: call for call in verdict.evidence.calls}
-    said = value.name.lower() if column == "op" else value
-    assert getattr(told[2], column) == said != getattr(told[0], column)
+    output = {call.rank: call for call in verdict.evidence.calls}
+    lower = value.name.lower() if column == "op" else value
+    assert getattr(output[2], column) == lower != getattr(output[0], column)
 
 
 def test_a_rank_that_is_off_from_then_on_is_told_once_with_what_the_standstill_costs():
@@ -47,15 +47,15 @@ def test_without_a_majority_all_are_named():
 
 def test_a_rank_attached_late_is_not_accused():
     trace = changed("count", 17)
-    mine = trace.collectives["pid"] == 1002
-    trace.collectives["flags"][mine] |= np.uint32(CollectiveFlag.LATE_ATTACH)
+    own_rows = trace.collectives["pid"] == 1002
+    trace.collectives["flags"][own_rows] |= np.uint32(CollectiveFlag.LATE_ATTACH)
     assert report_of(trace).healthy
 
 
 def test_numbers_that_are_off_throughout_are_not_the_program():
     trace = dp_trace()
-    mine = trace.collectives["pid"] == 1002
-    trace.collectives["seq"][mine] += 1
+    own_rows = trace.collectives["pid"] == 1002
+    trace.collectives["seq"][own_rows] += 1
     assert not [v for v in report_of(trace).verdicts if v.kind == "mismatch"]
 
 

@@ -33,7 +33,7 @@ def job_of(n_nodes: int, delays: list[Delay], *, ranks_per_node: int = 1, **rest
 
 def with_wall_errors(trace: Trace, errors_ns: list[int]) -> Trace:
     """The trace, where each node's wall clock is off by so much."""
-    clocks = tuple(replace(one, wall_ns=one.wall_ns + errors_ns[one.node]) for one in trace.clocks)
+    clocks = tuple(replace(clock, wall_ns=clock.wall_ns + errors_ns[clock.node]) for clock in trace.clocks)
     return replace(trace, clocks=clocks)
 
 
@@ -45,14 +45,14 @@ def before_wait(rank: int, ns: int, category: Category, *, period: int = 1) -> l
 
 
 def assert_accuracy_holds(trace: Trace) -> None:
-    found = aligned(timeline(trace), trace)
+    result = aligned(timeline(trace), trace)
     at = np.array([START_NS + N_STEPS * MS])
     common_error = [
-        float(found.offsets[node].ns(at + OFFSETS_NS[node])[0]) - OFFSETS_NS[node] for node in found.offsets
+        float(result.offsets[node].ns(at + OFFSETS_NS[node])[0]) - OFFSETS_NS[node] for node in result.offsets
     ]
     middle = np.median(common_error)
     for node, error in enumerate(common_error):
-        assert abs(error - middle) <= found.error_ns[node] + found.error_ns.min() + 50_000, (
+        assert abs(error - middle) <= result.error_ns[node] + result.error_ns.min() + 50_000, (
             node,
             error,
             middle,
@@ -99,8 +99,8 @@ def test_the_error_covers_releases_and_wall_clocks_that_disagree():
     """Neither can be disproved where the hosts have time to spare in every round."""
     off_ns = 10 * MS
     job = replace(job_of(2, [], ranks_per_node=2), program=data_parallel(4, gpu_ns=20 * MS))
-    found = aligned(*with_line(with_wall_errors(trace_of(job), [0, off_ns])))
-    assert off_ns / 2 <= found.error_ns.max() <= off_ns
+    result = aligned(*with_line(with_wall_errors(trace_of(job), [0, off_ns])))
+    assert off_ns / 2 <= result.error_ns.max() <= off_ns
 
 
 def accused(trace: Trace) -> list[tuple[str, list[int]]]:

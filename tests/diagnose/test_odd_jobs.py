@@ -133,10 +133,10 @@ def test_ranks_that_no_agent_saw_are_counted_and_leave_the_answer_inconclusive()
     one_is_known["pid"], one_is_known["comm_hash"] = pids[4], trace.collectives["comm_hash"][0]
     report = report_of(replace(some, communicators=one_is_known))
     assert (report.examined["n_ranks"], report.examined["n_ranks_unseen"]) == (4, 1)
-    said = text.report(report)
-    assert "Examined 4 ranks of 5 on" in said
-    assert "Inconclusive: 1 of 5 ranks is not in this trace." in said
-    assert report.gaps[0].action in said
+    message = text.report(report)
+    assert "Examined 4 ranks of 5 on" in message
+    assert "Inconclusive: 1 of 5 ranks is not in this trace." in message
+    assert report.gaps[0].action in message
     assert report_of(trace).examined["n_ranks_unseen"] == 0
 
 

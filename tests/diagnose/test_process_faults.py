@@ -58,18 +58,18 @@ def process(
             row["total_ns"] = per_s * mean_us * 1000
             for name, value in more.items():
                 row[name] = value
-        for number, one in enumerate(samples, 1):
+        for number, entry in enumerate(samples, 1):
             row = rows[i * len(samples) + number - 1]
             row["ts_ns"], row["pid"], row["tid"] = end_ns, PID, PID
             row["role"], row["category"], row["syscall_nr"], row["object"] = (
-                one[0],
-                one[1],
-                one[2],
-                one[3].encode(),
+                entry[0],
+                entry[1],
+                entry[2],
+                entry[3].encode(),
             )
-            row["owner_pid"] = PID + (one[0] is SampleRole.CHILD)
-            row["stack"], row["n"] = number, one[5]
-            stacks[number] = one[4]
+            row["owner_pid"] = PID + (entry[0] is SampleRole.CHILD)
+            row["stack"], row["n"] = number, entry[5]
+            stacks[number] = entry[4]
     processes = layout.empty(layout.PROCESSES, 1)
     processes["pid"], processes["comm"] = PID, b"python3"
     gpus = layout.empty(layout.GPUS, 0 if gpu_busy is None else 1)

@@ -98,9 +98,9 @@ def test_the_time_of_day_does_not_matter(name, ns):
     begin = int(trace_named(name).collectives["ts_ns"].min())
     before, after = report_named(name), report_of(shifted(trace_named(name), max(ns, 1 - begin)))
     assert blamed(after) == blamed(before)
-    for one, other in zip(before.verdicts, after.verdicts, strict=True):
-        assert other.cost == one.cost
-        assert other.since_ns == pytest.approx(one.since_ns, abs=1000)
+    for entry, other in zip(before.verdicts, after.verdicts, strict=True):
+        assert other.cost == entry.cost
+        assert other.since_ns == pytest.approx(entry.since_ns, abs=1000)
 
 
 @FEW
@@ -138,7 +138,7 @@ def test_cutting_the_trace_at_a_round_leaves_the_blame(name, share):
     kept = rows[rows["seq"] <= np.array([cut[hash_] for hash_ in rows["comm_hash"].tolist()])]
     end_ns = int(kept["ts_ns"].max())
     report = report_of(replace(trace_named(name), collectives=kept, ends_ns=(end_ns,)))
-    assert {one[:2] for one in blamed(report)} == {one[:2] for one in blamed(report_named(name))}
+    assert {entry[:2] for entry in blamed(report)} == {entry[:2] for entry in blamed(report_named(name))}
 
 
 @FEW
@@ -151,10 +151,10 @@ def test_gpu_clocks_do_not_matter(offset_ns, drift):
     )
     trace = trace_of(Job(program, n_steps=60, gpu_late_ns=late, has_gpu_times=True))
     wanted = blamed(report_of(trace))
-    mine = trace.collectives["pid"] == 1001
+    own_rows = trace.collectives["pid"] == 1001
     for column in ("gpu_start_ns", "gpu_end_ns"):
-        values = trace.collectives[column][mine]
-        trace.collectives[column][mine] = values + offset_ns + (drift * values).astype(np.int64)
+        values = trace.collectives[column][own_rows]
+        trace.collectives[column][own_rows] = values + offset_ns + (drift * values).astype(np.int64)
     assert wanted
     assert blamed(report_of(trace)) == wanted
 

@@ -128,8 +128,8 @@ def test_a_range_is_told_in_words():
     report = report_of(trace)
     cost = report.verdicts[0].cost
     assert cost is not None and cost.at_most_gpu_seconds is not None
-    told, most = text.report(report), f"{cost.at_most_gpu_seconds:.1f} GPU seconds"
-    assert f"at most {most}" in told or f"{cost.gpu_seconds:.1f} to {most}" in told
+    output, most = text.report(report), f"{cost.at_most_gpu_seconds:.1f} GPU seconds"
+    assert f"at most {most}" in output or f"{cost.gpu_seconds:.1f} to {most}" in output
 
 
 def test_the_price_of_a_range_is_a_range():

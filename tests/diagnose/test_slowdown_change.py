@@ -32,9 +32,9 @@ def test_a_change_of_15_to_40_percent_is_lasting_amid_noise_and_checkpoints(n: i
         cut = int(n * rng.uniform(0.4, 0.7))
         values[cut:] *= 1 + share
         values[10::50] += 400e6
-        found = _change(values, 10)
-        assert abs(found - cut) <= max(3, 0.02 * n)
-        assert _is_lasting(values, found, LIMITS)
+        change = _change(values, 10)
+        assert abs(change - cut) <= max(3, 0.02 * n)
+        assert _is_lasting(values, change, LIMITS)
 
 
 def wandering(rng: np.random.Generator, n: int, step_ns: float) -> np.ndarray:

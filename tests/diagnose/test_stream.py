@@ -71,16 +71,18 @@ def simulated(shape: str, fault: str) -> Trace:
 def same_in(trace: Trace, cut: Cut) -> None:
     """What is said of the batches is what is said of the whole, and everybody to blame was told when it happened."""
     whole = report_of(trace)
-    said = told(trace, cut)
-    assert blamed(said.report) == blamed(whole)
+    changes = told(trace, cut)
+    assert blamed(changes.report) == blamed(whole)
     firm = {(kind, ranks) for kind, ranks, *_ in blamed(whole) if kind != "inconclusive"}
     # Before a node's rows have come, a hang may have nobody to name.
-    assert firm <= {*said.opened, *said.updated}
-    assert [one.incident_id for one in said.of("opened")] == list(
-        dict.fromkeys(one.incident_id for one in said.of("opened"))
+    assert firm <= {*changes.opened, *changes.updated}
+    assert [entry.incident_id for entry in changes.of("opened")] == list(
+        dict.fromkeys(entry.incident_id for entry in changes.of("opened"))
     )
-    assert {one.incident_id for one in said.of("opened")} == {one.incident_id for one in said.of("closed")}
-    assert all(one.reason for one in said.of("closed"))
+    assert {entry.incident_id for entry in changes.of("opened")} == {
+        entry.incident_id for entry in changes.of("closed")
+    }
+    assert all(entry.reason for entry in changes.of("closed"))
 
 
 cuts = st.builds(
@@ -118,9 +120,9 @@ def test_nothing_is_ever_said_of_a_healthy_job(seed):
     if not len(trace.collectives):
         return
     behind = {node: node * SECOND // 2 for node in range(len(trace.nodes))}
-    said = told(trace, Cut(25, behind_ns=behind, apart=True))
-    assert said.changes == []
-    assert said.report.healthy
+    changes = told(trace, Cut(25, behind_ns=behind, apart=True))
+    assert changes.changes == []
+    assert changes.report.healthy
 
 
 def test_a_straggler_is_named_with_its_third_late_step():
@@ -155,22 +157,22 @@ def test_an_incident_closes_when_its_rank_is_on_time_and_the_next_one_counts_ane
         *every(2, 3, 50 * MS, first=10, until=40, category=Category.IO),
         *every(2, 3, 50 * MS, first=200, until=221, category=Category.IO),
     ]
-    said = told(dp_trace(delays, n_steps=400), Cut(100))
-    first, second = said.of("closed")
-    assert [one.reason.split(" for ")[0] for one in (first, second)] == ["on time", "on time"]
+    changes = told(dp_trace(delays, n_steps=400), Cut(100))
+    first, second = changes.of("closed")
+    assert [entry.reason.split(" for ")[0] for entry in (first, second)] == ["on time", "on time"]
     assert first.incident_id != second.incident_id
-    assert [one.verdict.evidence.n_late_steps for one in (first, second)] == [10, 7]
+    assert [entry.verdict.evidence.n_late_steps for entry in (first, second)] == [10, 7]
     assert first.verdict.until_ns < second.verdict.since_ns
-    assert said.report.verdicts[0].evidence.n_late_steps == 17
+    assert changes.report.verdicts[0].evidence.n_late_steps == 17
 
 
 def test_an_incident_is_told_again_as_it_grows_and_never_shrinks():
-    said = told(dp_trace(every(1, 2, 40 * MS), n_steps=60), Cut(60), usd_per_gpu_hour=2.0)
-    costs = [change.verdict.cost.gpu_seconds for change in said.changes]
-    assert len(said.of("updated")) >= 2
+    changes = told(dp_trace(every(1, 2, 40 * MS), n_steps=60), Cut(60), usd_per_gpu_hour=2.0)
+    costs = [change.verdict.cost.gpu_seconds for change in changes.changes]
+    assert len(changes.of("updated")) >= 2
     assert costs == sorted(costs)
-    assert len({change.verdict.since_ns for change in said.changes}) == 1
-    assert said.changes[-1].verdict.cost.usd > 0
+    assert len({change.verdict.since_ns for change in changes.changes}) == 1
+    assert changes.changes[-1].verdict.cost.usd > 0
 
 
 def test_the_same_batches_give_the_same_changes():
@@ -197,14 +199,14 @@ def test_ten_times_more_events_leave_no_more_rows_and_cost_is_counted_once():
             stream.feed(batch)
             most = max(most, stream.n_rows)
         kept.append(most)
-        whole, said = report_of(trace), stream.report()
-        assert blamed(said) == blamed(whole)
-        one, other = said.verdicts[0], whole.verdicts[0]
-        assert one.cost.gpu_seconds == pytest.approx(other.cost.gpu_seconds, rel=0.05)
-        assert one.evidence.n_late_steps == pytest.approx(other.evidence.n_late_steps, rel=0.02)
-        assert one.n_rounds == pytest.approx(other.n_rounds, rel=0.05)
-        assert one.since_ns == pytest.approx(other.since_ns, abs=MS)
-        assert one.period_steps == 7
+        whole, report = report_of(trace), stream.report()
+        assert blamed(report) == blamed(whole)
+        verdict, other = report.verdicts[0], whole.verdicts[0]
+        assert verdict.cost.gpu_seconds == pytest.approx(other.cost.gpu_seconds, rel=0.05)
+        assert verdict.evidence.n_late_steps == pytest.approx(other.evidence.n_late_steps, rel=0.02)
+        assert verdict.n_rounds == pytest.approx(other.n_rounds, rel=0.05)
+        assert verdict.since_ns == pytest.approx(other.since_ns, abs=MS)
+        assert verdict.period_steps == 7
     between_looks = (SMALL.least_rows + ROWS_OF_A_LOOK) / 8
     assert max(kept) <= SMALL.least_rows + between_looks + 500 < len(few.collectives)
 
@@ -234,9 +236,9 @@ def test_jobs_of_one_stream_are_judged_apart():
     clock = Hand()
     stream = Stream(clock=clock)
     changes = []
-    for (at_ns, one), (_, other) in zip(batches(slow, Cut(20)), batches(fine, Cut(20)), strict=True):
+    for (at_ns, entry), (_, other) in zip(batches(slow, Cut(20)), batches(fine, Cut(20)), strict=True):
         clock.now_ns = at_ns
-        changes += stream.feed(one) + stream.feed(other)
+        changes += stream.feed(entry) + stream.feed(other)
     assert {(change.verdict.nodes[0], *change.verdict.ranks) for change in changes} == {("host-a", 2)}
     assert stream.report().examined["n_ranks"] == 8
 
@@ -268,9 +270,9 @@ def test_parts_of_a_job_become_one_when_a_communicator_joins_them():
             offset_ns=(0, 0),
         )
     )
-    said = told(trace, Cut(30, apart=True))
-    assert said.opened == [("straggler", (2,))]
-    assert said.report.examined["n_ranks"] == 4
+    changes = told(trace, Cut(30, apart=True))
+    assert changes.opened == [("straggler", (2,))]
+    assert changes.report.examined["n_ranks"] == 4
 
 
 HUNG = Job(
@@ -337,8 +339,8 @@ def test_one_node_that_falls_silent_accuses_nobody_while_the_others_go_on():
         snapshots=trace.snapshots[:0],
         ends_ns=(trace.ends_ns[0], gone_ns),
     )
-    said = told(trace, Cut(60), retention=Retention(lag_ns=SECOND // 2))
-    assert set(said.opened) == {("straggler", (1,))}
+    changes = told(trace, Cut(60), retention=Retention(lag_ns=SECOND // 2))
+    assert set(changes.opened) == {("straggler", (1,))}
 
 
 def test_a_hang_is_over_when_its_ranks_go_on():

@@ -38,15 +38,15 @@ def after(trace: Trace, begin_ns: int, end_ns: int) -> Trace:
 
 def fed(*parts: Trace) -> list[list[Change]]:
     """The changes that each part brings, together with two seconds going by after it."""
-    clock, found = Hand(), []
+    clock, result = Hand(), []
     stream = Stream(clock=clock)
     for part in parts:
         changes = stream.feed(part)
         for _ in range(4):
             clock.now_ns += SECOND // 2
             changes += stream.tick()
-        found.append(changes)
-    return found
+        result.append(changes)
+    return result
 
 
 def test_a_refusal_after_which_a_retry_is_given_memory_is_never_told():
@@ -69,7 +69,9 @@ def test_a_refusal_that_was_the_end_is_told_when_its_process_makes_no_sound_for_
     end_ns = int(trace.calls["ts_ns"][0]) + SECOND
     first, later = fed(until(trace, end_ns), after(trace, end_ns, end_ns + 2 * SECOND))
     assert first == []
-    assert [(one.kind, one.verdict.kind, one.verdict.ranks) for one in later] == [("opened", "failure", [1])]
+    assert [(entry.kind, entry.verdict.kind, entry.verdict.ranks) for entry in later] == [
+        ("opened", "failure", [1])
+    ]
 
 
 def test_a_process_that_goes_on_after_all_closes_its_incident():
@@ -83,9 +85,9 @@ def test_a_process_that_goes_on_after_all_closes_its_incident():
     trace = with_calls(replace(whole, collectives=moved), refused)
     silent_ns, end_ns = middle + 4 * SECOND, int(moved["ts_ns"].max()) + MS
     silent, going = fed(until(trace, silent_ns), after(trace, silent_ns, end_ns))
-    assert [(one.kind, one.verdict.kind) for one in silent] == [("opened", "failure")]
-    closed = [one for one in going if one.verdict.kind == "failure"]
-    assert [(one.kind, one.reason) for one in closed] == [("closed", "the process continued")]
+    assert [(entry.kind, entry.verdict.kind) for entry in silent] == [("opened", "failure")]
+    closed = [entry for entry in going if entry.verdict.kind == "failure"]
+    assert [(entry.kind, entry.reason) for entry in closed] == [("closed", "the process continued")]
 
 
 @pytest.mark.parametrize("code", [700, 719])
@@ -97,4 +99,4 @@ def test_an_error_that_ends_its_context_is_told_at_once(code):
     for at_ns, batch in batches(trace, Cut(30)):
         clock.now_ns = at_ns
         changes += [*stream.feed(batch), *stream.tick()]
-    assert [(one.kind, one.verdict.ranks) for one in changes] == [("opened", [2])]
+    assert [(change.kind, change.verdict.ranks) for change in changes] == [("opened", [2])]

@@ -25,8 +25,8 @@ def test_self_time_is_the_interval_without_the_wait():
 
 def test_the_wait_of_the_last_rank_is_the_transfer_only():
     line = timeline(dp_trace([SLOW], jitter_ns=0))
-    mine = (line.rank[line.process] == 1) & (line.rows["seq"] == 12)
-    assert line.wait_ns[mine].tolist() == [TRANSFER_NS]
+    own_rows = (line.rank[line.process] == 1) & (line.rows["seq"] == 12)
+    assert line.wait_ns[own_rows].tolist() == [TRANSFER_NS]
 
 
 def test_every_process_has_one_first_row_without_an_interval():
@@ -63,8 +63,8 @@ def test_point_to_point_pairs_are_matched_by_source_and_destination():
         source = own if row["op"] == Op.SEND else peer
         pairs.setdefault(int(line.comm[i]), set()).add((source, own + peer - source))
     assert len(pairs) == 4
-    assert sorted(next(iter(found)) for found in pairs.values()) == [(0, 1), (1, 0), (2, 3), (3, 2)]
-    assert all(len(found) == 1 for found in pairs.values())
+    assert sorted(next(iter(pair)) for pair in pairs.values()) == [(0, 1), (1, 0), (2, 3), (3, 2)]
+    assert all(len(pair) == 1 for pair in pairs.values())
 
 
 def test_ranks_are_those_of_the_job_or_the_order_of_appearance():

@@ -42,7 +42,8 @@ def told_by_two_hosts(trace: Trace, *, ahead_ns: int = AHEAD_NS, drift: float = 
         out[table.name] = rows
     ends = np.array(trace.ends_ns, np.int64)
     second = tuple(
-        Clock(1, int(theirs(np.array(one.monotonic_ns))), one.wall_ns, one.error_ns) for one in trace.clocks
+        Clock(1, int(theirs(np.array(clock.monotonic_ns))), clock.wall_ns, clock.error_ns)
+        for clock in trace.clocks
     )
     return replace(
         trace,
@@ -76,8 +77,8 @@ def test_the_offset_lies_within_its_own_error(trace, ahead_ns, drift):
     begin, end = int(trace.collectives["ts_ns"].min()), int(trace.collectives["ts_ns"].max())
     for moment in np.linspace(begin, end, 20):
         true = ahead_ns + drift * (moment - begin)
-        found = float(offset.ns(np.array([moment + true]))[0])
-        assert abs(found - true) <= offset.error_ns
+        result = float(offset.ns(np.array([moment + true]))[0])
+        assert abs(result - true) <= offset.error_ns
 
 
 def test_the_error_is_small_enough_to_see_a_delay(recordings):

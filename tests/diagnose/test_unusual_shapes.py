@@ -98,8 +98,8 @@ def test_a_rank_whose_very_first_record_was_lost_has_the_same_steps_as_its_peers
     job = Job(dp=6, ranks_per_node=3, layers=1, buckets=1, grad_norm=True, steps=16)
     trace, _ = simulate(job, seed=133, timing=with_long_kernels(300), capture=GPU_TIMES)
     rows = trace.collectives
-    mine = (rows["node"] == rows["node"][0]) & (rows["pid"] == rows["pid"][0])
-    first = mine & (rows["ts_ns"] == rows["ts_ns"][mine].min())
+    own_rows = (rows["node"] == rows["node"][0]) & (rows["pid"] == rows["pid"][0])
+    first = own_rows & (rows["ts_ns"] == rows["ts_ns"][own_rows].min())
     assert report_of(replace(trace, collectives=rows[~first], lost={"records": 1})).healthy
 
 

@@ -77,8 +77,8 @@ def test_what_was_examined_is_counted():
     assert examined["n_communicators"] == examined["n_nodes"] == 1
     assert examined["n_rounds"] == 120
     assert examined["n_lost_records"] == 7
-    seen = TRACE.collectives["ts_ns"]
-    assert examined["seconds"] == pytest.approx((seen.max() - seen.min()) / 1e9, abs=1e-3)
+    ts_ns = TRACE.collectives["ts_ns"]
+    assert examined["seconds"] == pytest.approx((ts_ns.max() - ts_ns.min()) / 1e9, abs=1e-3)
 
 
 def test_lost_records_and_late_attach_lower_the_confidence():
@@ -125,9 +125,9 @@ def test_the_rate_is_the_cost_over_the_examined_time():
 
 def test_many_ranks_are_cut_short():
     gone = Verdict(kind="hang", summary="", ranks=list(range(40)), evidence=VerdictEvidence(waited_s=12.0))
-    said = text.summary(replace(gone, first_round=3, comm_hash="00" * 8))
-    assert "and 28 more" in said
-    assert len(said) < 200
+    summary = text.summary(replace(gone, first_round=3, comm_hash="00" * 8))
+    assert "and 28 more" in summary
+    assert len(summary) < 200
 
 
 def test_a_whole_node_is_one_verdict():
@@ -184,5 +184,5 @@ def test_two_causes_that_weigh_alike_are_both_told():
     both = only(report_of(dp_trace([*disk, *locks])))
     first, second = both.causes
     assert both.summary.endswith(f", {first.state} and {second.state}.")
-    assert {one.cause.name for one in both.causes} == {"block_io", "lock_contention"}
+    assert {cause.cause.name for cause in both.causes} == {"block_io", "lock_contention"}
     assert both.advice == [*first.cause.advice(first.evidence), *second.cause.advice(second.evidence)]

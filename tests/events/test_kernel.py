@@ -58,12 +58,12 @@ def header(repository: Path) -> str:
     ],
 )
 def test_enumerations_have_the_same_numbers(header: str, name: str, prefix: str, ours: type[IntEnum]):
-    theirs = {key.removeprefix(prefix): value for key, value in enumeration(header, name).items()}
-    theirs.pop("N_COUNTERS", None)
-    assert theirs
-    assert theirs.items() <= {member.name: member.value for member in ours}.items()
+    other_rows = {key.removeprefix(prefix): value for key, value in enumeration(header, name).items()}
+    other_rows.pop("N_COUNTERS", None)
+    assert other_rows
+    assert other_rows.items() <= {member.name: member.value for member in ours}.items()
     if name in ("category", "event_kind", "counter", "action", "host_kind"):
-        assert len(theirs) == len(ours)
+        assert len(other_rows) == len(ours)
 
 
 @pytest.mark.parametrize(("dtype", "n_bytes"), [(kernel.ARRIVAL, 248)] + [(kernel.STRUCTS[s], 120) for s in (
@@ -85,9 +85,9 @@ def test_blocked_in_is_the_same_table_in_c(repository: Path):
         pytest.skip("other: no x86-64 kernel headers")
     numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", numbers_of.read_text()))
     source = (repository / "bpf/sched.bpf.c").read_text()
-    theirs = {
+    other_rows = {
         int(numbers[name]): Category[word]
         for name, word in re.findall(r"\[__NR_(\w+)\] = ([A-Z_]+),", source)
     }
-    ours = blocked_category(np.arange(512), is_interruptible=np.zeros(512, bool))
-    assert theirs == {nr: Category(int(c)) for nr, c in enumerate(ours) if c != Category.OTHER_OFF}
+    own_rows = blocked_category(np.arange(512), is_interruptible=np.zeros(512, bool))
+    assert other_rows == {nr: Category(int(c)) for nr, c in enumerate(own_rows) if c != Category.OTHER_OFF}

@@ -25,19 +25,27 @@ def spent(threads, at_ns) -> dict[str, int]:
     return {Category(i + 1).name: int(ns) for i, ns in enumerate(ledger) if ns}
 
 
-def state_at(one: ThreadEvents, moment: int) -> int:
+def state_at(thread_events: ThreadEvents, moment: int) -> int:
     """What a thread does at a moment, read off its events one by one."""
-    if not one.first_ns <= moment < one.last_ns:
+    if not thread_events.first_ns <= moment < thread_events.last_ns:
         return 0
     off = 0
-    for begin, woken, end, reason in zip(one.off_ns, one.woken_ns, one.on_ns, one.off_category, strict=True):
+    for begin, woken, end, reason in zip(
+        thread_events.off_ns,
+        thread_events.woken_ns,
+        thread_events.on_ns,
+        thread_events.off_category,
+        strict=True,
+    ):
         if begin <= moment < woken:
             off = int(reason)
         elif woken <= moment < end:
             off = int(Category.PREEMPTED)
     if off in (Category.PREEMPTED, Category.STOPPED):
         return off
-    for enter, leave, category in zip(one.call_enter_ns, one.call_leave_ns, one.call_category, strict=True):
+    for enter, leave, category in zip(
+        thread_events.call_enter_ns, thread_events.call_leave_ns, thread_events.call_category, strict=True
+    ):
         if enter <= moment < leave:
             return int(category)
     return off or int(Category.ON_CPU)
@@ -63,31 +71,31 @@ def threads(draw) -> ThreadEvents:
 @given(st.lists(threads(), min_size=1, max_size=3), st.lists(st.integers(0, 80), min_size=1, max_size=4))
 def test_the_account_is_what_a_stopwatch_says(parts, moments):
     at = np.array(sorted(moments))
-    found = account(parts, at)
-    for row, moment in zip(found, at.tolist(), strict=True):
+    result = account(parts, at)
+    for row, moment in zip(result, at.tolist(), strict=True):
         wanted = np.zeros(N_CATEGORIES + 1, np.int64)
         for t in range(moment):
-            wanted[max(state_at(one, t) for one in parts)] += 1
+            wanted[max(state_at(part, t) for part in parts)] += 1
         np.testing.assert_array_equal(row, wanted[1:])
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(threads(), min_size=1, max_size=3), st.integers(21, 69))
 def test_accounts_fill_the_time_and_only_grow(parts, moment):
-    lasting = [thread(one_calls(one), one_offs(one), first_ns=one.first_ns) for one in parts]
-    begin = min(one.first_ns for one in lasting)
+    lasting = [thread(one_calls(part), one_offs(part), first_ns=part.first_ns) for part in parts]
+    begin = min(part.first_ns for part in lasting)
     at = np.arange(begin, begin + moment)
-    found = account(lasting, at)
-    np.testing.assert_array_equal(found.sum(axis=1), at - begin)
-    assert (np.diff(found, axis=0) >= 0).all()
+    result = account(lasting, at)
+    np.testing.assert_array_equal(result.sum(axis=1), at - begin)
+    assert (np.diff(result, axis=0) >= 0).all()
 
 
-def one_calls(one):
-    return list(zip(one.call_enter_ns, one.call_leave_ns, one.call_category, strict=True))
+def one_calls(entry):
+    return list(zip(entry.call_enter_ns, entry.call_leave_ns, entry.call_category, strict=True))
 
 
-def one_offs(one):
-    return list(zip(one.off_ns, one.woken_ns, one.on_ns, one.off_category, strict=True))
+def one_offs(entry):
+    return list(zip(entry.off_ns, entry.woken_ns, entry.on_ns, entry.off_category, strict=True))
 
 
 def test_open_intervals_are_charged_up_to_the_moment():
@@ -98,14 +106,14 @@ def test_open_intervals_are_charged_up_to_the_moment():
 
 
 def test_the_call_counts_before_the_reason_of_being_blocked():
-    one = thread([(10, 50, Category.WAIT_GPU)], [(20, 40, 40, Category.LOCK)])
-    assert spent([one], 60) == {"ON_CPU": 20, "WAIT_GPU": 40}
+    entry = thread([(10, 50, Category.WAIT_GPU)], [(20, 40, 40, Category.LOCK)])
+    assert spent([entry], 60) == {"ON_CPU": 20, "WAIT_GPU": 40}
 
 
 def test_preempted_and_stopped_count_also_inside_a_call():
     for reason in (Category.PREEMPTED, Category.STOPPED):
-        one = thread([(10, 50, Category.ALLOC)], [(20, 40, 40, reason)])
-        assert spent([one], 60) == {"ON_CPU": 20, "ALLOC": 20, reason.name: 20}
+        entry = thread([(10, 50, Category.ALLOC)], [(20, 40, 40, reason)])
+        assert spent([entry], 60) == {"ON_CPU": 20, "ALLOC": 20, reason.name: 20}
 
 
 def test_woken_and_not_yet_running_is_preempted():
@@ -148,8 +156,8 @@ def test_no_threads_and_no_moments_give_nothing():
 
 def test_edges_are_where_the_state_changes():
     edges, states = states_of(thread([(10, 20, Category.COPY)], first_ns=0, last_ns=50))
-    told = dict(zip(edges.tolist(), states.tolist(), strict=True))
-    assert told == {0: Category.ON_CPU, 10: Category.COPY, 20: Category.ON_CPU, 50: Category.NONE}
+    output = dict(zip(edges.tolist(), states.tolist(), strict=True))
+    assert output == {0: Category.ON_CPU, 10: Category.COPY, 20: Category.ON_CPU, 50: Category.NONE}
     both, _ = combined([(edges, states), (np.array([15]), np.array([int(Category.LOCK)]))])
     assert both.tolist() == [0, 10, 15, 20, 50]
 
@@ -168,5 +176,5 @@ def test_edges_are_where_the_state_changes():
 )
 def test_a_synchronise_call_is_a_wait_only_with_a_collective_since_the_previous_one(syncs, enqueued, wanted):
     enter, leave = np.array(syncs, np.int64).T
-    found = waits_or_device(enter, leave, np.array(enqueued, np.int64))
-    assert [Category(category).name for category in found.tolist()] == wanted
+    result = waits_or_device(enter, leave, np.array(enqueued, np.int64))
+    assert [Category(category).name for category in result.tolist()] == wanted

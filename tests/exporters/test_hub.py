@@ -99,19 +99,19 @@ def line(tmp_path: Path) -> Iterator[Callable[..., HubOutput]]:
     opened: list[HubOutput] = []
 
     def open_to(port: int, **changes: Any) -> HubOutput:
-        told: dict[str, Any] = {
+        output: dict[str, Any] = {
             "address": f"127.0.0.1:{port}",
             "node": "node-7",
             "cluster": "blue",
             "token": lambda: "t" * 20,
             "insecure": True,
         }
-        opened.append(HubOutput.open(Target(**told | changes), tmp_path / "spool", max_spool_bytes=10**8))
+        opened.append(HubOutput.open(Target(**output | changes), tmp_path / "spool", max_spool_bytes=10**8))
         return opened[-1]
 
     yield open_to
-    for one in opened:
-        one.close()
+    for entry in opened:
+        entry.close()
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +139,12 @@ def collectives(n: int = 3) -> Array:
 
 def arrow_parts(body: bytes) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     head, _, packed = body.partition(b"\n")
-    told, plain, at, tables = json.loads(head), zlib.decompress(packed, 31), 0, {}
-    for table in told["tables"]:
+    data, plain, at, tables = json.loads(head), zlib.decompress(packed, 31), 0, {}
+    for table in data["tables"]:
         tables[table["name"]] = pa.ipc.open_stream(plain[at : at + table["n_bytes"]]).read_all()
         at += table["n_bytes"]
     assert at == len(plain)
-    return told, tables
+    return data, tables
 
 
 def test_rows_arrive_as_columns_on_the_wall_clock(line):
@@ -161,9 +161,9 @@ def test_rows_arrive_as_columns_on_the_wall_clock(line):
         )
         until(lambda: len(far.got) == 1)
     method, body, metadata = far.got[0]
-    told, tables = arrow_parts(body)
+    output, tables = arrow_parts(body)
     assert (method, metadata["authorization"]) == (ARROW, "Bearer " + "t" * 20)
-    assert (told["node"], told["cluster"]) == ("node-7", "blue")
+    assert (output["node"], output["cluster"]) == ("node-7", "blue")
     got = tables["collectives"].to_pydict()
     wall = CLOCK.wall_ns - CLOCK.monotonic_ns
     assert got["ts_ns"] == [wall + 2_000 + i for i in range(3)]
@@ -222,8 +222,8 @@ def test_the_end_of_a_process_and_of_a_communicator_are_told(line):
 
 
 def _values(far: Far, table: str, column: str) -> list[int]:
-    found = [arrow_parts(body)[1].get(table) for _, body, _ in far.got]
-    return [value for rows in found if rows is not None for value in rows[column].to_pylist()]
+    responses = [arrow_parts(body)[1].get(table) for _, body, _ in far.got]
+    return [value for rows in responses if rows is not None for value in rows[column].to_pylist()]
 
 
 def _n_rows(far: Far, table: str) -> list[int]:
@@ -383,10 +383,10 @@ def test_a_token_that_cannot_be_read_now_is_read_later(line):
     tokens = iter([NotFound("gone"), BadInput("empty"), "u" * 20])
 
     def token() -> str:
-        found = next(tokens)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = next(tokens)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     far = Far()
     with serving(far) as port:

@@ -27,21 +27,21 @@ def proc(tmp_path: Path) -> Path:
 
 
 def numbers(meter: Meter) -> dict[str, dict]:
-    return {m.name: {one.values: one.number for one in series} for m, series in meter.read()}
+    return {m.name: {entry.values: entry.number for entry in series} for m, series in meter.read()}
 
 
 def test_the_machine_is_read(proc: Path):
     meter = Meter(0)
     read_machine(meter, proc)
-    found = numbers(meter)
-    assert found["system.cpu.time"][("user",)] == 10.0
-    assert found["system.cpu.time"][("interrupt",)] == pytest.approx(0.11)
-    assert found["system.memory.usage"] == {
+    result = numbers(meter)
+    assert result["system.cpu.time"][("user",)] == 10.0
+    assert result["system.cpu.time"][("interrupt",)] == pytest.approx(0.11)
+    assert result["system.memory.usage"] == {
         (state,): kib * 1024
         for state, kib in {"free": 300, "buffers": 50, "cached": 250, "used": 400}.items()
     }
-    assert found["system.disk.io"] == {("nvme0n1", "read"): 80 * 512, ("nvme0n1", "write"): 160 * 512}
-    assert found["system.network.io"] == {("eth0", "receive"): 111, ("eth0", "transmit"): 222}
+    assert result["system.disk.io"] == {("nvme0n1", "read"): 80 * 512, ("nvme0n1", "write"): 160 * 512}
+    assert result["system.network.io"] == {("eth0", "receive"): 111, ("eth0", "transmit"): 222}
     assert boot_wall_ns(proc) == 1_700_000_000 * 10**9
 
 
@@ -62,12 +62,12 @@ def test_gpus_are_told_in_the_units_of_the_conventions():
     rows["n_ecc_uncorrected"] = [2, 0]
     meter = Meter(0)
     set_gpu_metrics(meter, rows)
-    found = numbers(meter)
+    result = numbers(meter)
     first, second = ("GPU-0", "H100", "NVIDIA"), ("GPU-1", "H100", "NVIDIA")
-    assert found["hw.gpu.utilization"] == {first: 0.75}
-    assert found["hw.gpu.memory.usage"] == {first: 10, second: 11}
-    assert found["hw.power"] == {(*first, "gpu"): 250.5}
-    assert found["gpu.clock.frequency"] == {first: 1.98e9, second: 1.98e9}
-    assert found["hw.errors"] == {(*first, "uncorrected_ecc"): 2, (*second, "uncorrected_ecc"): 0}
-    throttled = {values[3]: number for values, number in found["gpu.clock.throttled"].items()}
+    assert result["hw.gpu.utilization"] == {first: 0.75}
+    assert result["hw.gpu.memory.usage"] == {first: 10, second: 11}
+    assert result["hw.power"] == {(*first, "gpu"): 250.5}
+    assert result["gpu.clock.frequency"] == {first: 1.98e9, second: 1.98e9}
+    assert result["hw.errors"] == {(*first, "uncorrected_ecc"): 2, (*second, "uncorrected_ecc"): 0}
+    throttled = {values[3]: number for values, number in result["gpu.clock.throttled"].items()}
     assert {name for name, number in throttled.items() if number} == {"hardware_thermal"}

@@ -27,60 +27,62 @@ def counted(trace: Trace, n_batches: int) -> dict[str, dict]:
     for part in np.array_split(rows, n_batches):
         updates.take(layout.COLLECTIVES, part)
     updates.take(layout.SNAPSHOTS, trace.snapshots)
-    return {m.name: {one.values: one for one in series} for m, series in updates.meter.read()}
+    return {m.name: {entry.values: entry for entry in series} for m, series in updates.meter.read()}
 
 
 @pytest.mark.parametrize("n_batches", [1, 7])
 def test_collectives_are_counted_by_rank_and_operation(trace: Trace, n_batches: int):
-    found = counted(trace, n_batches)["nccl.collective.calls"]
+    result = counted(trace, n_batches)["nccl.collective.calls"]
     rank_of = dict(zip(trace.processes["pid"].tolist(), trace.processes["rank"].tolist(), strict=True))
-    for (rank, op), one in found.items():
+    for (rank, op), entry in result.items():
         pids = [pid for pid, r in rank_of.items() if str(r) == rank]
         rows = trace.collectives
-        assert one.number == int((np.isin(rows["pid"], pids) & (rows["op"] == Op[op.upper()])).sum())
-    assert sum(one.number for one in found.values()) == len(trace.collectives)
+        assert entry.number == int((np.isin(rows["pid"], pids) & (rows["op"] == Op[op.upper()])).sum())
+    assert sum(entry.number for entry in result.values()) == len(trace.collectives)
 
 
 def test_batches_make_no_difference(trace: Trace):
     whole, parts = counted(trace, 1), counted(trace, 9)
     for name in ("nccl.collective.lateness", "nccl.collective.wait.duration", "gpu.cuda.calls"):
-        for values, one in whole[name].items():
+        for values, entry in whole[name].items():
             other = parts[name][values]
-            assert (one.number, one.histogram and one.histogram.counts) == (
+            assert (entry.number, entry.histogram and entry.histogram.counts) == (
                 other.number,
                 other.histogram and other.histogram.counts,
             )
 
 
 def test_the_late_rank_is_late_and_waits_least(trace: Trace):
-    found = counted(trace, 5)
+    result = counted(trace, 5)
     late = {
-        values[0]: one.histogram.total / one.histogram.n
-        for values, one in found["nccl.collective.lateness"].items()
+        values[0]: entry.histogram.total / entry.histogram.n
+        for values, entry in result["nccl.collective.lateness"].items()
     }
-    waits = {values[0]: one.histogram.total for values, one in found["nccl.collective.wait.duration"].items()}
+    waits = {
+        values[0]: entry.histogram.total for values, entry in result["nccl.collective.wait.duration"].items()
+    }
     assert max(late, key=late.get) == "2"
     assert min(waits, key=waits.get) == "2"
-    n_rounds = sum(one.histogram.n for one in found["nccl.collective.lateness"].values())
+    n_rounds = sum(entry.histogram.n for entry in result["nccl.collective.lateness"].values())
     assert n_rounds == int((~np.isin(trace.collectives["op"], P2P_OPS)).sum())
 
 
 def test_the_ledger_is_told_in_seconds(trace: Trace):
-    found = counted(trace, 1)["gpu.process.time"]
+    result = counted(trace, 1)["gpu.process.time"]
     newest = {}
     for row in np.sort(trace.snapshots, order="ts_ns"):
         newest[int(row["pid"])] = row["ledger_ns"]
     total = np.sum(list(newest.values()), axis=0) / 1e9
     for name, seconds in zip(CATEGORY_NAMES, total.tolist(), strict=True):
-        told = sum(one.number for values, one in found.items() if values[1] == name)
-        assert told == pytest.approx(seconds)
+        output = sum(entry.number for values, entry in result.items() if values[1] == name)
+        assert output == pytest.approx(seconds)
 
 
 def test_a_process_whose_rank_nobody_told_has_that_of_its_communicator(trace: Trace):
     updates = MetricUpdates(Meter(0))
     updates.take(layout.COLLECTIVES, trace.collectives)
     (series,) = [s for m, s in updates.meter.read() if m.name == "nccl.collective.wait.duration"]
-    assert {one.values for one in series} == {("0",), ("1",), ("2",), ("3",)}
+    assert {entry.values for entry in series} == {("0",), ("1",), ("2",), ("3",)}
 
 
 def test_calls_of_every_function_are_told_with_their_durations_errors_and_bytes():
@@ -91,14 +93,16 @@ def test_calls_of_every_function_are_told_with_their_durations_errors_and_bytes(
     rows["total_ns"], rows["n_failed"] = 9000, [0, 3]
     rows["histogram"] = [b'{"2048":5,"4096":2}', b'{"2048":7}']
     updates.take(layout.OPERATIONS, rows)
-    found = {metric.name: series for metric, series in updates.meter.read()}
-    (durations,) = found["gpu.cuda.call.duration"]
+    result = {metric.name: series for metric, series in updates.meter.read()}
+    (durations,) = result["gpu.cuda.call.duration"]
     assert durations.values == ("unknown", "copy")
     assert durations.histogram.n == 14
     assert durations.histogram.total == pytest.approx(18e-6)
     assert durations.histogram.counts[1] == 12
-    assert [one.number for one in found["gpu.cuda.errors"]] == [3]
-    assert [(one.values[1], one.number) for one in found["gpu.cuda.copied"]] == [("host_to_device", 1000)]
+    assert [entry.number for entry in result["gpu.cuda.errors"]] == [3]
+    assert [(entry.values[1], entry.number) for entry in result["gpu.cuda.copied"]] == [
+        ("host_to_device", 1000)
+    ]
 
 
 def test_calls_into_the_driver_have_metrics_of_their_own():
@@ -107,12 +111,12 @@ def test_calls_into_the_driver_have_metrics_of_their_own():
     rows["op"], rows["n"], rows["n_seen"], rows["total_ns"], rows["n_failed"] = Op.IOCTL, 7, 7, 9000, 2
     rows["histogram"] = [b'{"2048":7}']
     updates.take(layout.OPERATIONS, rows)
-    found = {metric.name: series for metric, series in updates.meter.read()}
-    (durations,) = found["gpu.driver.ioctl.duration"]
+    result = {metric.name: series for metric, series in updates.meter.read()}
+    (durations,) = result["gpu.driver.ioctl.duration"]
     assert (durations.values, durations.histogram.n) == (("unknown",), 7)
     assert durations.histogram.total == pytest.approx(9e-6)
-    assert [one.number for one in found["gpu.driver.ioctl.errors"]] == [2]
-    assert not found.get("gpu.cuda.call.duration") and not found.get("gpu.cuda.errors")
+    assert [entry.number for entry in result["gpu.driver.ioctl.errors"]] == [2]
+    assert not result.get("gpu.cuda.call.duration") and not result.get("gpu.cuda.errors")
 
 
 def test_memory_is_told_as_it_is_now():
@@ -122,7 +126,7 @@ def test_memory_is_told_as_it_is_now():
     for live_bytes in (500, 200):
         rows["live_bytes"] = live_bytes
         updates.take(layout.MEMORY, rows)
-    found = {metric.name: series for metric, series in updates.meter.read()}
-    assert [(one.values, one.number) for one in found["gpu.cuda.memory.usage"]] == [
+    result = {metric.name: series for metric, series in updates.meter.read()}
+    assert [(entry.values, entry.number) for entry in result["gpu.cuda.memory.usage"]] == [
         (("unknown", "3", "pool"), 200)
     ]

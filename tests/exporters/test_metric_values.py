@@ -25,7 +25,7 @@ def test_a_counter_adds_up_and_never_shrinks():
     meter = Meter(0)
     meter.add(COLLECTIVE_CALLS, 2, "0", "all_reduce")
     meter.add(COLLECTIVE_CALLS, 3, "0", "all_reduce")
-    assert [one.number for one in only(meter)] == [5]
+    assert [entry.number for entry in only(meter)] == [5]
     with pytest.raises(ValueError, match="shrink"):
         meter.add(COLLECTIVE_CALLS, -1, "0", "all_reduce")
 
@@ -44,16 +44,16 @@ def test_series_without_end_end_in_one():
         meter.add(COLLECTIVE_CALLS, 1, str(i), "all_reduce")
     series = only(meter)
     assert len(series) == MAX_SERIES + 1
-    assert [one.number for one in series if one.values is None] == [50]
+    assert [entry.number for entry in series if entry.values is None] == [50]
 
 
 def test_values_on_a_bound_belong_to_its_bucket():
     meter = Meter(0)
     bounds = COLLECTIVE_WAIT.bounds
     meter.observe(COLLECTIVE_WAIT, np.array([bounds[0], bounds[0] * 1.01, bounds[-1] * 2]), "0")
-    (one,) = only(meter)
-    assert one.histogram.counts == [1, 1, *[0] * (len(bounds) - 2), 1]
-    assert one.histogram.total == pytest.approx(bounds[0] * 2.01 + bounds[-1] * 2)
+    (verdict,) = only(meter)
+    assert verdict.histogram.counts == [1, 1, *[0] * (len(bounds) - 2), 1]
+    assert verdict.histogram.total == pytest.approx(bounds[0] * 2.01 + bounds[-1] * 2)
 
 
 def test_the_table_is_sound():
@@ -65,7 +65,7 @@ def test_the_table_is_sound():
         assert list(metric.bounds) == sorted(set(metric.bounds))
         assert metric.meaning
         assert metric.prometheus_name.endswith("_total") == (metric.kind is Kind.COUNTER)
-    listed = {one for one in vars(metric_table).values() if isinstance(one, metric_table.Metric)}
+    listed = {var for var in vars(metric_table).values() if isinstance(var, metric_table.Metric)}
     assert listed == set(METRICS)
 
 

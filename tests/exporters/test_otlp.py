@@ -151,7 +151,10 @@ def meter() -> Meter:
 
 
 def attributes(point: object) -> dict[str, object]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in point.attributes}
+    return {
+        attribute.key: getattr(attribute.value, attribute.value.WhichOneof("value"))
+        for attribute in point.attributes
+    }
 
 
 def test_metrics_arrive_with_value_type_unit_and_times(sent):
@@ -161,26 +164,26 @@ def test_metrics_arrive_with_value_type_unit_and_times(sent):
     (of_resource,) = receiver.metrics[0].resource_metrics
     assert attributes(of_resource.resource)["host.name"] == "host-a"
     assert attributes(of_resource.resource)["service.name"] == "stallscope"
-    found = {one.name: one for one in of_resource.scope_metrics[0].metrics}
+    result = {metric.name: metric for metric in of_resource.scope_metrics[0].metrics}
 
-    calls = found["nccl.collective.calls"]
+    calls = result["nccl.collective.calls"]
     assert (calls.unit, calls.WhichOneof("data"), calls.sum.is_monotonic) == ("{call}", "sum", True)
     assert calls.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
     (point,) = calls.sum.data_points
     assert (point.as_int, point.start_time_unix_nano, point.time_unix_nano) == (7, START_NS, START_NS + 5)
     assert attributes(point) == {"nccl.rank": "2", "nccl.operation": "all_reduce"}
 
-    cpu = found["system.cpu.time"]
+    cpu = result["system.cpu.time"]
     assert (cpu.unit, cpu.sum.is_monotonic, cpu.sum.data_points[0].as_double) == ("s", True, 1.5)
     assert cpu.sum.data_points[0].start_time_unix_nano == BOOT_NS
 
-    memory = found["system.memory.usage"]
+    memory = result["system.memory.usage"]
     assert (memory.unit, memory.sum.is_monotonic, memory.sum.data_points[0].as_int) == ("By", False, 4096)
 
-    heat = found["hw.temperature"]
+    heat = result["hw.temperature"]
     assert (heat.unit, heat.WhichOneof("data"), heat.gauge.data_points[0].as_double) == ("Cel", "gauge", 61)
 
-    wait = found["nccl.collective.wait.duration"]
+    wait = result["nccl.collective.wait.duration"]
     (point,) = wait.histogram.data_points
     assert (wait.unit, point.count, point.sum) == ("s", 4, pytest.approx(99.504))
     assert wait.histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
@@ -209,38 +212,38 @@ def test_an_incident_arrives_once_as_a_span_whose_ids_follow_from_it(sent):
     n_metrics = len(receiver.metrics)
     receiver.until(lambda: len(receiver.metrics) > n_metrics + 4)
     assert len(receiver.spans) == 2, "a span that was taken is not sent again"
-    one, other = (request.resource_spans[0].scope_spans[0].spans[0] for request in receiver.spans)
-    assert (one.trace_id, one.span_id) == (other.trace_id, other.span_id)
-    assert (len(one.trace_id), len(one.span_id)) == (16, 8)
-    assert (one.name, one.status.message) == (INCIDENT.name, "rank 2")
-    assert (one.start_time_unix_nano, one.end_time_unix_nano) == (INCIDENT.begin_ns, INCIDENT.end_ns)
-    assert [v.int_value for v in one.attributes[0].value.array_value.values] == [2]
+    entry, other = (request.resource_spans[0].scope_spans[0].spans[0] for request in receiver.spans)
+    assert (entry.trace_id, entry.span_id) == (other.trace_id, other.span_id)
+    assert (len(entry.trace_id), len(entry.span_id)) == (16, 8)
+    assert (entry.name, entry.status.message) == (INCIDENT.name, "rank 2")
+    assert (entry.start_time_unix_nano, entry.end_time_unix_nano) == (INCIDENT.begin_ns, INCIDENT.end_ns)
+    assert [v.int_value for v in entry.attributes[0].value.array_value.values] == [2]
 
 
 def test_a_busy_receiver_is_asked_again_and_nothing_is_lost(sent):
     receiver, start = sent
     receiver.refusals = list(receiver.busy)
-    said: list[str] = []
-    start(note=said.append).incident(**INCIDENT._asdict())
+    message: list[str] = []
+    start(note=message.append).incident(**INCIDENT._asdict())
     receiver.until(lambda: receiver.spans)
     assert receiver.n_asked >= 4
-    receiver.until(lambda: len(said) > 1)
-    assert len(said) == 2, "told when it goes and when it is back, not each time"
+    receiver.until(lambda: len(message) > 1)
+    assert len(message) == 2, "told when it goes and when it is back, not each time"
 
 
 def test_nobody_there_is_told_once_and_waits(meter: Meter):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    said: list[str] = []
+    message: list[str] = []
     otlp_sender = OtlpSender(
-        meter, wire(f"http://127.0.0.1:{port}", {}), node="a", every_s=0.01, note=said.append
+        meter, wire(f"http://127.0.0.1:{port}", {}), node="a", every_s=0.01, note=message.append
     )
     end_s = time.monotonic() + 10
-    while not said and time.monotonic() < end_s:
+    while not message and time.monotonic() < end_s:
         time.sleep(0.01)
     otlp_sender.close()
-    assert len(said) == 1
-    assert "refused" in said[0]
+    assert len(message) == 1
+    assert "refused" in message[0]
 
 
 @pytest.mark.parametrize("url", ["host:port", "ftp://host", "http://", "4317"])

@@ -50,14 +50,14 @@ def scraped(port: int) -> dict[str, object]:
 
 
 def test_types_units_and_labels(port: int):
-    found = scraped(port)
-    calls = found["nccl_collective_calls"]
+    result = scraped(port)
+    calls = result["nccl_collective_calls"]
     assert calls.type == "counter"
     (sample,) = calls.samples
     assert (sample.name, sample.value) == ("nccl_collective_calls_total", 7)
     assert sample.labels == {"nccl_rank": "2", "nccl_operation": "all_reduce", "node": "host-a"}
-    assert found["system_memory_usage_bytes"].type == "gauge"
-    wait = found["nccl_collective_wait_duration_seconds"]
+    assert result["system_memory_usage_bytes"].type == "gauge"
+    wait = result["nccl_collective_wait_duration_seconds"]
     assert wait.type == "histogram"
     values = {(s.name.rpartition("_")[2], s.labels.get("le")): s.value for s in wait.samples}
     assert (values["count", None], values["sum", None]) == (5, pytest.approx(WAITS_S.sum()))
@@ -125,8 +125,8 @@ def asked(prometheus: str, query: str) -> list[dict]:
     while time.monotonic() < end_s:
         try:
             with urllib.request.urlopen(url, timeout=2) as response:
-                if found := json.load(response)["data"]["result"]:
-                    return found
+                if result := json.load(response)["data"]["result"]:
+                    return result
         except OSError:
             pass
         time.sleep(0.1)
@@ -134,11 +134,11 @@ def asked(prometheus: str, query: str) -> list[dict]:
 
 
 def test_a_real_prometheus_scrapes_them_and_computes_with_them(prometheus: str):
-    (one,) = asked(prometheus, "nccl_collective_calls_total")
-    assert (one["metric"]["nccl_rank"], one["value"][1]) == ("2", "7")
-    (one,) = asked(
+    (entry,) = asked(prometheus, "nccl_collective_calls_total")
+    assert (entry["metric"]["nccl_rank"], entry["value"][1]) == ("2", "7")
+    (entry,) = asked(
         prometheus, "histogram_quantile(0.5, sum by (le) (nccl_collective_wait_duration_seconds_bucket))"
     )
-    assert 0.01 < float(one["value"][1]) <= 0.03
-    (one,) = asked(prometheus, 'up{job="node"}')
-    assert one["value"][1] == "1"
+    assert 0.01 < float(entry["value"][1]) <= 0.03
+    (entry,) = asked(prometheus, 'up{job="node"}')
+    assert entry["value"][1] == "1"

@@ -53,11 +53,11 @@ def read(data: bytes) -> Read:
     packets = pb.Trace.FromString(data).packet
     tracks = {p.track_descriptor.uuid: p.track_descriptor for p in packets if p.HasField("track_descriptor")}
     names, arguments = {}, {}
-    found = Read(defaultdict(list), defaultdict(list), defaultdict(list), {})
+    result = Read(defaultdict(list), defaultdict(list), defaultdict(list), {})
     begun: dict[int, list[int]] = defaultdict(list)
     last: dict[int, int] = defaultdict(int)
     assert packets[0].sequence_flags == pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-    found.clocks = {clock.clock_id: clock.timestamp for clock in packets[0].clock_snapshot.clocks}
+    result.clocks = {clock.clock_id: clock.timestamp for clock in packets[0].clock_snapshot.clocks}
 
     def path(uuid: int) -> tuple[str, ...]:
         parent = tracks[uuid].parent_uuid
@@ -73,38 +73,38 @@ def read(data: bytes) -> Read:
         last[event.track_uuid] = at
         where = path(event.track_uuid)
         for arrow in event.flow_ids:
-            found.arrows[arrow].insert(0, (where, at))
+            result.arrows[arrow].insert(0, (where, at))
         for arrow in event.terminating_flow_ids:
-            found.arrows[arrow].append((where, at))
+            result.arrows[arrow].append((where, at))
         if event.type == event.TYPE_COUNTER:
             assert tracks[event.track_uuid].HasField("counter")
-            found.counters[where].append((at, event.double_counter_value))
+            result.counters[where].append((at, event.double_counter_value))
         elif event.type == event.TYPE_SLICE_END:
             begin = begun[event.track_uuid].pop()
-            found.slices[where][begin] = (
-                *found.slices[where][begin][:1],
+            result.slices[where][begin] = (
+                *result.slices[where][begin][:1],
                 at,
-                *found.slices[where][begin][2:],
+                *result.slices[where][begin][2:],
             )
         else:
             values = {
                 arguments[a.name_iid]: getattr(a, a.WhichOneof("value")) for a in event.debug_annotations
             }
             if event.type == event.TYPE_SLICE_BEGIN:
-                begun[event.track_uuid].append(len(found.slices[where]))
-            found.slices[where].append((at, at, names[event.name_iid], values))
+                begun[event.track_uuid].append(len(result.slices[where]))
+            result.slices[where].append((at, at, names[event.name_iid], values))
     assert not any(begun.values())
-    return found
+    return result
 
 
 def test_every_arrival_is_a_slice_in_the_track_of_its_process(late):
-    found = read(b"".join(perfetto_bytes(track_set_of(late))))
+    trace = read(b"".join(perfetto_bytes(track_set_of(late))))
     for rank in range(4):
         own = late.collectives[late.collectives["pid"] == 1000 + rank]
         drawn = [
-            one
-            for path, slices in found.slices.items()
-            for one in slices
+            entry
+            for path, slices in trace.slices.items()
+            for entry in slices
             if path[:2] == ("host-a", f"rank {rank}: pid {1000 + rank}")
             and path[2].startswith("communicator")
         ]
@@ -116,8 +116,8 @@ def test_every_arrival_is_a_slice_in_the_track_of_its_process(late):
 def test_a_collective_lasts_until_its_last_rank_has_come(late):
     rows = late.collectives
     last = {seq: rows["ts_ns"][rows["seq"] == seq].max() for seq in np.unique(rows["seq"]).tolist()}
-    found = read(b"".join(perfetto_bytes(track_set_of(late))))
-    for path, slices in found.slices.items():
+    trace = read(b"".join(perfetto_bytes(track_set_of(late))))
+    for path, slices in trace.slices.items():
         for begin, end, _, values in slices:
             if path[-1].startswith("communicator"):
                 following = [b for b, *_ in slices if b > begin]
@@ -125,26 +125,26 @@ def test_a_collective_lasts_until_its_last_rank_has_come(late):
 
 
 def test_an_arrow_leads_from_the_late_arrival_to_each_release(late):
-    found = read(b"".join(perfetto_bytes(track_set_of(late))))
-    assert found.arrows
-    for ends in found.arrows.values():
+    trace = read(b"".join(perfetto_bytes(track_set_of(late))))
+    assert trace.arrows
+    for ends in trace.arrows.values():
         (source, at), (target, released) = ends
         assert source[1].startswith("rank 2")
         assert not target[1].startswith("rank 2")
         assert target[-1] == "waits"
         assert released >= at
     n_delays = len(every(2, 7, 50 * MS))
-    assert len(found.arrows) == 3 * n_delays
+    assert len(trace.arrows) == 3 * n_delays
 
 
 def test_the_verdict_is_a_slice_over_its_time(late):
     report = diagnose(late)
-    found = read(b"".join(perfetto_bytes(build_track_set(late, report))))
-    ((begin, end, name, values),) = found.slices["verdicts",]
+    trace = read(b"".join(perfetto_bytes(build_track_set(late, report))))
+    ((begin, end, name, values),) = trace.slices["verdicts",]
     assert name == "straggler rank 2"
     assert values["summary"] == report.verdicts[0].summary
     assert end - begin == report.verdicts[0].until_ns - report.verdicts[0].since_ns
-    wall = found.clocks[1] + begin - found.clocks[3]
+    wall = trace.clocks[1] + begin - trace.clocks[3]
     assert wall == report.verdicts[0].since_ns
     assert values["gpu_seconds"] == report.verdicts[0].cost.gpu_seconds
     assert "at_most_gpu_seconds" not in values
@@ -179,13 +179,13 @@ def with_records(trace: Trace) -> Trace:
 def test_calls_and_time_off_the_cpu_lie_on_their_thread(late):
     trace = with_records(late)
     begin = int(trace.collectives["ts_ns"].min())
-    found = read(b"".join(perfetto_bytes(track_set_of(trace))))
+    result = read(b"".join(perfetto_bytes(track_set_of(trace))))
     thread = ("host-a", "rank 0: pid 1000", "thread 1000")
-    finished, still_open = found.slices[thread]
+    finished, still_open = result.slices[thread]
     assert finished[:3] == (begin + 10 * MS, begin + 15 * MS, "cudaMalloc")
     assert still_open[2:] == ("sync", {"is_open": True})
     assert still_open[1] == trace.ends_ns[0]
-    away = found.slices[(*thread[:2], "thread 1000 off CPU")]
+    away = result.slices[(*thread[:2], "thread 1000 off CPU")]
     assert away == [(begin + 20 * MS, begin + 23 * MS, "preempted", {"cpu_went_to": "hog 77"})]
 
 
@@ -194,12 +194,12 @@ def test_counters_follow_the_ledger(late):
     before["ts_ns"], after["ts_ns"] = 10**9, 2 * 10**9
     after["ledger_ns"][0, Category.ON_CPU - 1] = before["ledger_ns"][0, Category.ON_CPU - 1] + 250 * MS
     before["n_collectives"], after["n_collectives"] = 10, 30
-    found = read(
+    trace = read(
         b"".join(perfetto_bytes(track_set_of(replace(late, snapshots=np.concatenate([before, after])))))
     )
     own = ("host-a", "rank 0: pid 1000")
-    assert found.counters[(*own, "on_cpu")] == [(2 * 10**9, 25.0)]
-    assert found.counters[(*own, "collectives")] == [(10**9, 10.0), (2 * 10**9, 30.0)]
+    assert trace.counters[(*own, "on_cpu")] == [(2 * 10**9, 25.0)]
+    assert trace.counters[(*own, "collectives")] == [(10**9, 10.0), (2 * 10**9, 30.0)]
 
 
 def test_nodes_with_the_same_process_numbers_stay_apart_and_share_a_clock():
@@ -207,19 +207,19 @@ def test_nodes_with_the_same_process_numbers_stay_apart_and_share_a_clock():
     trace = dp_trace(every(2, 7, 50 * MS), **job)
     for name in ("collectives", "processes", "snapshots"):
         getattr(trace, name)["pid"] = 1000 + getattr(trace, name)["pid"] % 2
-    found = read(b"".join(perfetto_bytes(track_set_of(trace))))
-    paths = {path[:2] for path in found.slices if len(path) > 2}
+    result = read(b"".join(perfetto_bytes(track_set_of(trace))))
+    paths = {path[:2] for path in result.slices if len(path) > 2}
     assert paths == {(f"host-{'ab'[rank // 2]}", f"rank {rank}: pid {1000 + rank % 2}") for rank in range(4)}
-    first = [slices[0][0] for path, slices in sorted(found.slices.items()) if path[-1].startswith("comm")]
+    first = [slices[0][0] for path, slices in sorted(result.slices.items()) if path[-1].startswith("comm")]
     assert max(first) - min(first) < 5 * MS
 
 
 def test_a_rank_that_hangs_leaves_the_others_waiting_to_the_end():
     trace = dp_trace(gone=(Gone(1, 30),), quiet_ns=60_000 * MS)
-    found = read(b"".join(perfetto_bytes(track_set_of(trace))))
+    result = read(b"".join(perfetto_bytes(track_set_of(trace))))
     ends = {
         path[1][:6]: slices[-1][1]
-        for path, slices in found.slices.items()
+        for path, slices in result.slices.items()
         if path[-1].startswith("communicator")
     }
     assert {rank for rank, end in ends.items() if end == trace.ends_ns[0]} >= {"rank 0", "rank 2", "rank 3"}
@@ -232,7 +232,7 @@ def test_an_empty_trace_is_drawn_too():
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=40))
 def test_overlapping_slices_are_all_drawn_and_nest_on_every_line(spans):
     lines = track_rows([Slice(at, took, "x") for at, took in spans])
-    assert sorted((one.ts_ns, one.duration_ns) for line in lines for one in line) == sorted(spans)
+    assert sorted((entry.ts_ns, entry.duration_ns) for line in lines for entry in line) == sorted(spans)
     for line in lines:
         for i, a in enumerate(line):
             for b in line[i + 1 :]:
@@ -301,15 +301,15 @@ def test_what_the_job_told_is_drawn_until_the_next_of_its_kind(late):
     rows["ts_ns"] = begin + MS * np.array([0, 100, 200, 50])
     rows["pid"], rows["label"] = (1000, 1000, 1000, 0), (b"step", b"step", b"phase", b"epoch")
     rows["value"] = (b"7", b"8", b"", b"3")
-    found = read(b"".join(perfetto_bytes(track_set_of(replace(late, annotations=rows)))))
+    trace = read(b"".join(perfetto_bytes(track_set_of(replace(late, annotations=rows)))))
     own = ("host-a", "rank 0: pid 1000")
     end = late.ends_ns[0]
-    assert [one[:3] for one in found.slices[(*own, "step")]] == [
+    assert [entry[:3] for entry in trace.slices[(*own, "step")]] == [
         (begin, begin + 100 * MS, "step 7"),
         (begin + 100 * MS, end, "step 8"),
     ]
-    assert (*own, "phase") not in found.slices
-    assert found.slices["host-a", "epoch"][0][:3] == (begin + 50 * MS, end, "epoch 3")
+    assert (*own, "phase") not in trace.slices
+    assert trace.slices["host-a", "epoch"][0][:3] == (begin + 50 * MS, end, "epoch 3")
 
 
 def test_what_a_machine_did_to_a_process_has_a_lane(late: Trace):
@@ -321,8 +321,8 @@ def test_what_a_machine_did_to_a_process_has_a_lane(late: Trace):
     tracks = [
         track for track in track_set_of(replace(late, host_events=rows)).tracks if track.name == "machine"
     ]
-    found = [(one.name, one.duration_ns, one.arguments) for track in tracks for one in track.slices]
-    assert found == [
+    result = [(entry.name, entry.duration_ns, entry.arguments) for track in tracks for entry in track.slices]
+    assert result == [
         ("file_wait", 5 * MS, {"file": "/data/x"}),
         ("signal", 0, {"by": "bash 9", "value": 19}),
     ]
@@ -363,9 +363,9 @@ def with_gpus(trace: Trace) -> Trace:
 def test_what_drivers_tell_of_gpus_are_counters_of_their_node(late: Trace):
     trace = with_gpus(late)
     first_ns, second_ns = sorted(set(trace.gpus["ts_ns"].tolist()))
-    found = read(b"".join(perfetto_bytes(track_set_of(trace)))).counters
-    gpus = {path[1]: samples for path, samples in found.items() if len(path) == 2}
-    assert {path[0] for path in found if len(path) == 2} == {trace.nodes[0]}
+    counters = read(b"".join(perfetto_bytes(track_set_of(trace)))).counters
+    gpus = {path[1]: samples for path, samples in counters.items() if len(path) == 2}
+    assert {path[0] for path in counters if len(path) == 2} == {trace.nodes[0]}
     assert gpus == {
         "GPU 0 utilisation": [(first_ns, 90.0), (second_ns, 10.0)],
         "GPU 0 memory used": [(first_ns, float(1 << 30)), (second_ns, float(4 << 30))],

@@ -87,12 +87,12 @@ class HubProcess:
     def ports(self) -> hub.Ports:
         """Wait until it is ready; its ports."""
         end_s = time.monotonic() + PATIENCE_S
-        told = r"ready: OTLP over gRPC at port (\d+), over HTTP at (\d+); https? API at (\d+)"
-        while not (found := re.search(told, self.said.read_text())):
+        output = r"ready: OTLP over gRPC at port (\d+), over HTTP at (\d+); https? API at (\d+)"
+        while not (match := re.search(output, self.said.read_text())):
             assert self.process.poll() is None, self.said.read_text()
             assert time.monotonic() < end_s, self.said.read_text()
             time.sleep(0.02)
-        return hub.Ports(*map(int, found.groups()))
+        return hub.Ports(*map(int, match.groups()))
 
     def ended(self, number: int = 0) -> int:
         """Its exit code, after a signal if one is given."""
@@ -112,7 +112,7 @@ def hub_process() -> Iterator[Callable[..., HubProcess]]:
         return running[-1]
 
     yield start
-    for one in running:
-        if one.process.poll() is None:
-            one.process.send_signal(signal.SIGKILL)
-            one.process.wait()
+    for entry in running:
+        if entry.process.poll() is None:
+            entry.process.send_signal(signal.SIGKILL)
+            entry.process.wait()

@@ -162,7 +162,7 @@ def test_tokens_are_made_and_revoked_while_it_runs(served: Served, ca: trustme.C
     with httpx.Client(verify=context, headers={"Authorization": bearer(token)}) as client:
         assert client.get(url).status_code == 200
         listed = json.loads(command("list", "--json"))
-        assert [(one["tenant"], one["scopes"], one["state"]) for one in listed] == [
+        assert [(entry["tenant"], entry["scopes"], entry["state"]) for entry in listed] == [
             ("t", ["read", "admin"], "valid")
         ]
         assert token.split("_", 2)[2] not in command("list")
@@ -297,11 +297,11 @@ def test_quickstart_twice_leaves_everything_as_it_was(tmp_path: Path):
         assert done.exit_code == 0
         return done.stdout
 
-    told = run()
+    output = run()
     files = {path: path.read_bytes() for path in (tmp_path / "h").rglob("*") if path.is_file()}
-    assert run() == told
+    assert run() == output
     assert {path: path.read_bytes() for path in (tmp_path / "h").rglob("*") if path.is_file()} == files
-    assert "--hub hub.example:4317" in told
+    assert "--hub hub.example:4317" in output
     tokens = Tokens(tmp_path / "h" / FILE_NAME)
     assert tokens.identity(bearer(token_in(tmp_path / "h" / "ingest.token"))).scopes == {"ingest"}
-    assert "sst_" not in told
+    assert "sst_" not in output

@@ -30,16 +30,16 @@ CLOCKS = ((0, 0.0), (3_000_000_000, 120.0))
 def two_machines() -> Iterator[Network]:
     if not shutil.which("ip") or not shutil.which("nsenter"):
         pytest.skip("no iproute2 or nsenter: no network namespaces")
-    with network(2) as found:
-        yield found
+    with network(2) as result:
+        yield result
 
 
 def until(is_so: Callable[[], Any], told: Callable[[], object] = lambda: "") -> Any:
     end_s = time.monotonic() + PATIENCE_S
-    while not (found := is_so()):
+    while not (so := is_so()):
         assert time.monotonic() < end_s, told()
         time.sleep(0.05)
-    return found
+    return so
 
 
 @pytest.mark.bpf
@@ -87,12 +87,12 @@ def test_a_rank_on_another_machine_is_named_with_its_cause_while_the_job_runs(
             assert answer.status_code == 200, answer.text
             return answer.json()["rows"]
 
-        said = [tmp_path / f"{machine.name}.said" for machine in here]
-        found = until(stragglers, told=lambda: [path.read_text()[-300:] for path in said])[0]
-        assert all(one.poll() is None for one in job.processes)
-    assert (found["rank"], found["node"], found["state"]) == (plan.victim, here[1].name, "open")
-    assert found["cause"] == FAULTS["sleep"].cause
-    assert found["cluster"] == "machines"
+        tmp_paths = [tmp_path / f"{machine.name}.said" for machine in here]
+        result = until(stragglers, told=lambda: [path.read_text()[-300:] for path in tmp_paths])[0]
+        assert all(entry.poll() is None for entry in job.processes)
+    assert (result["rank"], result["node"], result["state"]) == (plan.victim, here[1].name, "open")
+    assert result["cause"] == FAULTS["sleep"].cause
+    assert result["cluster"] == "machines"
 
 
 def test_a_wrong_clock_is_as_wrong_as_it_is_told_to_be():

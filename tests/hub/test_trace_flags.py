@@ -12,13 +12,13 @@ from stallscope.errors import BadInput
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[agent.Options]:
     """The options the agent would have been started with."""
-    seen: list[agent.Options] = []
-    monkeypatch.setattr(agent, "trace", lambda options, **_: seen.append(options))
-    return seen
+    observed: list[agent.Options] = []
+    monkeypatch.setattr(agent, "trace", lambda options, **_: observed.append(options))
+    return observed
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--hub", "h:4317"], "--token-file"),
         (["--hub", "h", "--token-file", "t"], "HOST:PORT"),
@@ -28,11 +28,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[agent.Options]:
     ],
 )
 def test_what_does_not_fit_is_one_line_that_says_what_to_give(
-    asked: list[agent.Options], words: list[str], told: str
+    asked: list[agent.Options], words: list[str], expected: str
 ):
     done = CliRunner().invoke(cli.app, ["trace", "--quiet", *words])
     assert isinstance(done.exception, BadInput)
-    assert told in str(done.exception)
+    assert expected in str(done.exception)
     assert not asked
 
 

@@ -59,7 +59,7 @@ class Job:
 
     def groups(self) -> dict[str, list[int]]:
         """Members of every process group by name: first all ranks, then tensor, expert, data and pipeline groups."""
-        found = {"0": list(range(self.n_ranks))}
+        result = {"0": list(range(self.n_ranks))}
         keys = (
             lambda r: ("t", *self.place(r)[1:]),
             lambda r: ("e", self.place(r)[2]),
@@ -71,8 +71,8 @@ class Job:
             for rank in range(self.n_ranks):
                 by_key.setdefault(key(rank), []).append(rank)
             for members in by_key.values():
-                found[str(len(found))] = members
-        return found
+                result[str(len(result))] = members
+        return result
 
     def kinds(self) -> dict[str, str]:
         """What each group is for, by name."""
@@ -91,12 +91,12 @@ class Job:
         """All calls of a rank, in order."""
         of = {self.kinds()[name]: name for name, members in self.groups().items() if rank in members}
         stage = self.place(rank)[2]
-        one = [Step(of["PIPELINE"], "recv", stage - 1)] if stage else []
-        one += [Step(of["TENSOR"], "_all_gather_base"), Step(of["EXPERT"], "all_to_all")]
-        one += [Step(of["TENSOR"], "_reduce_scatter_base"), Step(of["EXPERT"], "all_to_all")]
-        one += [Step(of["PIPELINE"], "send", stage + 1)] if stage < self.pipeline - 1 else []
-        one += [Step(of["DATA"], "all_reduce")]
-        return one * self.n_steps
+        entry = [Step(of["PIPELINE"], "recv", stage - 1)] if stage else []
+        entry += [Step(of["TENSOR"], "_all_gather_base"), Step(of["EXPERT"], "all_to_all")]
+        entry += [Step(of["TENSOR"], "_reduce_scatter_base"), Step(of["EXPERT"], "all_to_all")]
+        entry += [Step(of["PIPELINE"], "send", stage + 1)] if stage < self.pipeline - 1 else []
+        entry += [Step(of["DATA"], "all_reduce")]
+        return entry * self.n_steps
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def _dump(job: Job, rank: int, made: int, complete: int) -> dict[str, Any]:
         is_started = job.tells_starts and i == complete and rank not in job.gpu_stops
         state = "completed" if i < complete else "started" if is_started else "scheduled"
         entries.append(_entry(job, rank, step, seq=seq, state=state, i=i, kind=kinds[step.group]))
-    for one in status.values():
-        one["last_started_collective"] = one["last_completed_collective"] if job.tells_starts else -1
+    for entry in status.values():
+        entry["last_started_collective"] = entry["last_completed_collective"] if job.tells_starts else -1
     return {
         "version": "2.9",
         "nccl_version": "2.27.3",
@@ -218,10 +218,10 @@ def _entry(job: Job, rank: int, step: Step, *, seq: int, state: str, i: int, kin
     }
 
 
-def write(folder: Path, told: dict[int, Any], *, protocol: int = 2) -> Path:
+def write(folder: Path, expected: dict[int, Any], *, protocol: int = 2) -> Path:
     """One file per rank, as PyTorch names them."""
     folder.mkdir(exist_ok=True)
-    for rank, dump in told.items():
+    for rank, dump in expected.items():
         (folder / f"_dump_{rank}").write_bytes(pickle.dumps(dump, protocol))
     return folder
 

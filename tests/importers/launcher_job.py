@@ -265,7 +265,7 @@ def srun(rank: int, line: str) -> str:
     return line if rank < 0 else f"{rank}: {line}"
 
 
-PREFIXES = {one.__name__: one for one in (torchrun, ray, kubectl, mpirun)}
+PREFIXES = {entry.__name__: entry for entry in (torchrun, ray, kubectl, mpirun)}
 
 
 def interleaved(log: Log, prefix: Callable[[int, str], str], seed: int) -> str:

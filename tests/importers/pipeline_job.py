@@ -103,11 +103,13 @@ def _add(
     )
 
 
-def table(found: list[dict[str, Any]]) -> pa.Table:
+def table(expected_rows: list[dict[str, Any]]) -> pa.Table:
     """The operations as the table of a trace file, with its narrow types."""
     types = {"stage": pa.int8(), "dp_rank": pa.int8(), "rank": pa.int16(), "seq_id": pa.int32()}
     types |= {"start_ts": pa.float32(), "duration": pa.float32(), "step": pa.int64(), "optype": pa.string()}
-    return pa.table({name: pa.array([row[name] for row in found], kind) for name, kind in types.items()})
+    return pa.table(
+        {name: pa.array([row[name] for row in expected_rows], kind) for name, kind in types.items()}
+    )
 
 
 def write(path: Path, job: Job) -> Path:

@@ -98,10 +98,10 @@ def two_ranks(n_steps: int = 3) -> Recording:
 def with_column(folder: Path, name: str, values: Any) -> None:
     """Replace a column of the events; None drops it."""
     path = folder / "events.parquet"
-    found = pq.read_table(path)
-    at = found.column_names.index(name)
-    found = found.remove_column(at) if values is None else found.set_column(at, name, pa.array(values))
-    pq.write_table(found, path)
+    table = pq.read_table(path)
+    at = table.column_names.index(name)
+    table = table.remove_column(at) if values is None else table.set_column(at, name, pa.array(values))
+    pq.write_table(table, path)
 
 
 def column(folder: Path, name: str) -> np.ndarray:

@@ -25,12 +25,12 @@ def refused(folder, *words):
     """The one line with which a folder is refused."""
     with pytest.raises(BadTrace) as caught:
         importer_for(folder).read(folder)
-    told = str(caught.value)
-    assert "\n" not in told
-    assert len(told) < 500
+    output = str(caught.value)
+    assert "\n" not in output
+    assert len(output) < 500
     for word in (folder.name, *words):
-        assert word in told
-    return told
+        assert word in output
+    return output
 
 
 def test_no_such_path(tmp_path):
@@ -86,8 +86,8 @@ def test_all_missing_columns_are_told_at_once(folder):
 
 
 def test_no_rows(folder):
-    found = pq.read_table(folder / "events.parquet")
-    pq.write_table(found.slice(0, 0), folder / "events.parquet")
+    table = pq.read_table(folder / "events.parquet")
+    pq.write_table(table.slice(0, 0), folder / "events.parquet")
     refused(folder, "holds no events")
 
 
@@ -102,8 +102,8 @@ def test_columns_of_another_type(folder, name, value):
     if (name, value) == ("comm", None):
         return  # names of tasks may be missing
     with_column(folder, name, [value] * len(column(folder, "a6")))
-    told = refused(folder)
-    assert name in told or "no NCCL collective" in told
+    output = refused(folder)
+    assert name in output or "no NCCL collective" in output
 
 
 @pytest.mark.parametrize("name", ["ts_ns", "pid", "tid", "a0"])

@@ -147,12 +147,12 @@ def test_the_ranks_of_a_real_hang_are_named_without_counters(
 ):
     """Formats before 2.2 have no pg_status; what is complete follows from the first call that is not."""
     for file in (shared / "public" / "flight-recorder" / name).iterdir():
-        told = plain(file.read_bytes(), file.name)
-        del told["pg_status"]
-        for entry in told["entries"]:
+        output = plain(file.read_bytes(), file.name)
+        del output["pg_status"]
+        for entry in output["entries"]:
             entry["seq_id"] = entry.pop("collective_seq_id")
             del entry["p2p_seq_id"], entry["is_p2p"]
-        (tmp_path / file.name).write_bytes(pickle.dumps(told, 2))
+        (tmp_path / file.name).write_bytes(pickle.dumps(output, 2))
     (verdict,) = report_of(IMPORTER.read(tmp_path)).verdicts
     assert (verdict.kind, set(verdict.ranks)) == ("hang", ranks)
 
@@ -218,11 +218,11 @@ def test_a_gpu_that_never_starts_what_its_peers_have_started_is_named(tmp_path: 
 def test_a_gpu_that_starts_nothing_while_others_wait_is_named_and_none_of_them(
     tmp_path: Path, job: Job, stops: set[int], has_counters: bool
 ):
-    told = dumps(replace(job, n_steps=8, tells_starts=True))
-    for dump in told.values():
+    output = dumps(replace(job, n_steps=8, tells_starts=True))
+    for dump in output.values():
         if not has_counters:
             del dump["pg_status"]
-    assert named(explained(write(tmp_path / "dumps", told))) == stops
+    assert named(explained(write(tmp_path / "dumps", output))) == stops
 
 
 def test_nobody_is_named_when_all_have_entered_and_starts_are_not_told(tmp_path: Path):
@@ -234,8 +234,8 @@ def test_nobody_is_named_when_all_have_entered_and_starts_are_not_told(tmp_path:
 
 
 def test_ranks_without_a_dump_are_not_accused_when_most_are_missing(tmp_path: Path):
-    told = dumps(Job(host_stops={3: 12}, left_none={3, 4, 5, 6, 7}))
-    report = explained(write(tmp_path / "dumps", told))
+    output = dumps(Job(host_stops={3: 12}, left_none={3, 4, 5, 6, 7}))
+    report = explained(write(tmp_path / "dumps", output))
     assert not named(Report("", {}, [v for v in report.verdicts if v.kind == "hang"])) & {3, 4, 5, 6, 7}
 
 
@@ -244,10 +244,10 @@ def test_a_job_that_waits_for_nobody_is_healthy(tmp_path: Path):
 
 
 def test_ranks_that_enter_a_round_differently_are_told(tmp_path: Path):
-    told = dumps(Job(tensor=4, data=1, pipeline=1, host_stops={0: 14}))
-    entry = next(e for e in told[2]["entries"] if e["profiling_name"] == "nccl:_all_gather_base")
+    output = dumps(Job(tensor=4, data=1, pipeline=1, host_stops={0: 14}))
+    entry = next(e for e in output[2]["entries"] if e["profiling_name"] == "nccl:_all_gather_base")
     entry["input_sizes"] = [[7, 8]]
-    report = explained(write(tmp_path / "dumps", told))
+    report = explained(write(tmp_path / "dumps", output))
     assert [verdict.ranks for verdict in report.verdicts if verdict.kind == "mismatch"] == [[2]]
 
 
@@ -276,19 +276,19 @@ def test_those_who_stop_are_named_and_no_other(tmp_path_factory: pytest.TempPath
         # So far back that a call with all ranks of the stage is among them.
         job.reports_until = dict.fromkeys(guilty, at - data.draw(st.integers(5, 6)))
     folder = tmp_path_factory.mktemp("hang") / "dumps"
-    told = dumps(job)
+    output = dumps(job)
     if job.keeps_complete and kind != "killed" and data.draw(st.booleans()):
-        for dump in told.values():
+        for dump in output.values():
             del dump["pg_status"]  # formats before 2.2
-    report = report_of(IMPORTER.read(write(folder, told, protocol=data.draw(st.sampled_from([2, 4])))))
+    report = report_of(IMPORTER.read(write(folder, output, protocol=data.draw(st.sampled_from([2, 4])))))
     assert named(report) == guilty, (job, report.verdicts)
 
 
 def test_what_a_dump_tells_stands_in_the_trace(tmp_path: Path):
     job = Job(host_stops={3: 12})
-    told = dumps(job)
-    trace = IMPORTER.read(write(tmp_path / "dumps", told))
-    entry = told[0]["entries"][-1]
+    output = dumps(job)
+    trace = IMPORTER.read(write(tmp_path / "dumps", output))
+    entry = output[0]["entries"][-1]
     row = trace.collectives[trace.collectives["pid"] == 0][-1]
     assert row["ts_ns"] == entry["time_created_ns"]
     assert row["seq"] == entry["collective_seq_id"]
@@ -305,7 +305,7 @@ def test_what_a_dump_tells_stands_in_the_trace(tmp_path: Path):
     assert (
         clock.monotonic_ns
         == clock.wall_ns
-        == max(e["time_created_ns"] for d in told.values() for e in d["entries"])
+        == max(e["time_created_ns"] for d in output.values() for e in d["entries"])
     )
     assert clock.wall_ns > BEGAN_NS
 
@@ -340,10 +340,10 @@ def test_a_file_that_is_no_dump_is_passed_over(tmp_path: Path):
 
 
 def test_a_batch_of_sends_is_no_round_of_its_group(tmp_path: Path):
-    told = dumps(Job(tensor=1, data=1, pipeline=4, host_stops={1: 14}))
-    batch = next(e for e in told[0]["entries"] if e["is_p2p"])
-    told[0]["entries"].append(batch | {"profiling_name": "nccl:coalesced", "collective_seq_id": 26})
-    assert named(explained(write(tmp_path / "dumps", told))) == {1}
+    output = dumps(Job(tensor=1, data=1, pipeline=4, host_stops={1: 14}))
+    batch = next(e for e in output[0]["entries"] if e["is_p2p"])
+    output[0]["entries"].append(batch | {"profiling_name": "nccl:coalesced", "collective_seq_id": 26})
+    assert named(explained(write(tmp_path / "dumps", output))) == {1}
 
 
 def test_values_nested_too_deeply_to_print_are_one_clear_line(tmp_path: Path):
@@ -355,13 +355,13 @@ def test_values_nested_too_deeply_to_print_are_one_clear_line(tmp_path: Path):
 
 
 def test_dumps_of_older_formats_are_read(tmp_path: Path):
-    told = dumps(Job(host_stops={3: 12}))
-    for dump in told.values():
+    output = dumps(Job(host_stops={3: 12}))
+    for dump in output.values():
         del dump["pg_status"], dump["nccl_version"]
         for entry in dump["entries"]:
             entry["seq_id"] = entry.pop("collective_seq_id")
             del entry["retired"], entry["p2p_seq_id"]
-    assert named(explained(write(tmp_path / "dumps", told))) == {3}
+    assert named(explained(write(tmp_path / "dumps", output))) == {3}
 
 
 def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
@@ -392,30 +392,30 @@ def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_a_field_that_makes_no_sense_is_one_clear_line(tmp_path: Path, change: Callable[[Any], None]):
-    told = dumps(Job(host_stops={3: 12}))
-    change(told[5])
+    output = dumps(Job(host_stops={3: 12}))
+    change(output[5])
     with pytest.raises(BadTrace) as caught:
-        IMPORTER.read(write(tmp_path / "dumps", told))
+        IMPORTER.read(write(tmp_path / "dumps", output))
     assert "_dump_5" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_two_dumps_of_one_rank_are_told(tmp_path: Path):
-    told = dumps(Job(host_stops={3: 12}))
-    folder = write(tmp_path / "dumps", told)
-    (folder / "copy_5").write_bytes(pickle.dumps(told[5], 2))
+    output = dumps(Job(host_stops={3: 12}))
+    folder = write(tmp_path / "dumps", output)
+    (folder / "copy_5").write_bytes(pickle.dumps(output[5], 2))
     with pytest.raises(BadTrace, match="both of rank 5 and overlap"):
         IMPORTER.read(folder)
 
 
 def test_the_groups_of_a_dump_are_believed_before_its_name(tmp_path: Path):
-    told = dumps(Job(host_stops={3: 12}))
-    told[99] = told.pop(5)
-    folder = write(tmp_path / "dumps", told)
+    output = dumps(Job(host_stops={3: 12}))
+    output[99] = output.pop(5)
+    folder = write(tmp_path / "dumps", output)
     assert set(IMPORTER.read(folder).snapshots["pid"].tolist()) == set(range(8))
-    told[99]["pg_config"] = {"0": told[99]["pg_config"]["0"]}
-    for entry in told[99]["entries"]:
+    output[99]["pg_config"] = {"0": output[99]["pg_config"]["0"]}
+    for entry in output[99]["entries"]:
         entry["process_group"] = ("0", "default_pg")
-    write(folder, told)
+    write(folder, output)
     with pytest.raises(BadTrace, match="is a rank of its process groups"):
         IMPORTER.read(folder)
 
@@ -546,11 +546,11 @@ def test_a_field_with_any_value_is_an_error_or_a_trace(
     tmp_path_factory: pytest.TempPathFactory, where: int, value: Any
 ):
     dump = dumps(Job(host_stops={3: 12}))[0]
-    places: list[tuple[Any, Any]] = [(dump, key) for key in dump]
-    places += [(dump["entries"][0], key) for key in dump["entries"][0]]
-    places += [(dump["pg_config"]["0"], key) for key in dump["pg_config"]["0"]]
-    places += [(dump["pg_status"]["0"], key) for key in dump["pg_status"]["0"]]
-    holder, key = places[where % len(places)]
+    indexes: list[tuple[Any, Any]] = [(dump, key) for key in dump]
+    indexes += [(dump["entries"][0], key) for key in dump["entries"][0]]
+    indexes += [(dump["pg_config"]["0"], key) for key in dump["pg_config"]["0"]]
+    indexes += [(dump["pg_status"]["0"], key) for key in dump["pg_status"]["0"]]
+    holder, key = indexes[where % len(indexes)]
     holder[key] = value
     file = tmp_path_factory.mktemp("odd") / "_dump_0"
     file.write_bytes(pickle.dumps(dump, 4))

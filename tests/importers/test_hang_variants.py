@@ -73,10 +73,10 @@ def bare_list(dump: dict[str, Any]) -> Any:
 
 def as_json(dump: Any) -> bytes:
     """Counters as text, as the JSON of PyTorch writes them."""
-    told = json.loads(json.dumps(dump))
-    for status in told.get("pg_status", {}).values() if isinstance(told, dict) else ():
+    data = json.loads(json.dumps(dump))
+    for status in data.get("pg_status", {}).values() if isinstance(data, dict) else ():
         status |= {key: str(value) for key, value in status.items()}
-    return json.dumps(told, indent=1).encode()
+    return json.dumps(data, indent=1).encode()
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,10 @@ def as_text(answer: dict[str, Any]) -> str:
     if len(behind) > 1:
         lines.append(f"  {len(behind)} ranks have launched up to operation {min(behind.values())}")
     for rank, n in behind.items():
-        said = "" if len(behind) > 1 else f" has launched up to operation {n}"
-        lines.append(f"  Rank {rank}{said} -- GPU {rank} managed by process {5000 + rank} on node 10.0.0.1")
+        message = "" if len(behind) > 1 else f" has launched up to operation {n}"
+        lines.append(
+            f"  Rank {rank}{message} -- GPU {rank} managed by process {5000 + rank} on node 10.0.0.1"
+        )
     return "\n".join(lines) + "\n\n"
 
 
@@ -177,14 +179,14 @@ def test_ranks_behind_in_all_answers_are_named(tmp_path: Path, join: str, form: 
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("expected", "reason"),
     [
         (answers({}), "all counts are equal and did not change within 30 s"),
         (answers({6: 499})[:1], "only one answer"),
     ],
 )
-def test_answers_that_cannot_decide_leave_a_gap(tmp_path: Path, told: list[dict[str, Any]], reason: str):
-    for i, answer in enumerate(told):
+def test_answers_that_cannot_decide_leave_a_gap(tmp_path: Path, expected: list[dict[str, Any]], reason: str):
+    for i, answer in enumerate(expected):
         (tmp_path / f"{i}.json").write_text(json.dumps(answer))
     trace = RAS.read(tmp_path)
     assert not named(trace)
@@ -200,21 +202,21 @@ def test_counts_that_move_leave_no_gap(tmp_path: Path):
 
 def test_counts_are_compared_per_operation(tmp_path: Path):
     """Equal sums: ranks 0 to 6 made an all-reduce where rank 7 made an all-gather."""
-    told = answers({})
-    for answer in told:
+    output = answers({})
+    for answer in output:
         for row in answer["communicators"][0]["ranks"]:
             row["collective_counts"] |= {"AllGather": 4}
             if row["rank"] == 7:
                 row["collective_counts"] |= {"AllReduce": 499, "AllGather": 5}
-    for i, answer in enumerate(told):
+    for i, answer in enumerate(output):
         (tmp_path / f"{i}.json").write_text(json.dumps(answer))
     verdicts = report_of(RAS.read(tmp_path)).verdicts
     assert [(v.kind, v.ranks) for v in verdicts if v.kind == "mismatch"] == [("mismatch", [7])]
 
 
 def test_a_rank_that_never_joined_the_communicator_is_named(tmp_path: Path):
-    told = answers({})
-    for i, answer in enumerate(told):
+    output = answers({})
+    for i, answer in enumerate(output):
         (comm,) = answer["communicators"]
         gone = comm["ranks"].pop(4)
         for row in comm["ranks"]:
@@ -243,7 +245,7 @@ def test_inspector_rounds_are_matched_by_operation_and_number(tmp_path: Path, lo
             records.append(test_inspector_log.record(rank, counts[op], 300, logged, coll=op))
             counts[op] += 1
         kept = records[lost:] if rank == 1 else records
-        (tmp_path / f"{rank}.log").write_text("\n".join(json.dumps(one, indent=indent) for one in kept))
+        (tmp_path / f"{rank}.log").write_text("\n".join(json.dumps(entry, indent=indent) for entry in kept))
     rows = importer_for(tmp_path).read(tmp_path).collectives
     assert len(np.unique(rows["seq"])) == n_steps * len(FSDP)
     for seq in np.unique(rows["seq"]).tolist():

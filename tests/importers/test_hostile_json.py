@@ -29,18 +29,24 @@ VALUES = st.one_of(
 )
 
 
-def places(told: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(expected: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where values stand in nested JSON; of long lists the first few."""
-    items = told.items() if isinstance(told, dict) else enumerate(told[:6]) if isinstance(told, list) else ()
-    return [place for key, value in items for place in [(*path, key), *places(value, (*path, key))]]
+    items = (
+        expected.items()
+        if isinstance(expected, dict)
+        else enumerate(expected[:6])
+        if isinstance(expected, list)
+        else ()
+    )
+    return [index for key, value in items for index in [(*path, key), *places(value, (*path, key))]]
 
 
-def with_value(told: Any, place: tuple[Any, ...], value: Any) -> Any:
-    changed = json.loads(json.dumps(told))
+def with_value(expected: Any, index: tuple[Any, ...], value: Any) -> Any:
+    changed = json.loads(json.dumps(expected))
     inner = changed
-    for key in place[:-1]:
+    for key in index[:-1]:
         inner = inner[key]
-    inner[place[-1]] = value
+    inner[index[-1]] = value
     return changed
 
 
@@ -55,10 +61,10 @@ SEEDS = {
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), value=VALUES)
 def test_any_value_anywhere(tmp_path: Path, kind: str, seed: int, value: Any):
-    told, ending = SEEDS[kind]
-    place = random.Random(seed).choice(places(told))
+    output, ending = SEEDS[kind]
+    index = random.Random(seed).choice(places(output))
     file = tmp_path / f"hostile{ending}"
-    file.write_text(json.dumps(with_value(told, place, value)))
+    file.write_text(json.dumps(with_value(output, index, value)))
     try:
         importer_for(file).read(file)
     except BadTrace as error:

@@ -31,13 +31,13 @@ def report(source: Path) -> Report:
     trace = IMPORTER.read(source)
     db = source.with_suffix(".db")
     node.write(db, trace)
-    found = report_of(node.read(db))
-    assert [v.ranks for v in found.verdicts] == [v.ranks for v in report_of(trace).verdicts]
-    return found
+    result = report_of(node.read(db))
+    assert [v.ranks for v in result.verdicts] == [v.ranks for v in report_of(trace).verdicts]
+    return result
 
 
-def named(found: Report) -> set[int]:
-    return {rank for verdict in found.verdicts if verdict.kind != "inconclusive" for rank in verdict.ranks}
+def named(result: Report) -> set[int]:
+    return {rank for verdict in result.verdicts if verdict.kind != "inconclusive" for rank in verdict.ranks}
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -118,9 +118,9 @@ def test_a_group_of_some_ranks_is_compared_within_itself(tmp_path: Path):
         )
     file = tmp_path / "job.log"
     file.write_text(interleaved(log, PREFIXES["torchrun"], 1))
-    found = report(file)
-    assert named(found) == {3}
-    assert "TENSOR_MODEL_PARALLEL_GROUP" in found.verdicts[0].summary
+    result = report(file)
+    assert named(result) == {3}
+    assert "TENSOR_MODEL_PARALLEL_GROUP" in result.verdicts[0].summary
 
 
 def test_the_same_error_of_all_ranks_accuses_none(tmp_path: Path):
@@ -131,9 +131,9 @@ def test_the_same_error_of_all_ranks_accuses_none(tmp_path: Path):
     summary(log, dict.fromkeys(range(8), 1), 0)
     file = tmp_path / "job.log"
     file.write_text(interleaved(log, PREFIXES["torchrun"], 1))
-    found = report(file)
-    assert not named(found)
-    assert "ranks failed with the same error" in found.verdicts[0].summary
+    result = report(file)
+    assert not named(result)
+    assert "ranks failed with the same error" in result.verdicts[0].summary
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])

@@ -41,10 +41,10 @@ def told_losses(shared: Path, name: str) -> dict[str, Any]:
 def test_the_one_slow_worker_of_a_real_job_is_named(shared: Path, tmp_path: Path):
     file = shared / "public" / "pipeline-traces" / "trace-AR.parquet"
     (verdict,) = explained(file, tmp_path).verdicts
-    found = pq.read_table(file, columns=["rank", "stage", "dp_rank"])
-    is_slow = (found["stage"].to_numpy() == 0) & (found["dp_rank"].to_numpy() == 0)
+    result = pq.read_table(file, columns=["rank", "stage", "dp_rank"])
+    is_slow = (result["stage"].to_numpy() == 0) & (result["dp_rank"].to_numpy() == 0)
     assert verdict.kind == "straggler"
-    assert verdict.ranks == np.unique(found["rank"].to_numpy()[is_slow]).tolist()
+    assert verdict.ranks == np.unique(result["rank"].to_numpy()[is_slow]).tolist()
     assert verdict.evidence.n_late_steps == verdict.evidence.n_steps == 44
     assert [part.cause.name for part in verdict.causes] == ["unknown"]
 
@@ -53,10 +53,10 @@ def test_the_one_slow_worker_of_a_real_job_is_named(shared: Path, tmp_path: Path
 def test_the_heavy_last_stage_of_a_real_job_is_no_bad_machine(shared: Path, tmp_path: Path):
     file = shared / "public" / "pipeline-traces" / "trace-ST.parquet"
     (verdict,) = explained(file, tmp_path).verdicts
-    found = pq.read_table(file, columns=["rank", "stage"])
-    last = found["stage"].to_numpy() == 3
+    result = pq.read_table(file, columns=["rank", "stage"])
+    last = result["stage"].to_numpy() == 3
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
-    assert verdict.evidence.slow_stage == np.unique(found["rank"].to_numpy()[last]).tolist()
+    assert verdict.evidence.slow_stage == np.unique(result["rank"].to_numpy()[last]).tolist()
     assert verdict.evidence.n_late_steps == 32
 
 
@@ -65,16 +65,16 @@ def test_the_heavy_last_stage_of_a_real_job_is_no_bad_machine(shared: Path, tmp_
 def test_the_slowdown_of_a_real_job_is_that_of_the_simulated_ideal_within_5_percent(
     shared: Path, tmp_path: Path, name: str
 ):
-    told = told_losses(shared, name)
+    output = told_losses(shared, name)
     (verdict,) = explained(shared / "public" / "pipeline-traces" / f"trace-{name}.parquet", tmp_path).verdicts
-    assert verdict.evidence.slowdown == pytest.approx(told["blocking_slowdown"], rel=0.05)
+    assert verdict.evidence.slowdown == pytest.approx(output["blocking_slowdown"], rel=0.05)
 
 
 @pytest.mark.shared
 @pytest.mark.parametrize(("name", "n_gpus"), [("AR", 64), ("ST", 8)])
 def test_the_cost_of_a_real_job_is_a_lower_bound(shared: Path, tmp_path: Path, name: str, n_gpus: int):
-    told = told_losses(shared, name)
-    lost_s = sum(told["step_t_base"][step] - told["step_t_noblk"][step] for step in told["step_t_base"])
+    output = told_losses(shared, name)
+    lost_s = sum(output["step_t_base"][step] - output["step_t_noblk"][step] for step in output["step_t_base"])
     (verdict,) = explained(shared / "public" / "pipeline-traces" / f"trace-{name}.parquet", tmp_path).verdicts
     assert verdict.cost is not None and verdict.cost.is_lower_bound
     # Of the first job the file tells of one GPU in four only.
@@ -117,9 +117,9 @@ def test_the_slowdown_is_what_the_job_took_longer_than_without_the_fault(tmp_pat
     assert verdict.cost.gpu_seconds == pytest.approx(lost_s * 15, rel=0.05)
 
 
-def _length_s(found: list[dict[str, Any]]) -> float:
+def _length_s(expected_rows: list[dict[str, Any]]) -> float:
     ends: dict[int, float] = {}
-    for row in found:
+    for row in expected_rows:
         ends[row["step"]] = max(ends.get(row["step"], 0.0), row["start_ts"] + row["duration"])
     return sum(ends.values())
 
@@ -142,9 +142,9 @@ def test_what_two_slow_workers_cost_together_is_shared(tmp_path: Path, workers: 
     slow = Job(factor=lambda step, s, d: 1.5 if (s, d) in workers else 1.0)
     costs = [v.cost for v in explained(write(tmp_path / "trace.parquet", slow), tmp_path).verdicts]
     lost_s = _length_s(rows(slow)) - _length_s(rows(Job()))
-    said = [cost.gpu_seconds for cost in costs if cost]
-    assert sum(said) == pytest.approx(lost_s * 15, rel=0.06)
-    assert said[0] == pytest.approx(said[1], rel=0.05)
+    gpu_seconds = [cost.gpu_seconds for cost in costs if cost]
+    assert sum(gpu_seconds) == pytest.approx(lost_s * 15, rel=0.06)
+    assert gpu_seconds[0] == pytest.approx(gpu_seconds[1], rel=0.05)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
@@ -198,20 +198,20 @@ def test_a_healthy_job_is_healthy(
 
 
 def test_records_that_are_missing_accuse_nobody(tmp_path: Path):
-    found = [
+    result = [
         row
         for i, row in enumerate(rows(Job()))
         if not (row["rank"] == 3 and "compute" in row["optype"] and i % 3 == 0)
     ]
-    pq.write_table(table(found), tmp_path / "trace.parquet")
+    pq.write_table(table(result), tmp_path / "trace.parquet")
     assert explained(tmp_path / "trace.parquet", tmp_path).healthy
 
 
 def test_what_the_file_tells_stands_in_the_trace(tmp_path: Path):
     job = Job(n_stages=3, n_replicas=2, n_steps=2, n_batches=2, scatter=0.0)
     trace = IMPORTER.read(write(tmp_path / "trace.parquet", job))
-    found = rows(job)
-    assert len(trace.spans) == len(found)
+    result = rows(job)
+    assert len(trace.spans) == len(result)
     compute = trace.spans[trace.spans["op"] == Op.COMPUTE]
     assert set(compute["label"].tolist()) == {b"forward-compute", b"backward-compute", b"optimizer"}
     lengths = set(compute["duration_ns"][compute["label"] == b"forward-compute"].tolist())
@@ -273,8 +273,8 @@ def test_a_folder_with_one_trace_is_read_and_with_two_is_told(tmp_path: Path):
 def test_a_column_that_makes_no_sense_is_one_clear_line(
     tmp_path: Path, column: str, values: Callable[[int], pa.Array]
 ):
-    found = table(rows(Job()))
-    changed = found.set_column(found.column_names.index(column), column, values(len(found)))
+    result = table(rows(Job()))
+    changed = result.set_column(result.column_names.index(column), column, values(len(result)))
     pq.write_table(changed, tmp_path / "trace.parquet")
     with pytest.raises(BadTrace) as caught:
         IMPORTER.read(tmp_path / "trace.parquet")
@@ -329,12 +329,12 @@ def test_a_damaged_file_is_an_error_or_a_trace(
 
 
 def test_words_that_are_no_text_are_an_error(tmp_path: Path):
-    found = table(rows(Job()))
-    offsets = np.arange(len(found) + 1, dtype=np.int32)
+    result = table(rows(Job()))
+    offsets = np.arange(len(result) + 1, dtype=np.int32)
     words = pa.StringArray.from_buffers(
-        len(found), pa.py_buffer(offsets), pa.py_buffer(b"\x80" * len(found)), None, 0
+        len(result), pa.py_buffer(offsets), pa.py_buffer(b"\x80" * len(result)), None, 0
     )
-    changed = found.set_column(found.column_names.index("optype"), "optype", words)
+    changed = result.set_column(result.column_names.index("optype"), "optype", words)
     pq.write_table(changed, tmp_path / "trace.parquet")
     with pytest.raises(BadTrace, match=r"not a readable Parquet file .*Invalid UTF8"):
         IMPORTER.read(tmp_path / "trace.parquet")
@@ -342,12 +342,12 @@ def test_words_that_are_no_text_are_an_error(tmp_path: Path):
 
 @pytest.mark.parametrize("word", ["x" * 30_000_000, "x" * 20_000, None, b"\xff"])
 def test_long_or_missing_words_are_not_written_out_for_every_row(tmp_path: Path, word: str | bytes | None):
-    found = table(rows(Job()))
+    result = table(rows(Job()))
     kind = pa.binary() if isinstance(word, bytes) else pa.string()
-    words = pa.DictionaryArray.from_arrays(np.zeros(len(found), np.int8), pa.array([word or ""], kind))
+    words = pa.DictionaryArray.from_arrays(np.zeros(len(result), np.int8), pa.array([word or ""], kind))
     if word is None:
-        words = pa.array([None] * len(found), kind)
-    changed = found.set_column(found.column_names.index("optype"), "optype", words)
+        words = pa.array([None] * len(result), kind)
+    changed = result.set_column(result.column_names.index("optype"), "optype", words)
     pq.write_table(changed, tmp_path / "trace.parquet", compression="zstd")
     assert (tmp_path / "trace.parquet").stat().st_size < 1_000_000
     script = (

@@ -46,7 +46,7 @@ def profiles(late: dict[tuple[int, int], float], reason: str = LOADER) -> list[d
         end = arrival.max() + 300
         for rank in range(N_RANKS):
             link = {"correlation": 10 * step + 1}
-            told = {
+            output = {
                 "Collective name": "allreduce",
                 "In msg nelems": 262144,
                 "Out msg nelems": 262144,
@@ -55,11 +55,11 @@ def profiles(late: dict[tuple[int, int], float], reason: str = LOADER) -> list[d
                 "Process Group Name": "0",
                 "Process Group Ranks": "[0, 1, 2, 3]",
             }
-            mine = events[rank]
-            mine.append(event("cuda_runtime", "cudaLaunchKernelExC", arrival[rank], 8, args=link))
+            own_rows = events[rank]
+            own_rows.append(event("cuda_runtime", "cudaLaunchKernelExC", arrival[rank], 8, args=link))
             begin = arrival[rank] + 20
-            mine.append(event("kernel", KERNEL, begin, end - begin, pid=0, tid=28, args=link | told))
-            mine.append(
+            own_rows.append(event("kernel", KERNEL, begin, end - begin, pid=0, tid=28, args=link | output))
+            own_rows.append(
                 event(
                     "cuda_runtime", "cudaStreamSynchronize", arrival[rank] + 30, end + 5 - arrival[rank] - 30
                 )

@@ -51,8 +51,8 @@ def answer(
 
 def report(folder: Path, *answers: dict[str, Any]):
     folder.mkdir()
-    for i, told in enumerate(answers):
-        (folder / f"{i}.json").write_text(json.dumps(told, indent=2))
+    for i, output in enumerate(answers):
+        (folder / f"{i}.json").write_text(json.dumps(output, indent=2))
     importer = importer_for(folder)
     assert importer is IMPORTER
     node.write(folder / "trace.db", importer.read(folder))

@@ -52,9 +52,9 @@ def test_ranks_are_those_of_the_communicator_and_of_the_truth(tmp_path):
     unnamed = Recording()
     for pid in (11, 12):
         unnamed.all_reduce(1000, pid, 0xA0)
-    told = read(unnamed, tmp_path / "b", truth={"rank_pids": [12, 11]})
-    assert told.processes[["pid", "rank"]].tolist() == [(11, 1), (12, 0)]
-    assert (told.collectives["flags"] & CollectiveFlag.LATE_ATTACH).all()
+    output = read(unnamed, tmp_path / "b", truth={"rank_pids": [12, 11]})
+    assert output.processes[["pid", "rank"]].tolist() == [(11, 1), (12, 0)]
+    assert (output.collectives["flags"] & CollectiveFlag.LATE_ATTACH).all()
 
 
 def test_the_clock_ties_monotonic_to_wall_time(tmp_path):
@@ -67,10 +67,10 @@ def test_the_clock_ties_monotonic_to_wall_time(tmp_path):
 
 def test_nothing_of_the_fault_is_read(tmp_path):
     plain = read(two_ranks(), tmp_path / "a", truth={})
-    told = read(two_ranks(), tmp_path / "b", truth={"culprit_ranks": [1], "cause": "x", "period_steps": 5})
+    trace = read(two_ranks(), tmp_path / "b", truth={"culprit_ranks": [1], "cause": "x", "period_steps": 5})
     for name in ("collectives", "calls", "offcpu", "processes"):
-        assert getattr(plain, name).tobytes() == getattr(told, name).tobytes()
-    assert plain.facts == told.facts == {}
+        assert getattr(plain, name).tobytes() == getattr(trace, name).tobytes()
+    assert plain.facts == trace.facts == {}
 
 
 def test_the_ledger_is_where_the_time_went(tmp_path):
@@ -222,7 +222,7 @@ def test_a_process_that_ends_is_noted(tmp_path):
 
 def test_gpu_times_come_from_the_profiler(tmp_path):
     folder = two_ranks().write(tmp_path / "recording")
-    seen = {
+    observed = {
         "pid": [11, 11, 11, 12, 12],
         "id": [1, 2, 3, 1, 2],
         "event": ["coll", "kernel", "kernel", "coll", "kernel"],
@@ -231,7 +231,7 @@ def test_gpu_times_come_from_the_profiler(tmp_path):
         "gpu_stop_ns": [0, 800, 820, 0, 950],
         "parent_id": [0, 1, 1, 0, 1],
     }
-    pq.write_table(pa.table(seen), folder / "nccl_profiler.parquet")
+    pq.write_table(pa.table(observed), folder / "nccl_profiler.parquet")
     rows = importer_for(folder).read(folder).collectives
     assert of(rows, 11)[["gpu_start_ns", "gpu_end_ns"]].tolist() == [(690, 820), (-1, -1), (-1, -1)]
     assert of(rows, 12)[["gpu_start_ns", "gpu_end_ns"]].tolist() == [(-1, -1), (900, 950), (-1, -1)]

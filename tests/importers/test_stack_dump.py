@@ -98,7 +98,7 @@ def gdb(pid: int, main: Frames) -> str:
 
 
 TOOLS: dict[str, Callable[[int, Frames], str]] = {
-    one.__name__: one for one in (pyspy, pyspy_json, faulthandler, gdb)
+    entry.__name__: entry for entry in (pyspy, pyspy_json, faulthandler, gdb)
 }
 
 
@@ -134,8 +134,8 @@ def test_the_rank_that_stands_elsewhere_is_named_with_its_line(
 @pytest.mark.parametrize("stacks", [[WAITS] * 8, [LOADS] * 8, [WAITS] * 4 + [LOADS] * 4, [WAITS]])
 def test_stacks_that_decide_nothing_name_no_rank(tmp_path: Path, stacks: list[Frames]):
     folder = dumped(tmp_path / "job", pyspy, stacks, "rank{}.txt")
-    found = report(folder)
-    assert not [verdict for verdict in found.verdicts if verdict.ranks]
+    result = report(folder)
+    assert not [verdict for verdict in result.verdicts if verdict.ranks]
     assert IMPORTER.read(folder).coverage.gaps
 
 

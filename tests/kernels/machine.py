@@ -111,13 +111,13 @@ def _imported(source: Path) -> set[Path]:
     done = subprocess.run(
         [sys.executable, "-P", "-c", _IMPORTED], capture_output=True, text=True, check=True, env=environment
     )
-    found = set()
+    result = set()
     for line in done.stdout.splitlines():
         before, is_site, after = line.partition("/site-packages/")
         if is_site:
-            found.add(Path(before) / "site-packages" / after.split("/")[0])
-    libraries = {each.with_name(f"{each.name}.libs") for each in found}
-    return found | {each for each in libraries if each.is_dir()}
+            result.add(Path(before) / "site-packages" / after.split("/")[0])
+    libraries = {each.with_name(f"{each.name}.libs") for each in result}
+    return result | {each for each in libraries if each.is_dir()}
 
 
 def _found(name: str) -> Path:

@@ -59,10 +59,10 @@ def test_every_round_of_every_rank_is_recorded(agent, job, only, ranks):
     job.go()
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0
-    found = node.read(tracer.db)
+    result = node.read(tracer.db)
     assert [steps(job, rank) for rank in range(ranks)] == [STEPS] * ranks
-    check_complete(found, job, n_rounds=STEPS * ROUNDS_A_STEP)
-    ends = found.host_events[found.host_events["kind"] == HostKind.EXIT]
+    check_complete(result, job, n_rounds=STEPS * ROUNDS_A_STEP)
+    ends = result.host_events[result.host_events["kind"] == HostKind.EXIT]
     ends = ends[np.isin(ends["pid"], job.pids)]
     assert (sorted(ends["pid"].tolist()), set(ends["value"].tolist())) == (sorted(job.pids), {0})
 
@@ -74,8 +74,8 @@ def test_what_a_rank_did_is_told_right(agent, job, only):
     job.go()
     assert job.wait(60)
     assert tracer.ended(signal.SIGTERM) == 0
-    found = node.read(tracer.db)
-    rows = of_rank(found, job, 1)
+    result = node.read(tracer.db)
+    rows = of_rank(result, job, 1)
     assert set(rows["op"].tolist()) == {Op.ALL_REDUCE}
     assert not (rows["flags"] & CollectiveFlag.LATE_ATTACH).any()
     gradients, losses = (
@@ -92,19 +92,19 @@ def test_what_a_rank_did_is_told_right(agent, job, only):
     assert np.array_equal(elapsed, charged)
     assert (np.diff(rows["ledger_ns"], axis=0) >= 0).all()
 
-    (process,) = found.processes[found.processes["pid"] == job.pids[1]]
+    (process,) = result.processes[result.processes["pid"] == job.pids[1]]
     assert (process["rank"], process["local_rank"]) == (1, 1)
     assert 0 < process["ts_ns"] <= rows["ts_ns"][0]
     assert process["ended_ns"] > rows["ts_ns"][-1]
-    (member,) = found.communicators[found.communicators["pid"] == job.pids[1]]
+    (member,) = result.communicators[result.communicators["pid"] == job.pids[1]]
     assert (member["comm_rank"], member["nranks"]) == (1, 2)
     assert member["ended_ns"] > rows["ts_ns"][-1]
 
-    snapshots = found.snapshots[found.snapshots["pid"] == job.pids[1]]
+    snapshots = result.snapshots[result.snapshots["pid"] == job.pids[1]]
     assert snapshots["alive"].tolist() == [1] * (len(snapshots) - 1) + [0]
-    assert len(found.clocks) >= 2
-    assert found.ends_ns[0] >= process["ended_ns"]
-    assert found.facts["boot_id"]
+    assert len(result.clocks) >= 2
+    assert result.ends_ns[0] >= process["ended_ns"]
+    assert result.facts["boot_id"]
 
 
 def test_split_communicators_are_known_with_their_ranks(agent, job, only):
@@ -115,16 +115,18 @@ def test_split_communicators_are_known_with_their_ranks(agent, job, only):
     job.go()
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0
-    found = node.read(tracer.db)
-    whole = {int(one["comm_hash"]) for one in found.communicators if one["nranks"] == 4}
-    pairs = found.communicators[found.communicators["nranks"] == 2]
+    result = node.read(tracer.db)
+    whole = {
+        int(communicator["comm_hash"]) for communicator in result.communicators if communicator["nranks"] == 4
+    }
+    pairs = result.communicators[result.communicators["nranks"] == 2]
     assert len(whole) == 1
     assert set(pairs["parent_hash"].tolist()) == whole
     for ranks in ((0, 1), (2, 3)):
         members = pairs[np.isin(pairs["pid"], [job.pids[rank] for rank in ranks])]
         assert len(np.unique(members["comm_hash"])) == 1
-        assert {int(one["pid"]): int(one["comm_rank"]) for one in members} == {
-            job.pids[rank]: place for place, rank in enumerate(ranks)
+        assert {int(communicator["pid"]): int(communicator["comm_rank"]) for communicator in members} == {
+            job.pids[rank]: index for index, rank in enumerate(ranks)
         }
     assert len(np.unique(pairs["comm_hash"])) == 2
 
@@ -136,12 +138,12 @@ def test_all_raw_events_are_kept_when_asked_for(agent, job, only):
     job.go()
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0
-    found, raw = node.read(tracer.db), np.fromfile(raw_path(tracer.db), kernel.RAW)
+    result, raw = node.read(tracer.db), np.fromfile(raw_path(tracer.db), kernel.RAW)
     kinds = {kind.name: int((raw["kind"] == kind).sum()) for kind in kernel.Kind if kind >= kernel.FIRST_RAW}
-    assert kinds["SNAPSHOT"] == len(found.collectives) == 2 * 20 * ROUNDS_A_STEP
+    assert kinds["SNAPSHOT"] == len(result.collectives) == 2 * 20 * ROUNDS_A_STEP
     assert all(kinds[name] > 0 for name in ("ENTER", "RETURN", "OFF", "ON", "BORN"))
     assert set(raw["pid"].tolist()) == set(job.pids)
-    assert found.lost == {}
+    assert result.lost == {}
 
 
 def test_the_trace_is_read_while_it_is_written(agent, job, only):
@@ -150,11 +152,11 @@ def test_the_trace_is_read_while_it_is_written(agent, job, only):
     tracer.says("attached", "libnccl")
     job.go()
     tracer.says("1 communicator")
-    seen = []
-    while len(seen) < 3:
-        seen.append(len(node.read(tracer.db).collectives))
+    observed = []
+    while len(observed) < 3:
+        observed.append(len(node.read(tracer.db).collectives))
         time.sleep(1.1)
-    assert 0 < seen[0] < seen[1] < seen[2]
+    assert 0 < observed[0] < observed[1] < observed[2]
     assert tracer.process.poll() is None
 
 
@@ -167,11 +169,11 @@ def test_a_job_that_starts_later_is_traced_from_its_first_round(agent, job):
     job.go()
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0
-    found = node.read(tracer.db)
-    mine = np.isin(found.collectives["pid"], job.pids)
+    result = node.read(tracer.db)
+    own_rows = np.isin(result.collectives["pid"], job.pids)
     for rank in range(2):
-        assert of_rank(found, job, rank)["seq"].tolist() == list(range(STEPS * ROUNDS_A_STEP))
-    assert not (found.collectives["flags"][mine] & CollectiveFlag.LATE_ATTACH).any()
+        assert of_rank(result, job, rank)["seq"].tolist() == list(range(STEPS * ROUNDS_A_STEP))
+    assert not (result.collectives["flags"][own_rows] & CollectiveFlag.LATE_ATTACH).any()
 
 
 def _others() -> bool:
@@ -194,12 +196,12 @@ def test_a_job_that_runs_already_is_joined_late_and_that_is_said(agent, job, onl
     tracer.says("attached", "libnccl")
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0
-    found = node.read(tracer.db)
-    assert set(found.collectives["pid"].tolist()) == set(job.pids)
-    assert (found.collectives["flags"] & CollectiveFlag.LATE_ATTACH).all()
+    result = node.read(tracer.db)
+    assert set(result.collectives["pid"].tolist()) == set(job.pids)
+    assert (result.collectives["flags"] & CollectiveFlag.LATE_ATTACH).all()
     for rank in range(2):
-        assert (np.diff(of_rank(found, job, rank)["seq"]) == 1).all()
-    assert found.lost == {}
+        assert (np.diff(of_rank(result, job, rank)["seq"]) == 1).all()
+    assert result.lost == {}
 
 
 def test_descendants_of_a_chosen_process_are_traced(agent, job):

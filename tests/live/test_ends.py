@@ -21,17 +21,17 @@ needs_bpftool = pytest.mark.skipif(not shutil.which("bpftool"), reason="bpftool 
 
 def loaded_by(pid: int, what: str) -> set[int]:
     """Numbers of the BPF programs ("prog") or links ("link") that a process holds, by its open files."""
-    found = set()
+    result = set()
     for path in Path(f"/proc/{pid}/fdinfo").iterdir():
         facts = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
         if f"{what}_id" in facts and ("link_id" in facts) == (what == "link"):
-            found.add(int(facts[f"{what}_id"]))
-    return found
+            result.add(int(facts[f"{what}_id"]))
+    return result
 
 
 def all_loaded(what: str) -> set[int]:
     text = subprocess.run(["bpftool", "-j", what, "show"], check=True, capture_output=True).stdout
-    return {one["id"] for one in json.loads(text)}
+    return {entry["id"] for entry in json.loads(text)}
 
 
 def left_of(programs: set[int], links: set[int]) -> set[int]:
@@ -123,17 +123,17 @@ def test_the_agent_loads_nothing_heavy():
 
 def refusal(tracer, exit_code: int) -> str:
     assert tracer.ended() == exit_code
-    (said,) = tracer.lines()
-    assert said.startswith("stallscope: ")
-    return said
+    (line,) = tracer.lines()
+    assert line.startswith("stallscope: ")
+    return line
 
 
 def test_without_capabilities_what_is_missing_is_named(agent):
     confined = ("setpriv", "--bounding-set=-sys_admin,-bpf,-perfmon")
-    said = refusal(agent(prefix=confined), 5)
-    assert "CAP_BPF" in said
-    assert "CAP_PERFMON" in said
-    assert "CAP_SYS_PTRACE" not in said
+    message = refusal(agent(prefix=confined), 5)
+    assert "CAP_BPF" in message
+    assert "CAP_PERFMON" in message
+    assert "CAP_SYS_PTRACE" not in message
 
 
 def test_a_kernel_without_btf_is_named(agent):

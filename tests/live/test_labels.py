@@ -19,9 +19,9 @@ def test_told_phases_choose_their_part_of_the_trace(agent, job, only, tmp_path):
     tracer.says("attached", "libnccl")
     job.go()
     tracer.says("1 communicator")
-    told = []
+    output = []
     for name in ("warm", "train"):
-        told.append(time.monotonic_ns())
+        output.append(time.monotonic_ns())
         assert send_labels([{"label": "phase", "value": name, "pid": job.pids[0]}], str(path)) == ["ok"]
         time.sleep(1.2)
     assert job.wait(60)
@@ -34,8 +34,8 @@ def test_told_phases_choose_their_part_of_the_trace(agent, job, only, tmp_path):
     ]
     warm = node.read(tracer.db, part=Part(phase="warm")).collectives["ts_ns"]
     train = node.read(tracer.db, part=Part(phase="train")).collectives["ts_ns"]
-    assert told[0] <= warm.min() < warm.max() < told[1] + 10**9
-    assert told[1] <= train.min()
+    assert output[0] <= warm.min() < warm.max() < output[1] + 10**9
+    assert output[1] <= train.min()
     assert warm.max() < train.min()
 
 

@@ -53,19 +53,22 @@ def test_after_a_late_attach_one_incident_stays_open_until_the_end(agent, job, o
         assert running.wait(90)
         assert tracer.ended(signal.SIGINT) == 0
     changes = stored(tracer.db)
-    assert [one["change"] for one in changes if one["change"] != "updated"] == ["opened", "closed"]
-    assert len({one["incident"] for one in changes}) == 1
+    assert [attribute["change"] for attribute in changes if attribute["change"] != "updated"] == [
+        "opened",
+        "closed",
+    ]
+    assert len({attribute["incident"] for attribute in changes}) == 1
     assert [line.split("verdict ")[1].split()[0].strip(":") for line in printed(tracer)] == [
         "opened",
         "closed",
     ]
     (verdict,) = explained(tracer.db)
     (span,) = (s for request in receiver.spans for s in request.resource_spans[0].scope_spans[0].spans)
-    told = {one.key: one.value for one in span.attributes}
-    ranks = [value.int_value for value in told["stallscope.ranks"].array_value.values]
+    output = {attribute.key: attribute.value for attribute in span.attributes}
+    ranks = [value.int_value for value in output["stallscope.ranks"].array_value.values]
     last = changes[-1]
     assert verdict["ranks"] == ranks == last["ranks"] == [2]
-    assert verdict["kind"] == told["stallscope.kind"].string_value == last["kind"] == "straggler"
+    assert verdict["kind"] == output["stallscope.kind"].string_value == last["kind"] == "straggler"
     assert verdict["pids"] == last["pids"] == [running.pids[2]]
 
 
@@ -79,4 +82,4 @@ def test_of_two_jobs_on_one_machine_only_the_faulty_one_is_named(agent, job, onl
     assert tracer.ended(signal.SIGINT) == 0
     (verdict,) = explained(tracer.db)
     assert (verdict["kind"], verdict["ranks"], verdict["pids"]) == ("straggler", [1], [faulty.pids[1]])
-    assert {tuple(one["pids"]) for one in stored(tracer.db)} == {(faulty.pids[1],)}
+    assert {tuple(entry["pids"]) for entry in stored(tracer.db)} == {(faulty.pids[1],)}

@@ -20,7 +20,7 @@ SECONDS = 8.0
 
 
 def attributes(span: object) -> dict[str, object]:
-    return {one.key: one.value for one in span.attributes}
+    return {attribute.key: attribute.value for attribute in span.attributes}
 
 
 def test_a_job_is_told_by_otlp_prometheus_and_the_agents_own_api(agent, job, only, tmp_path: Path):
@@ -35,7 +35,7 @@ def test_a_job_is_told_by_otlp_prometheus_and_the_agents_own_api(agent, job, onl
         tracing.says("attached", "libcudart")
         running.go()
         assert running.wait(60)
-        said = "\n".join(tracing.lines())
+        message = "\n".join(tracing.lines())
         (metrics,) = (line.split()[-1] for line in tracing.lines() if line.startswith("metrics at"))
         (served,) = (line.split("https://")[1].split()[0] for line in tracing.lines() if "serving" in line)
         text = urllib.request.urlopen(metrics).read().decode()
@@ -52,16 +52,18 @@ def test_a_job_is_told_by_otlp_prometheus_and_the_agents_own_api(agent, job, onl
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert asked.returncode == 0, asked.stderr
-        assert tracing.ended(signal.SIGINT) == 0, said
+        assert tracing.ended(signal.SIGINT) == 0, message
     (span,) = (s for request in receiver.spans for s in request.resource_spans[0].scope_spans[0].spans)
-    told = attributes(span)
-    assert told["stallscope.verdict.kind"].string_value == "straggler"
-    assert [v.int_value for v in told["stallscope.ranks"].array_value.values] == [2]
-    assert told["stallscope.cause"].string_value == "host_sleep"
+    output = attributes(span)
+    assert output["stallscope.verdict.kind"].string_value == "straggler"
+    assert [v.int_value for v in output["stallscope.ranks"].array_value.values] == [2]
+    assert output["stallscope.cause"].string_value == "host_sleep"
     assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 60 * 10**9
 
     trace = store.read(tracing.db)
-    newest = {one.name: one for one in receiver.metrics[-1].resource_metrics[0].scope_metrics[0].metrics}
+    newest = {
+        metric.name: metric for metric in receiver.metrics[-1].resource_metrics[0].scope_metrics[0].metrics
+    }
     calls = sum(point.as_int for point in newest["nccl.collective.calls"].sum.data_points)
     assert calls == len(trace.collectives)
     assert 'stallscope_incidents_total{node="here",stallscope_cause="host_sleep"' in text

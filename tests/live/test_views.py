@@ -82,11 +82,13 @@ def test_json_is_a_record_a_line(agent, job, only):
     tracer.says('"record": "collectives"')
     assert job.wait(60)
     assert tracer.ended(signal.SIGINT) == 0
-    told = [json.loads(line) for line in tracer.lines() if line.startswith("{")]
+    datas = [json.loads(line) for line in tracer.lines() if line.startswith("{")]
     stored = node.read(tracer.db)
-    by_table = {name: sum(one["record"] == name for one in told) for name in ("collectives", "processes")}
+    by_table = {
+        name: sum(entry["record"] == name for entry in datas) for name in ("collectives", "processes")
+    }
     assert by_table == {"collectives": len(stored.collectives), "processes": len(stored.processes)}
-    assert all(one["op"] == "all_reduce" for one in told if one["record"] == "collectives")
+    assert all(entry["op"] == "all_reduce" for entry in datas if entry["record"] == "collectives")
 
 
 def test_quiet_says_only_what_happens(agent, job, only):

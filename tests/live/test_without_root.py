@@ -43,8 +43,8 @@ def test_five_capabilities_are_enough(folder, job, only):
         assert job.wait(60)
     finally:
         assert tracer.ended(signal.SIGINT) == 0
-    found = node.read(tracer.db)
-    assert set(found.collectives["pid"].tolist()) == set(job.pids)
+    trace = node.read(tracer.db)
+    assert set(trace.collectives["pid"].tolist()) == set(job.pids)
     assert tracer.db.stat().st_uid == NOBODY
     assert not stat.S_IMODE(tracer.db.stat().st_mode) & 0o007
 
@@ -68,8 +68,8 @@ def test_root_keeps_five_and_attaches_to_what_comes_later(agent, job):
     kept = sum(1 << bit for bit in KEPT)
     expected = {("CapInh", 0), ("CapPrm", kept), ("CapEff", kept), ("CapBnd", kept), ("CapAmb", 0)}
     end_s = time.monotonic() + 20
-    while (found := sets(tracer.process.pid)) != expected:
-        assert time.monotonic() < end_s, found
+    while (result := sets(tracer.process.pid)) != expected:
+        assert time.monotonic() < end_s, result
         time.sleep(0.02)
     later = job(seconds=3)
     tracer.says("attached", "libnccl")

@@ -90,10 +90,10 @@ def open_job(page: Page, name: str) -> None:
 def violations(page: Page) -> list[str]:
     """axe-core's violations; its script runs through the debugger, which the page's policy does not bind."""
     page.evaluate(_AXE.read_text())
-    found = page.evaluate(
+    evaluate = page.evaluate(
         "rules => globalThis.axe.run(document, {runOnly: rules}).then(result => result.violations)", _RULES
     )
-    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in evaluate]
 
 
 def until(condition: Callable[[], bool]) -> None:

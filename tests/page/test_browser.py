@@ -274,37 +274,37 @@ def test_every_view_passes_axe_and_fits_its_width(hub: Served, browser, problems
     problems.watch(page)
     page.goto(hub.url)
     page.wait_for_selector("#token")
-    found = {"sign in": violations(page)}
+    result = {"sign in": violations(page)}
     page.fill("#token", hub.token())
     page.click("text=Sign in")
     page.wait_for_selector("tr.row")
-    found["jobs"] = violations(page)
+    result["jobs"] = violations(page)
     open_job(page, "llama-70b")
     page.wait_for_selector("text=Time ledger of a round")
     page.locator("canvas.map").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     page.wait_for_selector("section[aria-label=Timeline]")
-    found["job"] = violations(page)
+    result["job"] = violations(page)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     if (width, scheme) == (1280, "light"):
-        found |= violations_of_tools(hub, page)
-    assert {name: each for name, each in found.items() if each} == {}
+        result |= violations_of_tools(hub, page)
+    assert {name: each for name, each in result.items() if each} == {}
 
 
 def violations_of_tools(hub: Served, page: Any) -> dict[str, list[str]]:
     """axe-core's violations in the views SQL and Compare."""
-    found = {}
+    result = {}
     page.goto(f"{hub.url}/ui?view=sql&sql=SELECT 1 AS one")
     page.wait_for_selector("td:has-text('1')")
     page.click("summary:has-text('verdicts')")
     page.wait_for_selector("code:has-text('verdict_id')")
-    found["sql"] = violations(page)
+    result["sql"] = violations(page)
     page.goto(f"{hub.url}/ui?view=compare")
     page.wait_for_selector("section[aria-label=Difference]")
-    found["compare"] = violations(page)
+    result["compare"] = violations(page)
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    return found
+    return result
 
 
 def test_a_snapshot_opens_without_a_connection(hub: Served, browser, problems, tmp_path: Path):

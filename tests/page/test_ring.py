@@ -96,12 +96,12 @@ def test_old_seconds_leave_and_a_clock_that_was_set_forward_begins_again():
 
 
 def test_absorbing_a_ring_keeps_the_later_cell_and_its_communicator():
-    one, two = Ring(), Ring()
-    one.add("a", rows(4, on_time(2, r1=10)), n_ranks=2, now_s=0.0)
+    ring, two = Ring(), Ring()
+    ring.add("a", rows(4, on_time(2, r1=10)), n_ranks=2, now_s=0.0)
     two.add("b", rows(9, on_time(4, r1=40)), n_ranks=4, now_s=0.0)
-    one.settle(0.0)
+    ring.settle(0.0)
     two.settle(0.0)
-    one.absorb(two)
-    window = one.window(BEGIN_S, 1)
-    assert late_ms(one, 1) == pytest.approx(40, rel=0.03) and one.n_ranks == 4
-    assert (one.comms[window.comm[0]], window.seq[0]) == ("b", 9)
+    ring.absorb(two)
+    window = ring.window(BEGIN_S, 1)
+    assert late_ms(ring, 1) == pytest.approx(40, rel=0.03) and ring.n_ranks == 4
+    assert (ring.comms[window.comm[0]], window.seq[0]) == ("b", 9)

@@ -64,13 +64,13 @@ class Fleet:
 @contextmanager
 def served(options: api.Options, **parts: object) -> Iterator[str]:
     """One API in a thread; gives its address."""
-    said: list[str] = []
+    message: list[str] = []
     failed: list[BaseException] = []
     stop = threading.Event()
 
     def run() -> None:
         try:
-            api.serve(options, say=said.append, stop=stop, **parts)
+            api.serve(options, say=message.append, stop=stop, **parts)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the test
             failed.append(error)
 
@@ -78,11 +78,11 @@ def served(options: api.Options, **parts: object) -> Iterator[str]:
     thread.start()
     try:
         end_s = time.monotonic() + 20
-        while not said and not failed and time.monotonic() < end_s:
+        while not message and not failed and time.monotonic() < end_s:
             time.sleep(0.01)
         if failed:
             raise failed[0]
-        yield said[0].split("://")[1].split()[0]
+        yield message[0].split("://")[1].split()[0]
     finally:
         stop.set()
         thread.join()

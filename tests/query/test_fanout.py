@@ -52,9 +52,9 @@ def nodes(tmp_path_factory) -> Iterator[Fleet]:
 
 
 def asked(nodes: Fleet, statement: str, limits: Limits = EVERYTHING) -> Answer:
-    found = fanout.query(statement, nodes.addresses, nodes.access(), limits=limits)
-    assert not found.failures
-    return found.answer
+    rows = fanout.query(statement, nodes.addresses, nodes.access(), limits=limits)
+    assert not rows.failures
+    return rows.answer
 
 
 def as_one(nodes: Fleet, statement: str) -> Answer:
@@ -69,33 +69,33 @@ def same(value: object, other: object) -> bool:
 
 @pytest.mark.parametrize("statement", LIKE_ONE_TRACE)
 def test_the_answer_is_that_of_one_trace(nodes: Fleet, statement: str):
-    found, wanted = asked(nodes, statement), as_one(nodes, statement)
-    assert len(found.rows) == len(wanted.rows)
-    rows = [row[1:] if found.columns[0] == "node" else row for row in found.rows]
+    result, wanted = asked(nodes, statement), as_one(nodes, statement)
+    assert len(result.rows) == len(wanted.rows)
+    rows = [row[1:] if result.columns[0] == "node" else row for row in result.rows]
     for row, other in zip(rows, wanted.rows, strict=True):
         assert all(same(a, b) for a, b in zip(row, other, strict=True)), (row, other)
-    assert found.columns[-len(wanted.columns) :] == wanted.columns
+    assert result.columns[-len(wanted.columns) :] == wanted.columns
 
 
 def test_rows_of_all_nodes_with_the_node_once(nodes: Fleet):
-    found = asked(nodes, "SELECT pid, seq FROM collectives WHERE seq = 3")
-    assert found.columns == ("node", "pid", "seq")
+    result = asked(nodes, "SELECT pid, seq FROM collectives WHERE seq = 3")
+    assert result.columns == ("node", "pid", "seq")
     wanted = as_one(nodes, "SELECT node_name(node), pid, seq FROM collectives WHERE seq = 3")
-    assert sorted(found.rows) == sorted(wanted.rows)
+    assert sorted(result.rows) == sorted(wanted.rows)
     whole = asked(nodes, "SELECT * FROM collectives WHERE seq = 3")
     assert whole.columns.count("node") == 1
     assert {row[whole.columns.index("node")] for row in whole.rows} == {"node0000", "node0001", "node0002"}
 
 
 def test_a_node_is_named_in_conditions_and_groups(nodes: Fleet):
-    found = asked(nodes, "SELECT count(*) FROM collectives WHERE node = 'node0001'")
+    result = asked(nodes, "SELECT count(*) FROM collectives WHERE node = 'node0001'")
     assert (
-        found.rows
+        result.rows
         == as_one(nodes, "SELECT count(*) FROM collectives WHERE node_name(node) = 'node0001'").rows
     )
-    found = asked(nodes, "SELECT node, count(*) FROM collectives GROUP BY node ORDER BY node")
-    assert found.columns == ("node", "count(*)")
-    assert [row[0] for row in found.rows] == ["node0000", "node0001", "node0002"]
+    result = asked(nodes, "SELECT node, count(*) FROM collectives GROUP BY node ORDER BY node")
+    assert result.columns == ("node", "count(*)")
+    assert [row[0] for row in result.rows] == ["node0000", "node0001", "node0002"]
 
 
 def test_only_groups_travel_where_sums_are_enough():
@@ -130,10 +130,10 @@ def test_what_cannot_be_answered_rightly_is_refused(nodes: Fleet, statement: str
 
 
 def test_the_limit_is_that_of_the_whole_answer(nodes: Fleet):
-    found = asked(nodes, "SELECT seq FROM collectives", Limits(max_rows=10))
-    assert (len(found.rows), found.is_cut) == (10, True)
-    found = asked(nodes, "SELECT seq FROM collectives ORDER BY ts_ns", Limits(max_rows=10))
-    assert (len(found.rows), found.is_cut) == (10, True)
+    result = asked(nodes, "SELECT seq FROM collectives", Limits(max_rows=10))
+    assert (len(result.rows), result.is_cut) == (10, True)
+    result = asked(nodes, "SELECT seq FROM collectives ORDER BY ts_ns", Limits(max_rows=10))
+    assert (len(result.rows), result.is_cut) == (10, True)
 
 
 def test_rows_that_were_cut_off_are_never_computed_with(nodes: Fleet, monkeypatch: pytest.MonkeyPatch):
@@ -146,12 +146,12 @@ def test_who_does_not_answer_is_named_and_the_rest_is_answered(nodes: Fleet):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dead = f"127.0.0.1:{silent.getsockname()[1]}"
         access = nodes.access(timeout_s=2.0)
-        found = fanout.query(
+        rows = fanout.query(
             "SELECT count(*) FROM collectives", [dead, *nodes.addresses[:2]], access, limits=EVERYTHING
         )
-    assert [(f.address, "2 s" in f.reason) for f in found.failures] == [(dead, True)]
+    assert [(f.address, "2 s" in f.reason) for f in rows.failures] == [(dead, True)]
     wanted = "SELECT count(*) FROM collectives WHERE node_name(node) IN ('node0000', 'node0001')"
-    assert found.answer.rows == as_one(nodes, wanted).rows
+    assert rows.answer.rows == as_one(nodes, wanted).rows
     with pytest.raises(Unreachable, match="no node answered: localhost:1: Connection refused"):
         fanout.query("SELECT 1 FROM calls", ["localhost:1"], access, limits=EVERYTHING)
 
@@ -160,13 +160,13 @@ def test_nodes_of_one_name_are_told_apart(nodes: Fleet):
     """The same machine by two addresses stands for two machines that call themselves alike."""
     port = nodes.addresses[0].partition(":")[2]
     twins = [f"127.0.0.1:{port}", f"localhost:{port}"]
-    found = fanout.query(
+    rows = fanout.query(
         "SELECT node, count(*) FROM collectives GROUP BY node ORDER BY node",
         twins,
         nodes.access(),
         limits=EVERYTHING,
     )
-    assert [row[0] for row in found.answer.rows] == [f"node0000 ({address})" for address in twins]
+    assert [row[0] for row in rows.answer.rows] == [f"node0000 ({address})" for address in twins]
 
 
 def test_asking_does_not_change_the_traces(nodes: Fleet):

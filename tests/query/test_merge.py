@@ -83,16 +83,16 @@ def traces(draw: st.DrawFn, name: str) -> Trace:
 
 @settings(max_examples=25, deadline=None)
 @given(traces("a"), traces("b"), traces("c"), st.data())
-def test_the_merge_of_three_is_their_union(one, two, three, data):
+def test_the_merge_of_three_is_their_union(entry, two, three, data):
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{i}.db") for i in range(3)]
-        for path, trace in zip(paths, (one, two, three), strict=True):
+        for path, trace in zip(paths, (entry, two, three), strict=True):
             node.write(path, trace)
             _add_the_rest(path, data.draw(st.integers(0, 2)))
         done = merge(paths, Path(folder, "all.db"))
-        found = contents(Path(folder, "all.db"))
+        result = contents(Path(folder, "all.db"))
         wanted = union([contents(path) for path in paths])
-        assert found == wanted
+        assert result == wanted
         for source in done:
             counted = {table: rows.total() for table, rows in contents(source.source).items() if rows}
             for table in ("nodes", "symbols", "schema_version"):
@@ -159,10 +159,10 @@ def test_a_node_that_two_sources_name_is_refused(two, tmp_path):
 
 def test_by_force_it_gets_a_name_of_its_own(two, tmp_path):
     done = merge([two[0], two[0], two[0]], tmp_path / "all.db", force_node=True)
-    assert [one.nodes for one in done] == [("host-a",), ("host-a-2",), ("host-a-3",)]
-    found = contents(tmp_path / "all.db")["collectives"]
-    assert found.total() == 3 * contents(two[0])["collectives"].total()
-    assert max(found.values()) == 1
+    assert [entry.nodes for entry in done] == [("host-a",), ("host-a-2",), ("host-a-3",)]
+    collectives = contents(tmp_path / "all.db")["collectives"]
+    assert collectives.total() == 3 * contents(two[0])["collectives"].total()
+    assert max(collectives.values()) == 1
 
 
 def test_a_merged_trace_can_be_merged_again(two, tmp_path):

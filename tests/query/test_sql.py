@@ -157,9 +157,9 @@ def test_hashes_read_as_explain_writes_them(db):
 def test_wall_times_are_those_of_the_clock_readings(db):
     with closing(sqlite3.connect(db)) as plain:
         at, wall = plain.execute("SELECT monotonic_ns, wall_ns FROM clocks ORDER BY monotonic_ns").fetchone()
-    told = value(db, f"wall_time(1, {at + 5_000_000})")
+    output = value(db, f"wall_time(1, {at + 5_000_000})")
     wanted = np.datetime64((wall + 5_000_000) // 1000, "us")
-    assert told == f"{wanted}Z"
+    assert output == f"{wanted}Z"
     assert value(db, "wall_time(77, 5)") is None
 
 
@@ -190,12 +190,12 @@ def test_quantiles_in_sql_are_those_of_known_values(db):
 
 
 def test_every_column_is_listed_with_its_meaning(db):
-    found = columns(db)
-    assert {column.table for column in found} >= {table.name for table in layout.TABLES} | {"annotations"}
-    meaning = {(column.table, column.name): column.meaning for column in found}
+    result = columns(db)
+    assert {column.table for column in result} >= {table.name for table in layout.TABLES} | {"annotations"}
+    meaning = {(column.table, column.name): column.meaning for column in result}
     assert "arrival" in meaning["collectives", "ts_ns"]
     assert "io" in meaning["collectives", "io_ns"]
-    without = [name for (table, name), told in meaning.items() if table == "collectives" and not told]
+    without = [name for (table, name), output in meaning.items() if table == "collectives" and not output]
     assert without == ["id"]
 
 
@@ -230,17 +230,17 @@ def test_no_trace_and_no_database_are_told_apart(tmp_path):
 
 
 def test_questions_from_several_threads_do_not_meet(db):
-    told: list[object] = []
+    output: list[object] = []
     threads = [
-        threading.Thread(target=lambda: told.append(value(db, "count(*)", "FROM collectives")))
+        threading.Thread(target=lambda: output.append(value(db, "count(*)", "FROM collectives")))
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(told) == 4
-    assert len(set(told)) == 1
+    assert len(output) == 4
+    assert len(set(output)) == 1
 
 
 def test_what_a_column_holds_as_json_can_be_taken_apart(tmp_path):
@@ -249,5 +249,5 @@ def test_what_a_column_holds_as_json_can_be_taken_apart(tmp_path):
         rows = layout.empty(layout.OPERATIONS, 2)
         rows["node"], rows["histogram"] = store.node("here"), [b'{"256":3,"512":1}', b'{"256":2}']
         store.append(layout.OPERATIONS, rows)
-    found = ask(db, "SELECT key, SUM(value) FROM operations, json_each(histogram) GROUP BY key ORDER BY key")
-    assert found.rows == [("256", 5), ("512", 1)]
+    result = ask(db, "SELECT key, SUM(value) FROM operations, json_each(histogram) GROUP BY key ORDER BY key")
+    assert result.rows == [("256", 5), ("512", 1)]

@@ -20,10 +20,10 @@ def labelled() -> Trace:
 
 def test_every_array_arrives_as_it_was_sent():
     trace = labelled()
-    found = unpacked(packed(trace))
-    assert len(found.annotations) == 1
+    result = unpacked(packed(trace))
+    assert len(result.annotations) == 1
     for table in layout.ARRAYS:
-        assert np.array_equal(getattr(found, table.name), getattr(trace, table.name))
+        assert np.array_equal(getattr(result, table.name), getattr(trace, table.name))
 
 
 def test_labels_stay_with_their_machine():

@@ -81,8 +81,8 @@ class Hub:
             for name, rows in snapshot.hot.items():
                 db.register(f"hot_{name}", rows)
             files = {
-                name: [str(self.store.folder / s.path) for s in found]
-                for name, found in snapshot.segments.items()
+                name: [str(self.store.folder / s.path) for s in result]
+                for name, result in snapshot.segments.items()
             }
             for statement in views.statements(files, {name: f"hot_{name}" for name in snapshot.hot}):
                 db.execute(statement)

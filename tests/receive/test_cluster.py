@@ -212,13 +212,13 @@ def test_what_passes_a_real_collector_lands_value_by_value(hub: Hub, tmp_path: P
         until_s = time.monotonic() + 30
         while len(hub.sql(question)) < 3 and time.monotonic() < until_s:
             time.sleep(0.05)
-    found = {str(row[0]): row[1:] for row in hub.sql(question)}
-    assert found.keys() == {"passed", "gpu.power", "step"}, (tmp_path / "collector.log").read_text()
-    assert found["passed"][:3] == (now_ns, 3, "words")
-    assert found["gpu.power"][:2] == (now_ns, 3) and found["gpu.power"][3] == 0.25
-    assert found["step"][:2] == (now_ns, 3) and found["step"][4] == 900
+    result = {str(row[0]): row[1:] for row in hub.sql(question)}
+    assert result.keys() == {"passed", "gpu.power", "step"}, (tmp_path / "collector.log").read_text()
+    assert result["passed"][:3] == (now_ns, 3, "words")
+    assert result["gpu.power"][:2] == (now_ns, 3) and result["gpu.power"][3] == 0.25
+    assert result["step"][:2] == (now_ns, 3) and result["step"][4] == 900
     for name in ("passed", "step"):
-        kept = json.loads(str(found[name][5]))
+        kept = json.loads(str(result[name][5]))
         assert {key: kept[key] for key in attributes if key != "rank"} == {
             key: value for key, value in attributes.items() if key != "rank"
         }

@@ -54,19 +54,21 @@ COLLECTIVE = {
 
 
 def test_a_collective_of_another_agent_is_a_collective_here(decode):
-    found = only(decode(logs([{"attributes": COLLECTIVE}], resource={"ingero.node.id": "n1"})), "collectives")
-    assert (found["op"], found["seq"], found["rank"], found["nranks"]) == ("all_reduce", 7, 3, 8)
-    assert (found["comm_hash"], found["count_bytes"]) == ("00000000deadbeef", 4096)
-    assert (found["datatype"], found["reduce_op"], found["node_id"]) == ("float32", "sum", "n1")
-    kept = attrs(found)  # in the sender's words where ours are others
+    verdict = only(
+        decode(logs([{"attributes": COLLECTIVE}], resource={"ingero.node.id": "n1"})), "collectives"
+    )
+    assert (verdict["op"], verdict["seq"], verdict["rank"], verdict["nranks"]) == ("all_reduce", 7, 3, 8)
+    assert (verdict["comm_hash"], verdict["count_bytes"]) == ("00000000deadbeef", 4096)
+    assert (verdict["datatype"], verdict["reduce_op"], verdict["node_id"]) == ("float32", "sum", "n1")
+    kept = attrs(verdict)  # in the sender's words where ours are others
     assert kept["nccl.op_type"] == "ncclAllReduce" and kept["nccl.comm_id_hash"] == "0xdeadbeef"
     assert "nccl.seq" not in kept and "nccl.reduce_op" not in kept
 
 
 def test_without_a_round_it_is_an_event(decode):
-    found = only(decode(logs([{"attributes": {**COLLECTIVE, "nccl.seq": "seven"}}])))
-    assert found["op"] == "all_reduce" and found["seq"] is None
-    assert attrs(found)["nccl.seq"] == "seven"
+    verdict = only(decode(logs([{"attributes": {**COLLECTIVE, "nccl.seq": "seven"}}])))
+    assert verdict["op"] == "all_reduce" and verdict["seq"] is None
+    assert attrs(verdict)["nccl.seq"] == "seven"
 
 
 def test_the_record_comes_before_the_scope_and_the_scope_before_the_resource(decode):
@@ -120,7 +122,7 @@ ODD_AS_JSON = {
 
 
 def test_nothing_is_dropped(decode):
-    found = only(
+    verdict = only(
         decode(
             logs(
                 [
@@ -141,8 +143,8 @@ def test_nothing_is_dropped(decode):
             )
         )
     )
-    kept = attrs(found)
-    assert found["name"] == "odd"
+    kept = attrs(verdict)
+    assert verdict["name"] == "odd"
     assert {key: kept[key] for key in ODD} == ODD_AS_JSON
     assert kept["otel.resource"] == ODD_AS_JSON
     assert kept["otel.scope"] == {"attributes": {"s": 1}}
@@ -166,8 +168,8 @@ def test_nothing_is_dropped(decode):
     ],
 )
 def test_a_body_is_text_and_a_number_where_it_is_one(decode, body, text, number):
-    found = only(decode(logs([{"body": body}])))
-    assert (found["value_text"], found["value_double"]) == (text, number)
+    verdict = only(decode(logs([{"body": body}])))
+    assert (verdict["value_text"], verdict["value_double"]) == (text, number)
 
 
 @pytest.mark.parametrize(
@@ -184,28 +186,28 @@ def test_a_body_is_text_and_a_number_where_it_is_one(decode, body, text, number)
 )
 def test_a_time_that_cannot_be_true_is_replaced_kept_and_counted(decode, time, observed, wanted, n_untimed):
     decoded = decode(logs([{"time_unix_nano": time, "observed_time_unix_nano": observed, "body": "x"}]))
-    found = only(decoded)
-    assert found["ts_ns"] == wanted and found["ts"].timestamp() == pytest.approx(wanted / 1e9)
+    verdict = only(decoded)
+    assert verdict["ts_ns"] == wanted and verdict["ts"].timestamp() == pytest.approx(wanted / 1e9)
     assert decoded.counts.get("untimed_records", 0) == n_untimed
-    assert attrs(found).get("otel.time_unix_nano") == (time if n_untimed and time else None)
+    assert attrs(verdict).get("otel.time_unix_nano") == (time if n_untimed and time else None)
 
 
 @pytest.mark.parametrize("rank", [1 << 31, "x", 1.5, math.nan, True, [1]])
 def test_what_does_not_fit_a_column_stays_where_it_was(decode, rank):
-    found = only(decode(logs([{"attributes": {"rank": rank}}])))
-    assert found["rank"] is None
-    assert attrs(found)["rank"] == ("NaN" if rank != rank else rank)
+    verdict = only(decode(logs([{"attributes": {"rank": rank}}])))
+    assert verdict["rank"] is None
+    assert attrs(verdict)["rank"] == ("NaN" if rank != rank else rank)
 
 
 def test_numbers_as_text_and_whole_floats_are_integers(decode):
-    found = only(decode(logs([{"attributes": {"rank": "12", "seq": 7.0, "step": "-3"}}])))
-    assert (found["rank"], found["seq"], found["step"], found["attrs"]) == (12, 7, -3, None)
+    verdict = only(decode(logs([{"attributes": {"rank": "12", "seq": 7.0, "step": "-3"}}])))
+    assert (verdict["rank"], verdict["seq"], verdict["step"], verdict["attrs"]) == (12, 7, -3, None)
 
 
 def test_of_several_names_of_a_fact_the_best_counts_and_the_others_stay(decode):
-    found = only(decode(logs([{"attributes": {"rank": 1, "nccl.rank": 2, "stallscope.rank": 3}}])))
-    assert found["rank"] == 3
-    assert attrs(found) == {"rank": 1, "nccl.rank": 2}
+    verdict = only(decode(logs([{"attributes": {"rank": 1, "nccl.rank": 2, "stallscope.rank": 3}}])))
+    assert verdict["rank"] == 3
+    assert attrs(verdict) == {"rank": 1, "nccl.rank": 2}
 
 
 def test_our_agents_records_go_to_the_table_they_name(decode):
@@ -294,11 +296,11 @@ RECORDS = st.lists(
 @given(records=RECORDS, resource=st.dictionaries(KEYS, VALUES, max_size=4))
 def test_both_decoders_say_the_same_of_anything(records, resource):
     body = logs(records, resource=resource).SerializeToString()
-    one, other = (
+    entry, other = (
         Decoder(of_logs=way, now_ns=lambda: NOW_NS).decode("logs", body, "a") for way in DECODERS.values()
     )
-    assert one.counts == other.counts and one.batch.batch_id == other.batch.batch_id
-    assert one.batch.tables.keys() == other.batch.tables.keys()
-    for name in one.batch.tables:
-        assert str(rows(one, name)) == str(rows(other, name))
-        assert all(attrs(row) is not None for row in rows(one, name) if "attrs" in row)
+    assert entry.counts == other.counts and entry.batch.batch_id == other.batch.batch_id
+    assert entry.batch.tables.keys() == other.batch.tables.keys()
+    for name in entry.batch.tables:
+        assert str(rows(entry, name)) == str(rows(other, name))
+        assert all(attrs(row) is not None for row in rows(entry, name) if "attrs" in row)

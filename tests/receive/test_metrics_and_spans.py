@@ -24,8 +24,8 @@ def decoded(decoder: Decoder, message: Any, signal: str = "metrics") -> Decoded:
     return decoder.decode(signal, message.SerializeToString(), "a")
 
 
-def rows(found: Decoded, table: str = "node_metrics") -> list[dict[str, Any]]:
-    return schema.conformed(table, found.batch.tables[table]).to_pylist()
+def rows(result: Decoded, table: str = "node_metrics") -> list[dict[str, Any]]:
+    return schema.conformed(table, result.batch.tables[table]).to_pylist()
 
 
 def test_a_gauge_of_another_agent_lands_with_node_rank_and_value(decoder):
@@ -69,8 +69,8 @@ def counter(at_s: int, value: int, *, start_s: int = 0, monotonic: bool = True) 
 
 
 def growth(decoder: Decoder, *messages: Any) -> list[tuple[float | None, bool | None]]:
-    found = [rows(decoded(decoder, message))[0] for message in messages]
-    return [(row["increase"], row["is_reset"]) for row in found]
+    result = [rows(decoded(decoder, message))[0] for message in messages]
+    return [(row["increase"], row["is_reset"]) for row in result]
 
 
 def test_a_cumulative_counter_grows_by_the_difference(decoder):
@@ -115,18 +115,18 @@ def test_counters_of_other_attributes_and_tenants_are_others(decoder):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number_is_null_kept_as_text_and_counted(decoder, value):
-    found = decoded(decoder, numbers([{"as_double": value}]))
-    (row,) = rows(found)
-    assert row["value_double"] is None and found.counts["not_finite_values"] == 1
+    result = decoded(decoder, numbers([{"as_double": value}]))
+    (row,) = rows(result)
+    assert row["value_double"] is None and result.counts["not_finite_values"] == 1
     assert json.loads(row["attrs"])["otel.value"] in ("NaN", "Infinity")
 
 
 def test_a_metric_that_is_there_twice_is_stored_twice_and_counted(decoder):
     message = numbers([{"as_int": 1}])
     add_numbers(message, [{"as_int": 2}], name="gpu.power")
-    found = decoded(decoder, message)
-    assert [row["value_double"] for row in rows(found)] == [1.0, 2.0]
-    assert found.counts["repeated_metric_names"] == 1
+    result = decoded(decoder, message)
+    assert [row["value_double"] for row in rows(result)] == [1.0, 2.0]
+    assert result.counts["repeated_metric_names"] == 1
 
 
 def test_integers_beyond_a_double_are_kept_exactly(decoder):
@@ -135,10 +135,10 @@ def test_integers_beyond_a_double_are_kept_exactly(decoder):
 
 
 def test_points_without_value_or_time_are_stored_as_that(decoder):
-    found = decoded(decoder, numbers([{"flags": 1}, {"as_int": 3, "time_unix_nano": 0}]))
-    none, timed = rows(found)
+    result = decoded(decoder, numbers([{"flags": 1}, {"as_int": 3, "time_unix_nano": 0}]))
+    none, timed = rows(result)
     assert none["value_double"] is None and timed["ts_ns"] == NOW_NS
-    assert found.counts["untimed_records"] == 1 and found.batch.batch_id == ""
+    assert result.counts["untimed_records"] == 1 and result.batch.batch_id == ""
 
 
 def test_histograms_and_summaries_keep_their_shape(decoder):
@@ -157,8 +157,8 @@ def test_histograms_and_summaries_keep_their_shape(decoder):
     summary = metrics.add(name="s").summary.data_points.add(time_unix_nano=NOW_NS, count=4, sum=8)
     summary.quantile_values.add(quantile=0.5, value=2)
     metrics.add(name="without data")
-    found = decoded(decoder, message)
-    h, e, s = rows(found)
+    result = decoded(decoder, message)
+    h, e, s = rows(result)
     assert (h["kind"], h["n"], h["value_double"], h["is_cumulative"]) == ("histogram", 3, 6.5, False)
     kept = json.loads(h["attrs"])
     assert (kept["otel.bounds"], kept["otel.counts"], kept["otel.min"], kept["otel.max"]) == (
@@ -169,7 +169,7 @@ def test_histograms_and_summaries_keep_their_shape(decoder):
     )
     assert e["is_cumulative"] and json.loads(e["attrs"])["otel.positive"] == {"offset": 0, "counts": [0, 1]}
     assert (s["kind"], s["n"], json.loads(s["attrs"])["otel.quantiles"]) == ("summary", 4, [[0.5, 2]])
-    assert found.counts["empty_metrics"] == 1
+    assert result.counts["empty_metrics"] == 1
 
 
 def test_a_span_is_an_event_with_a_duration(decoder):

@@ -54,9 +54,9 @@ def test_together_they_are_what_each_is_alone(requests):
     alone = [DECODER.decode("logs", body, "a") for body in bodies]
     together = DECODER.logs_together(bodies, "a")
     if together is None:  # a record without a time tells nothing that a retry is known by
-        assert any(one.counts for one in alone) or not any(one.n_records for one in alone)
+        assert any(entry.counts for entry in alone) or not any(entry.n_records for entry in alone)
         return
-    assert [told(one) for one in together] == [told(one) for one in alone]
+    assert [told(entry) for entry in together] == [told(entry) for entry in alone]
 
 
 def test_records_for_several_tables_stay_with_their_request():
@@ -69,8 +69,8 @@ def test_records_for_several_tables_stay_with_their_request():
     ]
     together = DECODER.logs_together(bodies, "a")
     assert together is not None
-    assert [told(one) for one in together] == [told(DECODER.decode("logs", one, "a")) for one in bodies]
-    assert [sorted(one.batch.tables) for one in together] == [
+    assert [told(body) for body in together] == [told(DECODER.decode("logs", body, "a")) for body in bodies]
+    assert [sorted(body.batch.tables) for body in together] == [
         ["calls", "collectives", "events", "nodes"],
         ["calls"],
         [],
@@ -82,7 +82,7 @@ def test_a_record_that_says_too_much_is_rejected_in_its_own_request():
     small, large = logs([{"body": "small"}]), logs([{"body": "y"}, {"attributes": {"x": "y" * (2 << 20)}}])
     together = DECODER.logs_together([small.SerializeToString(), large.SerializeToString()], "a")
     assert together is not None
-    assert [(one.n_records, one.n_rejected) for one in together] == [(1, 0), (2, 1)]
+    assert [(entry.n_records, entry.n_rejected) for entry in together] == [(1, 0), (2, 1)]
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_one_that_is_wrong_does_not_harm_those_beside_it():
             return str(error)
 
     with ThreadPoolExecutor(len(bodies)) as pool:
-        found = list(pool.map(send, bodies))
-    assert "not a valid OTLP logs message" in str(found.pop(15))
-    assert found == [told(DECODER.decode("logs", body, "a")) for body in good]
+        result = list(pool.map(send, bodies))
+    assert "not a valid OTLP logs message" in str(result.pop(15))
+    assert result == [told(DECODER.decode("logs", body, "a")) for body in good]
 
 
 def test_tenants_are_never_decoded_together():
@@ -129,8 +129,8 @@ def test_tenants_are_never_decoded_together():
         return gathering.decode(body, tenant, n_bytes=len(body))
 
     with ThreadPoolExecutor(20) as pool:
-        found = list(pool.map(send, range(20)))
-    for number, decoded in enumerate(found):
+        result = list(pool.map(send, range(20)))
+    for number, decoded in enumerate(result):
         tenant = "ab"[number % 2]
         assert decoded.batch.tenant == tenant
         assert decoded.batch.tables["events"]["value_text"].to_pylist() == [tenant]
@@ -155,31 +155,31 @@ def test_no_tenant_waits_for_anothers_requests():
 
 
 def test_who_finds_no_place_is_told_so_and_those_beside_it_are_decoded():
-    places = [Overloaded("no place", 1.0), None]
+    indexes = [Overloaded("no place", 1.0), None]
 
     @contextmanager
     def at_work() -> Iterator[None]:
-        if place := places.pop(0):
-            raise place
+        if index := indexes.pop(0):
+            raise index
         yield
 
-    seen: list[str] = []
+    observed: list[str] = []
     gathering: Gathering[str, str] = Gathering(
-        lambda request, tenant: seen.append(request) or request,
+        lambda request, tenant: observed.append(request) or request,
         lambda requests, tenant: None,
         at_work=at_work,
     )
     with pytest.raises(Overloaded, match="no place"):
         gathering.decode("first", "a", n_bytes=1)
     assert gathering.decode("second", "a", n_bytes=1) == "second"
-    assert seen == ["second"], "what was refused is not decoded later"
+    assert observed == ["second"], "what was refused is not decoded later"
 
 
 def arrow_request(node: str, *, about: dict[str, str] | None = None, **n_rows: int) -> bytes:
     """An agent's request: so many rows by table, each with its own numbers."""
     tables = {}
     for name, n in n_rows.items():
-        table = {one.name: one for one in layout.TABLES}[name]
+        table = {entry.name: entry for entry in layout.TABLES}[name]
         rows = layout.empty(table, n)
         rows["ts_ns"] = NOW_NS + np.arange(n)
         rows["pid"] = sum(node.encode()) + np.arange(n)
@@ -214,10 +214,10 @@ def test_arrow_requests_together_are_what_each_is_alone():
     bodies = arrow_bodies()
     together = arrow_batches.batches([arrow.read(body, limit=1 << 24) for body in bodies], "a")
     assert together is not None
-    assert [arrow_told(one) for one in together] == [
+    assert [arrow_told(entry) for entry in together] == [
         arrow_told(arrow.decode(body, "a", limit=1 << 24)) for body in bodies
     ]
-    assert [[row["node_id"] for row in one.tables["calls"].to_pylist()] for one in together[:4]] == [
+    assert [[row["node_id"] for row in entry.tables["calls"].to_pylist()] for entry in together[:4]] == [
         *([f"n{i}"] * 3 for i in range(3)),
         ["own"],
     ]
@@ -237,6 +237,6 @@ def test_an_arrow_request_that_does_not_fit_does_not_harm_those_beside_it():
             return str(error)
 
     with ThreadPoolExecutor(len(requests)) as pool:
-        found = list(pool.map(send, requests))
-    assert found[:-1] == [arrow_told(arrow.batch(one, "a")) for one in good]
-    assert "the rows for table calls have wrong types" in str(found[-1])
+        result = list(pool.map(send, requests))
+    assert result[:-1] == [arrow_told(arrow.batch(entry, "a")) for entry in good]
+    assert "the rows for table calls have wrong types" in str(result[-1])

@@ -126,9 +126,9 @@ def test_a_record_too_large_is_a_partial_success(hub: Hub, tmp_path: Path):
 
 
 def refused(hub: Hub, method: str, body: bytes, headers: dict[str, str] | None = None) -> grpc.RpcError:
-    with pytest.raises(grpc.RpcError) as told:
+    with pytest.raises(grpc.RpcError) as error:
         hub.call(method, body, AS_A if headers is None else headers)
-    return told.value
+    return error.value
 
 
 GARBAGE = [b"\xff" * 30, b"GET / HTTP/1.1\r\n\r\n", bytes(range(256))]
@@ -147,8 +147,8 @@ def test_garbage_is_refused_for_good(hub: Hub, method: str, body: bytes):
 def test_garbage_over_http_is_a_400_with_a_status_body(hub: Hub, path: str, kind: dict[str, str]):
     answer = post(hub, path, b"\xff" * 30, content_type=kind["content-type"])
     assert answer.status_code == 400
-    told = answer.json() if kind is JSON else Status.FromString(answer.content)
-    assert "OTLP" in (told["message"] if kind is JSON else told.message)
+    output = answer.json() if kind is JSON else Status.FromString(answer.content)
+    assert "OTLP" in (output["message"] if kind is JSON else output.message)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_a_bomb_is_refused_before_it_goes_off(hub: Hub):
     answer = post(hub, "/v1/logs", bomb, content_encoding="gzip")
     assert answer.status_code == 413
     with grpc.insecure_channel(hub.grpc_url, compression=grpc.Compression.Gzip) as channel:
-        with pytest.raises(grpc.RpcError) as told:
+        with pytest.raises(grpc.RpcError) as error:
             channel.unary_unary(LOGS)(bytes(20 << 20), metadata=list(AS_A.items()), timeout=20)
-        assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     hub.call(LOGS, one_log("after the bomb"))
     assert n_events(hub, "after the bomb") == 1
 
@@ -212,7 +212,7 @@ def test_a_full_hub_says_when_to_come_back_and_loses_nothing(tmp_path: Path):
         assert rpc_status.from_call(error).details[0].Unpack(info)
         assert info.retry_delay.ToMilliseconds() == 1500
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-        assert [one.future.result(20).n_rows for one in waiting] == [8]
+        assert [entry.future.result(20).n_rows for entry in waiting] == [8]
         assert n_events(hub, "too many") == 0 and n_events(hub, "w0") == 8
         assert hub.receiver.numbers()["batches_refused"] == 2
 
@@ -288,14 +288,14 @@ def test_the_opentelemetry_sdk_lands_what_it_sent(hub: Hub, way: str):
         meter_provider.force_flush()
     meter_provider.shutdown()
 
-    found = hub.sql(
+    rows = hub.sql(
         "SELECT step, rank, value_text, attrs, cluster_id FROM stored_events"
         f" WHERE node_id = '{node}' AND step IS NOT NULL ORDER BY step"
     )
-    assert [(row[0], row[1], row[2], row[4]) for row in found] == [
+    assert [(row[0], row[1], row[2], row[4]) for row in rows] == [
         (step, 3, f"step {step} is slow", "c1") for step in range(7)
     ]
-    kept = [json.loads(str(row[3])) for row in found]
+    kept = [json.loads(str(row[3])) for row in rows]
     assert all(
         k["loss"] == 0.5 and k["tags"] == ["a", "b"] and k["otel.severity_text"] == "WARN" for k in kept
     )
@@ -305,8 +305,8 @@ def test_the_opentelemetry_sdk_lands_what_it_sent(hub: Hub, way: str):
         f"SELECT duration_ns, attrs FROM stored_events WHERE node_id = '{node}' AND name = 'backward'"
     )
     assert duration_ns == span.end_time - span.start_time
-    said = json.loads(str(attrs))
-    assert said["otel.span_id"] == f"{span.context.span_id:016x}" and said["otel.events"][0]["name"] == "half"
+    data = json.loads(str(attrs))
+    assert data["otel.span_id"] == f"{span.context.span_id:016x}" and data["otel.events"][0]["name"] == "half"
 
     points = hub.sql(
         "SELECT value_double, increase, is_monotonic, is_cumulative, unit, rank FROM node_metrics"

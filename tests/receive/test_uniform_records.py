@@ -65,13 +65,13 @@ def of_one_shape(draw: st.DrawFn) -> ExportLogsServiceRequest:
     }
 
     def record() -> dict[str, Any]:
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "time_unix_nano": draw(st.sampled_from([NOW_NS, NOW_NS + 1, 5])),
             "attributes": {key: draw(KINDS[kind]) for key, kind in kinds.items()},
         }
         if own["body"]:
-            found["body"] = draw(KINDS[own["body"]])
-        return found | {name: draw(made) for name, made in values.items() if own[name]}
+            result["body"] = draw(KINDS[own["body"]])
+        return result | {name: draw(made) for name, made in values.items() if own[name]}
 
     message = logs([])
     different = [record() for _ in range(draw(st.integers(1, 3)))]
@@ -126,18 +126,18 @@ def test_a_byte_that_is_wrong_is_never_read_as_something_else(data):
     if data.draw(st.booleans()):
         del body[at : at + data.draw(st.integers(0, 3))]
     try:
-        found = decoded(bytes(body), decoding.by_shape)
+        result = decoded(bytes(body), decoding.by_shape)
     except Unlike:
         return
-    assert found == decoded(bytes(body), by_loop)
+    assert result == decoded(bytes(body), by_loop)
 
 
 def test_the_usual_records_are_read_all_at_once():
-    found = uniform_records.records(collectives().SerializeToString())
-    assert found.attributes.names == ["nccl.op_type", "nccl.comm_id_hash", "nccl.seq", "step", "note", "ü"]
-    assert found.attributes.columns["nccl.seq"].to_pylist() == [100 + i for i in range(1000)]
-    assert found.attributes.columns["step"].to_pylist() == [i - 20 for i in range(1000)]
-    assert found.attributes.columns["note"].to_pylist() == ["y" * (i // 500) for i in range(1000)]
+    records = uniform_records.records(collectives().SerializeToString())
+    assert records.attributes.names == ["nccl.op_type", "nccl.comm_id_hash", "nccl.seq", "step", "note", "ü"]
+    assert records.attributes.columns["nccl.seq"].to_pylist() == [100 + i for i in range(1000)]
+    assert records.attributes.columns["step"].to_pylist() == [i - 20 for i in range(1000)]
+    assert records.attributes.columns["note"].to_pylist() == ["y" * (i // 500) for i in range(1000)]
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ NUMBERS = [0, 1, 127, 128, (1 << 14) - 1, 1 << 14, (1 << 56) - 1, 1 << 56, (1 <<
 
 
 def test_numbers_of_every_length_are_read():
-    found = uniform_records.records(
-        logs([{"attributes": {"a": one}} for one in NUMBERS * 120]).SerializeToString()
+    records = uniform_records.records(
+        logs([{"attributes": {"a": entry}} for entry in NUMBERS * 120]).SerializeToString()
     )
-    assert found.attributes.columns["a"].to_pylist() == NUMBERS * 120
+    assert records.attributes.columns["a"].to_pylist() == NUMBERS * 120
 
 
 def test_a_number_of_more_than_64_bits_is_none():
@@ -193,10 +193,10 @@ def test_records_of_many_lengths_are_left_to_the_others(n):
 
 
 def test_attributes_of_every_record_are_the_same_record_by_record():
-    found = uniform_records.records(collectives(3).SerializeToString()).attributes
-    listed = found.listed()
+    attributes = uniform_records.records(collectives(3).SerializeToString()).attributes
+    listed = attributes.listed()
     assert listed.parent.tolist() == [i for i in range(3) for _ in range(6)]
-    assert listed.key.to_pylist() == [*found.names] * 3
+    assert listed.key.to_pylist() == [*attributes.names] * 3
     assert listed.text.to_pylist()[::6] == ["all_reduce"] * 3
     assert listed.integer.to_pylist()[2::6] == [100, 101, 102]
     assert listed.number.to_pylist()[5::6] == [0.0, 0.5, 1.0]

@@ -15,8 +15,8 @@ PACKED = memoryview(gzip.compress(PLAIN, 1))
 
 def test_what_unpacks_to_as_many_bytes_as_told_is_that():
     assert len(PACKED) > 2 << 16, "more than is unpacked at a time"
-    found = inflated_to(PACKED, len(PLAIN))
-    assert found is not None and found.to_pybytes() == PLAIN
+    inflated = inflated_to(PACKED, len(PLAIN))
+    assert inflated is not None and inflated.to_pybytes() == PLAIN
     assert inflated_to(memoryview(gzip.compress(b"")), 0) is not None
 
 

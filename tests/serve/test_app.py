@@ -49,8 +49,8 @@ def answer(
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[AppContext]:
-    told = {"ingest": ["otlp"]}
-    with house_in(tmp_path, capabilities=lambda: told, state=lambda: {"n_rows": 3}) as house:
+    output = {"ingest": ["otlp"]}
+    with house_in(tmp_path, capabilities=lambda: output, state=lambda: {"n_rows": 3}) as house:
         yield house
 
 
@@ -64,12 +64,12 @@ def test_the_layers_stand_in_this_order():
 
 
 def test_versions_need_no_token_and_tell_no_patch_level(house: AppContext):
-    told = answer(house, "GET", "/api/versions")
-    assert told.status_code == 200
-    flags = told.json()["capabilities"]
+    output = answer(house, "GET", "/api/versions")
+    assert output.status_code == 200
+    flags = output.json()["capabilities"]
     assert flags.pop("ingest") == ["otlp"]
     assert flags == dict.fromkeys(SURFACES, False)
-    assert told.json()["versions"]["stallscope"] == ".".join(__version__.split(".")[:2])
+    assert output.json()["versions"]["stallscope"] == ".".join(__version__.split(".")[:2])
     assert [major_minor(v) for v in ("1.2.3", "0.1.0.dev3+g123", "2.0")] == ["1.2", "0.1", "2.0"]
 
 
@@ -88,20 +88,20 @@ def test_metrics_of_all_tenants_need_the_scope_admin(house: AppContext, reader: 
     assert answer(house, "GET", "/metrics").status_code == 401
     assert answer(house, "GET", "/metrics", token=reader).status_code == 403
     admin = house.tokens.create(["admin"], "team-a")
-    told = answer(house, "GET", "/metrics", token=admin)
-    assert told.status_code == 200
-    assert 'stallscope_http_requests_total{method="GET",status="403"}' not in told.text  # another app's
-    assert "# TYPE stallscope_http_requests_total counter" in told.text
+    output = answer(house, "GET", "/metrics", token=admin)
+    assert output.status_code == 200
+    assert 'stallscope_http_requests_total{method="GET",status="403"}' not in output.text  # another app's
+    assert "# TYPE stallscope_http_requests_total counter" in output.text
 
 
 def test_a_request_without_a_good_token_goes_no_further_and_is_logged_by_the_bearer_layer(
     house: AppContext, reader: str, tmp_path: Path
 ):
     for token in (None, "sst_0123456789ab_" + "x" * 43):
-        told = answer(house, "POST", "/echo", token=token)
-        assert told.status_code == 401
-        assert told.headers["www-authenticate"].startswith("Bearer")
-        assert told.json()["error"]["kind"] == "not_authenticated"
+        output = answer(house, "POST", "/echo", token=token)
+        assert output.status_code == 401
+        assert output.headers["www-authenticate"].startswith("Bearer")
+        assert output.json()["error"]["kind"] == "not_authenticated"
     assert [(line["event"], line["status"], line["path"]) for line in audited(tmp_path)] == [
         ("refused", 401, "/echo")
     ] * 2
@@ -110,8 +110,8 @@ def test_a_request_without_a_good_token_goes_no_further_and_is_logged_by_the_bea
 def test_the_audit_log_says_who_asked_what_and_what_came_of_it(
     house: AppContext, reader: str, tmp_path: Path
 ):
-    told = answer(house, "POST", "/echo?token=abc", token=reader, content=b"12345")
-    assert told.json() == {"n_bytes": 5, "tenant": "team-a"}
+    output = answer(house, "POST", "/echo?token=abc", token=reader, content=b"12345")
+    assert output.json() == {"n_bytes": 5, "tenant": "team-a"}
     (line,) = audited(tmp_path)
     assert (
         line.items()
@@ -136,11 +136,11 @@ def test_the_audit_log_sees_refusals_by_scope_and_by_rate(house: AppContext, tmp
         async with client_of(house, *PARTS, token=token) as client:
             return [await client.post("/echo") for _ in range(4)]
 
-    told = asyncio.run(ask())
-    assert [one.status_code for one in told] == [403, 403, 429, 429]
-    assert told[0].json()["error"]["kind"] == "not_allowed"
-    assert told[2].json()["error"]["kind"] == "too_many"
-    assert 1 <= int(told[2].headers["retry-after"]) <= 60
+    done = asyncio.run(ask())
+    assert [entry.status_code for entry in done] == [403, 403, 429, 429]
+    assert done[0].json()["error"]["kind"] == "not_allowed"
+    assert done[2].json()["error"]["kind"] == "too_many"
+    assert 1 <= int(done[2].headers["retry-after"]) <= 60
     assert [line["status"] for line in audited(tmp_path)] == [403, 403, 429, 429]
 
 
@@ -168,25 +168,28 @@ def test_a_body_that_is_too_long_is_refused_whether_announced_or_not(house: AppC
 
     assert answer(house, "POST", "/echo", token=token, content=b"1234567890").status_code == 200
     for content in (b"12345678901", pieces()):
-        told = answer(house, "POST", "/echo", token=token, content=content)
-        assert (told.status_code, told.json()["error"]["kind"]) == (413, "too_large")
-    told = answer(house, "POST", "/echo", token=token, headers={"Content-Length": "-1"})
-    assert told.status_code == 413
+        output = answer(house, "POST", "/echo", token=token, content=content)
+        assert (output.status_code, output.json()["error"]["kind"]) == (413, "too_large")
+    output = answer(house, "POST", "/echo", token=token, headers={"Content-Length": "-1"})
+    assert output.status_code == 413
 
 
 def test_every_error_has_the_same_body(house: AppContext, reader: str, tmp_path: Path):
-    told = [
+    output = [
         answer(house, "GET", "/missing", token=reader),
         answer(house, "GET", "/nowhere", token=reader),
         answer(house, "GET", "/echo", token=reader),
         answer(house, "GET", "/broken", token=reader),
     ]
-    assert [one.status_code for one in told] == [404, 404, 405, 500]
-    for one in told:
-        assert set(one.json()) == {"error"}
-        assert set(one.json()["error"]) == {"kind", "message"}
-    assert told[0].json()["error"] == {"kind": "not_found", "message": "rank 7 is not there; ask for another"}
-    assert "secret" not in told[3].text
+    assert [entry.status_code for entry in output] == [404, 404, 405, 500]
+    for entry in output:
+        assert set(entry.json()) == {"error"}
+        assert set(entry.json()["error"]) == {"kind", "message"}
+    assert output[0].json()["error"] == {
+        "kind": "not_found",
+        "message": "rank 7 is not there; ask for another",
+    }
+    assert "secret" not in output[3].text
     assert "a secret detail" in audited(tmp_path)[-1]["failed"]
 
 

@@ -21,7 +21,7 @@ BASELINE = Path(__file__).with_name("conformance.yml")
 @pytest.fixture(scope="module")
 def suite(repository):
     """The suite's program; skips where npm could not fetch it."""
-    found = (
+    result = (
         repository
         / ".venv"
         / "node"
@@ -31,9 +31,9 @@ def suite(repository):
         / "dist"
         / "index.js"
     )
-    if not found.exists():
+    if not result.exists():
         pytest.skip("no conformance suite: make setup fetches it from npm")
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")

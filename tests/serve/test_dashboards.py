@@ -47,8 +47,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("hub")
     with cluster.hub_in(folder / "store") as made:
         cluster.fill(made.store, "a", "alpha")
-        with answering(made, folder) as found:
-            yield found
+        with answering(made, folder) as result:
+            yield result
 
 
 def queries() -> list[dict[str, Any]]:

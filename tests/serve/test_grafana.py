@@ -41,8 +41,8 @@ def there(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
     with cluster.hub_in(folder / "store") as hub:
         cluster.fill(hub.store, "a", "alpha")
-        with answering(hub, folder) as found:
-            yield found
+        with answering(hub, folder) as result:
+            yield result
 
 
 def sent(there: Answering, url: str, body: str, *, token: str) -> tuple[int, Any]:
@@ -62,9 +62,9 @@ def sent(there: Answering, url: str, body: str, *, token: str) -> tuple[int, Any
     )
     answer = connection.getresponse()
     assert answer.headers.get_content_type() == "application/json"
-    told = answer.read()
+    trace = answer.read()
     connection.close()
-    return answer.status, json.loads(told)
+    return answer.status, json.loads(trace)
 
 
 def is_flat(value: object) -> bool:
@@ -77,9 +77,9 @@ def is_flat(value: object) -> bool:
 def test_a_panel_as_documented_gets_flat_rows(there: Answering, name: str):
     url, body, root = panels()[name]
     assert "${" not in replaced(body)
-    status, told = sent(there, url, body, token=there.token(("read",), "a"))
-    assert status == 200, told
-    rows = told[root]
+    status, output = sent(there, url, body, token=there.token(("read",), "a"))
+    assert status == 200, output
+    rows = output[root]
     assert rows and len({tuple(row) for row in rows}) == 1, "one set of columns"
     for row in rows:
         assert not {name: value for name, value in row.items() if not is_flat(value)}
@@ -89,13 +89,13 @@ def test_there_are_the_three_panels_and_they_name_the_straggler(there: Answering
     known = panels()
     assert len(known) == 3
     url, body, root = known["late ranks (table)"]
-    _, told = sent(there, url, body, token=there.token(("read",), "a"))
-    assert [row["rank"] for row in told[root]] == [cluster.STRAGGLER]
+    _, output = sent(there, url, body, token=there.token(("read",), "a"))
+    assert [row["rank"] for row in output[root]] == [cluster.STRAGGLER]
 
 
 def test_what_goes_wrong_is_said_where_a_panel_shows_it(there: Answering):
     url, body, _ = panels()["late ranks (table)"]
-    status, told = sent(there, url, body, token="wrong")
-    assert status == 401 and told["error"]
-    status, told = sent(there, url, '{"from": ${__unknown}}', token=there.token(("read",), "a"))
-    assert status == 400 and told["error"]
+    status, output = sent(there, url, body, token="wrong")
+    assert status == 401 and output["error"]
+    status, output = sent(there, url, '{"from": ${__unknown}}', token=there.token(("read",), "a"))
+    assert status == 400 and output["error"]

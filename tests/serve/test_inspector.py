@@ -44,8 +44,8 @@ def there(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
     with cluster.hub_in(folder / "store") as hub:
         cluster.fill(hub.store, "a", "alpha")
-        with answering(hub, folder) as found:
-            yield found
+        with answering(hub, folder) as result:
+            yield result
 
 
 @pytest.fixture(scope="module")

@@ -48,10 +48,10 @@ def node(db: Path, files: Path, **changes: object) -> Iterator[str]:
 
 def asked(address: str, access: Access) -> str:
     """Why the node did not answer; empty when it did."""
-    found: Answers[object] = ask_all(
+    result: Answers[object] = ask_all(
         [address], access, lambda connection: connection.post("/api/v1/node/query", {"sql": COUNT})
     )
-    return found.failures[0].reason if found.failures else ""
+    return result.failures[0].reason if result.failures else ""
 
 
 def test_a_token_and_the_authority_are_needed(db: Path, tmp_path: Path):
@@ -106,10 +106,10 @@ def test_another_host_name_is_not_believed(db: Path, tmp_path: Path):
 
 
 def test_a_client_certificate_stands_for_a_token(db: Path, tmp_path: Path):
-    ours, others = trustme.CA(), trustme.CA()
-    ours.cert_pem.write_to_path(tmp_path / "clients.pem")
+    c_a, others = trustme.CA(), trustme.CA()
+    c_a.cert_pem.write_to_path(tmp_path / "clients.pem")
     pems = {}
-    for name, ca in (("ours", ours), ("others", others)):
+    for name, ca in (("ours", c_a), ("others", others)):
         made = ca.issue_cert(f"{name}@example")
         pems[name] = (tmp_path / f"{name}.crt", tmp_path / f"{name}.key")
         made.cert_chain_pems[0].write_to_path(pems[name][0])
@@ -175,8 +175,8 @@ def test_bad_questions_are_refused_in_words(db: Path, tmp_path: Path):
             ({}, "sql"),
             ({"sql": "SELECT sq FROM collectives"}, "did you mean seq"),
         ):
-            found = ask_all([address], access, lambda c, body=body: c.post("/api/v1/node/query", body))
-            assert says in found.failures[0].reason
+            result = ask_all([address], access, lambda c, body=body: c.post("/api/v1/node/query", body))
+            assert says in result.failures[0].reason
 
 
 def test_a_clock_that_is_ahead_is_measured(db: Path, tmp_path: Path):
@@ -195,12 +195,12 @@ def test_traces_of_all_nodes_are_one_and_the_culprit_is_found(tmp_path: Path, tr
     from stallscope.diagnose.engine import diagnose
 
     with fleet(tmp_path, trace) as nodes:
-        found = fleet_trace.asked_of([*nodes.addresses, "127.0.0.1:1"], nodes.access())
-    assert [failure.reason for failure in found.failures] == ["Connection refused"]
+        result = fleet_trace.asked_of([*nodes.addresses, "127.0.0.1:1"], nodes.access())
+    assert [failure.reason for failure in result.failures] == ["Connection refused"]
     whole = store.read(nodes.whole)
     for name in ("collectives", "calls", "snapshots", "processes"):
-        assert len(getattr(found.trace, name)) == len(getattr(whole, name))
-    (verdict,) = diagnose(found.trace).verdicts
+        assert len(getattr(result.trace, name)) == len(getattr(whole, name))
+    (verdict,) = diagnose(result.trace).verdicts
     assert (verdict.ranks, verdict.nodes) == ([VICTIM], ["node0001"])
 
 
@@ -209,8 +209,8 @@ def test_the_time_is_limited(db: Path, tmp_path: Path):
     with node(db, files.folder) as address:
         access = Access(token=files.token.read_text().strip(), ca=files.ca)
         endless = "SELECT count(*) FROM collectives a, collectives b, collectives c, collectives d"
-        found = fanout.query(COUNT, [address], access, limits=Limits(timeout_s=5))
-        assert len(found.answer.rows) == 1
+        rows = fanout.query(COUNT, [address], access, limits=Limits(timeout_s=5))
+        assert len(rows.answer.rows) == 1
         refused = ask_all(
             [address], access, lambda c: c.post("/api/v1/node/query", {"sql": endless, "timeout_s": 0.2})
         )
@@ -225,7 +225,7 @@ def test_nodes_that_are_none(text: str):
 
 def test_nodes():
     assert addresses(" a:1, b ,[::1]:2") == ["a:1", "b", "[::1]:2"]
-    assert [host_and_port(one) for one in ("a:1", "b", "[::1]:2", "[::1]")] == [
+    assert [host_and_port(entry) for entry in ("a:1", "b", "[::1]:2", "[::1]")] == [
         ("a", 1),
         ("b", 8443),
         ("::1", 2),

@@ -59,8 +59,8 @@ def test_two_lengths_end_the_connection(tmp_path: Path):
         async def ask() -> tuple[int, str]:
             async with client_of(house, *PARTS, token=token) as client:
                 headers = {"Content-Length": "3", "Transfer-Encoding": "chunked"}
-                told = await client.post("/echo", content=b"abc", headers=headers)
-                return told.status_code, told.headers["connection"]
+                response = await client.post("/echo", content=b"abc", headers=headers)
+                return response.status_code, response.headers["connection"]
 
         assert asyncio.run(ask()) == (400, "close")
 
@@ -78,8 +78,8 @@ def test_damaged_tokens_are_a_503_and_one_line_in_the_log(
 
         async def ask(house: AppContext) -> list[tuple[int, str]]:
             async with client_of(house, *PARTS, token=token) as client:
-                told = [await client.post("/echo") for _ in range(3)]
-                return [(each.status_code, each.json()["error"]["message"]) for each in told]
+                responses = [await client.post("/echo") for _ in range(3)]
+                return [(each.status_code, each.json()["error"]["message"]) for each in responses]
 
         for status, message in asyncio.run(ask(house)):
             assert status == 503 and str(tmp_path) not in message

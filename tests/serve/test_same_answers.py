@@ -43,8 +43,8 @@ def there(tmp_path_factory):
     with cluster.hub_in(folder / "store", limits=QueryLimits(timeout_s=2), n_workers=3) as hub:
         cluster.fill(hub.store, "a", "alpha")
         cluster.fill(hub.store, "b", "beta")
-        with answering(hub, folder) as found:
-            yield found
+        with answering(hub, folder) as result:
+            yield result
 
 
 @pytest.fixture(scope="module")

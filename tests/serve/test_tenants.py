@@ -19,10 +19,10 @@ MARK = "beta"
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    with cluster.hub_in(tmp_path_factory.mktemp("store"), n_workers=3) as found:
-        cluster.fill(found.store, "a", "alpha")
-        cluster.fill(found.store, "b", MARK)
-        yield found
+    with cluster.hub_in(tmp_path_factory.mktemp("store"), n_workers=3) as result:
+        cluster.fill(result.store, "a", "alpha")
+        cluster.fill(result.store, "b", MARK)
+        yield result
 
 
 SHAPES = (
@@ -78,19 +78,19 @@ def test_a_thousand_random_questions_never_show_a_row_of_another_tenant(hub):
     for _ in range(N_CALLS):
         name, arguments = call(rng, hub)
         try:
-            told = answer(known[name], Asker(hub, "a"), arguments)
+            output = answer(known[name], Asker(hub, "a"), arguments)
         except StallscopeError:
             continue  # refused: it shows nothing but the words of the question
         n_answers += 1
-        shown = json.dumps({key: value for key, value in told.items() if key != "columns"})
+        shown = json.dumps({key: value for key, value in output.items() if key != "columns"})
         assert MARK not in shown, (name, arguments)
         if "sql" in arguments and "tenant" in arguments["sql"] and "EXPLAIN" not in arguments["sql"]:
-            assert not any(value in ("b", ["b"], ["a", "b"]) for row in told["rows"] for value in row)
+            assert not any(value in ("b", ["b"], ["a", "b"]) for row in output["rows"] for value in row)
     assert n_answers > N_CALLS // 4
 
 
 def test_the_other_tenant_sees_its_own(hub):
-    told = answer(collected(tools)["fleet.cluster.summary"], Asker(hub, "b"), {})
-    assert [row["cluster"] for row in told["rows"]] == [MARK]
+    output = answer(collected(tools)["fleet.cluster.summary"], Asker(hub, "b"), {})
+    assert [row["cluster"] for row in output["rows"]] == [MARK]
     nobody = answer(collected(tools)["fleet.cluster.summary"], Asker(hub, "c"), {})
     assert nobody["rows"] == []

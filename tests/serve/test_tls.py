@@ -76,15 +76,15 @@ def seen_by_client(port: int, context: ssl.SSLContext) -> tuple[str, int]:
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
     ):
-        found = connection.getpeercert()
-        assert found
-        return str(connection.version()), int(str(found["serialNumber"]), 16)
+        getpeercert = connection.getpeercert()
+        assert getpeercert
+        return str(connection.version()), int(str(getpeercert["serialNumber"]), 16)
 
 
 def test_a_client_that_trusts_the_authority_is_answered(ca: trustme.CA, tmp_path: Path):
     with serving(tmp_path, Certificates(issued(ca, tmp_path))) as port:
-        told = httpx.get(f"https://localhost:{port}/api/versions", verify=trusting(ca))
-        assert told.status_code == 200
+        response = httpx.get(f"https://localhost:{port}/api/versions", verify=trusting(ca))
+        assert response.status_code == 200
         with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
             httpx.get(f"https://localhost:{port}/api/versions")
 
@@ -274,10 +274,10 @@ def test_many_that_say_nothing_leave_room_and_cost_no_more_than_allowed(
         until(lambda: any(map(has_ended, idle)))
         assert httpx.get(f"https://localhost:{port}/api/versions", verify=context).status_code == 200
         silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(40)]
-        assert [one.recv(1) for one in silent[-20:]] == [b""] * 20
+        assert [entry.recv(1) for entry in silent[-20:]] == [b""] * 20
         until(lambda: httpx.get(f"https://localhost:{port}/api/versions", verify=context).status_code == 200)
-        for one in (*idle, *silent):
-            one.close()
+        for entry in (*idle, *silent):
+            entry.close()
 
 
 def test_who_comes_after_many_that_say_nothing_is_answered_at_once(
@@ -291,8 +291,8 @@ def test_who_comes_after_many_that_say_nothing_is_answered_at_once(
         )
         silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=20) for _ in range(60)]
         until(lambda: httpx.get(f"http://127.0.0.1:{listener.port}/api/versions").status_code == 200)
-        for one in silent:
-            one.close()
+        for entry in silent:
+            entry.close()
         listener.stop()
 
 

@@ -18,11 +18,11 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_token_lets_its_tenant_in_with_its_scopes(path: Path):
     token = Tokens(path).create(["read", "ingest"], "team-a")
-    who = Tokens(path).identity(bearer(token))
-    assert who == Identity("team-a", frozenset({"ingest", "read"}), token.split("_")[1])
-    who.require("read")
+    identity = Tokens(path).identity(bearer(token))
+    assert identity == Identity("team-a", frozenset({"ingest", "read"}), token.split("_")[1])
+    identity.require("read")
     with pytest.raises(NotAllowed, match="lacks the scope 'sql'"):
-        who.require("sql")
+        identity.require("sql")
 
 
 def test_a_running_hub_sees_what_another_process_changes(path: Path):

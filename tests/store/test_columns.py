@@ -20,12 +20,12 @@ def stored(table, rows):
     db = sqlite3.connect(":memory:")
     db.execute(sqlite_columns.create_statement(table))
     db.executemany(sqlite_columns.insert_statement(table), sqlite_columns.values(table, rows))
-    seen = db.execute(f"SELECT * FROM {table.name} ORDER BY id").fetchall()
+    observed = db.execute(f"SELECT * FROM {table.name} ORDER BY id").fetchall()
     back = sqlite_columns.rows(
         table, db.execute(f"SELECT {sqlite_columns.select_list(table)} FROM {table.name} ORDER BY id")
     )
     db.close()
-    return back, seen
+    return back, observed
 
 
 def extremes(table):
@@ -66,10 +66,10 @@ def test_any_bits_come_back(table, data):
 @BY_NAME
 def test_unknown_is_null_and_nothing_else_is(table):
     rows = layout.empty(table, 1)
-    _, seen = stored(table, rows)
+    _, observed = stored(table, rows)
     nulls = {
         name
-        for name, value in zip(["id", *sqlite_columns.column_names(table)], seen[0], strict=True)
+        for name, value in zip(["id", *sqlite_columns.column_names(table)], observed[0], strict=True)
         if value is None
     }
     assert nulls == {field.name for field in table.fields if field.may_be_unknown}
@@ -87,22 +87,22 @@ def test_a_ledger_has_one_column_for_each_category():
     assert names[-len(CATEGORY_NAMES) :] == [f"{name}_ns" for name in CATEGORY_NAMES]
     rows = layout.empty(layout.COLLECTIVES, 1)
     rows["ledger_ns"] = np.arange(1, len(CATEGORY_NAMES) + 1)
-    _, seen = stored(layout.COLLECTIVES, rows)
-    told = dict(zip(["id", *names], seen[0], strict=True))
-    assert [told[f"{name}_ns"] for name in CATEGORY_NAMES] == list(range(1, len(CATEGORY_NAMES) + 1))
+    _, observed = stored(layout.COLLECTIVES, rows)
+    output = dict(zip(["id", *names], observed[0], strict=True))
+    assert [output[f"{name}_ns"] for name in CATEGORY_NAMES] == list(range(1, len(CATEGORY_NAMES) + 1))
 
 
 def test_names_that_are_not_utf8_are_stored_all_the_same():
     rows = layout.empty(layout.PROCESSES, 1)
     rows["comm"] = b"py\xff\xfe"
-    back, seen = stored(layout.PROCESSES, rows)
+    back, observed = stored(layout.PROCESSES, rows)
     assert back["comm"][0].startswith(b"py")
-    assert any(isinstance(value, str) and value.startswith("py") for value in seen[0])
+    assert any(isinstance(value, str) and value.startswith("py") for value in observed[0])
 
 
 def test_no_rows_come_back_as_no_rows():
-    back, seen = stored(layout.CALLS, layout.empty(layout.CALLS))
-    assert (len(back), seen, back.dtype) == (0, [], layout.dtype(layout.CALLS))
+    back, observed = stored(layout.CALLS, layout.empty(layout.CALLS))
+    assert (len(back), observed, back.dtype) == (0, [], layout.dtype(layout.CALLS))
 
 
 @BY_NAME

@@ -45,9 +45,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def rows(n: int, first: int = 0) -> np.ndarray:
-    found = layout.empty(COLLECTIVES, n)
-    found["ts_ns"], found["node"] = np.arange(first, first + n), 1
-    return found
+    result = layout.empty(COLLECTIVES, n)
+    result["ts_ns"], result["node"] = np.arange(first, first + n), 1
+    return result
 
 
 def spoilt(data: bytes, seed: int) -> bytes:
@@ -143,8 +143,8 @@ def test_a_full_disk_keeps_what_was_committed(small_disk):
             n_kept += 100
     store.close()
     assert n_kept >= 500
-    found = node.read(path).collectives["ts_ns"]
-    np.testing.assert_array_equal(found, np.arange(n_kept))
+    ts_ns = node.read(path).collectives["ts_ns"]
+    np.testing.assert_array_equal(ts_ns, np.arange(n_kept))
 
 
 def test_an_import_onto_a_full_disk_leaves_nothing_half_done(small_disk):

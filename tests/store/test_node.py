@@ -49,14 +49,14 @@ def full_trace() -> Trace:
     )
 
 
-def assert_same(one: Trace, other: Trace) -> None:
+def assert_same(trace: Trace, other: Trace) -> None:
     for table in ARRAYS:
         rows = getattr(other, table.name)
         order = np.argsort(rows["ts_ns"], kind="stable")
-        np.testing.assert_array_equal(getattr(one, table.name), rows[order], err_msg=table.name)
+        np.testing.assert_array_equal(getattr(trace, table.name), rows[order], err_msg=table.name)
     for name in ("nodes", "symbols", "lost", "ends_ns", "source", "facts"):
-        assert getattr(one, name) == getattr(other, name), name
-    assert sorted(one.clocks, key=str) == sorted(other.clocks, key=str)
+        assert getattr(trace, name) == getattr(other, name), name
+    assert sorted(trace.clocks, key=str) == sorted(other.clocks, key=str)
 
 
 def state_of(path: Path) -> tuple[str, int, int]:
@@ -178,9 +178,9 @@ def test_a_file_that_may_not_be_read_is_one_clear_error(open_folder, db):
     shutil.copy(db, secret)
     secret.chmod(0o600)
     done = read_as_nobody(secret, db)
-    told = done.stderr.splitlines()[-1]
-    assert told.startswith("stallscope.errors.BadTrace")
-    assert "unable to open" in told
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("stallscope.errors.BadTrace")
+    assert "unable to open" in line
 
 
 def test_readers_see_what_a_live_writer_has_committed(tmp_path):
@@ -269,18 +269,18 @@ def test_an_import_leaves_one_file(tmp_path):
 
 
 def test_two_traces_in_one_file_keep_their_nodes_apart(tmp_path):
-    one, other = (
+    entry, other = (
         dp_trace(n_steps=3),
         replace(dp_trace(n_steps=4), nodes=("host-z",), symbols=("", "cudaFree")),
     )
     store = NodeTrace(tmp_path / "both.db")
-    node.add(store, one)
+    node.add(store, entry)
     node.add(store, other)
     store.close()
     both = node.read(tmp_path / "both.db")
     assert both.nodes == ("host-a", "host-z")
     counts = np.bincount(both.collectives["node"])
-    assert counts.tolist() == [len(one.collectives), len(other.collectives)]
+    assert counts.tolist() == [len(entry.collectives), len(other.collectives)]
 
 
 def test_pruning_deletes_the_oldest_and_keeps_who_is_who(tmp_path):
@@ -315,11 +315,11 @@ def test_ends_of_processes_and_communicators_are_noted(tmp_path):
     store.process_ended(2, 1002, 9_000)  # the first end counts
     store.communicator_ended(2, 1000, 2**64 - 5, ended_ns=6_000)
     store.close()
-    found = node.read(path)
-    assert found.processes["ended_ns"][found.processes["pid"] == 1002].tolist() == [5_000]
-    ended = found.communicators["ended_ns"]
-    assert sorted(ended[found.communicators["node"] == 1].tolist()) == [6_000] * 3
-    assert set(ended[found.communicators["node"] == 0].tolist()) == {-1}
+    result = node.read(path)
+    assert result.processes["ended_ns"][result.processes["pid"] == 1002].tolist() == [5_000]
+    ended = result.communicators["ended_ns"]
+    assert sorted(ended[result.communicators["node"] == 1].tolist()) == [6_000] * 3
+    assert set(ended[result.communicators["node"] == 0].tolist()) == {-1}
 
 
 def test_a_trace_is_read_as_of_one_moment(tmp_path, monkeypatch):
@@ -354,8 +354,8 @@ def test_rank_and_gpu_of_a_running_process_may_be_learnt_later(tmp_path):
     store.process_placed(int(rows["node"][0]), 7, 3, nranks=8)
     store.process_located(int(rows["node"][0]), 7, 6)
     store.close()
-    found = node.read(path).processes
-    assert sorted(found[["rank", "nranks", "device"]].tolist()) == [(-1, -1, -1), (3, 8, 6)]
+    processes = node.read(path).processes
+    assert sorted(processes[["rank", "nranks", "device"]].tolist()) == [(-1, -1, -1), (3, 8, 6)]
 
 
 def test_names_of_functions_are_numbered_once(tmp_path):
@@ -403,10 +403,10 @@ def test_a_clock_reading_is_kept_with_its_bracket_and_how_well_the_wall_clock_is
         store.clock(Clock(0, 5, 6, 7), kept=WallClock(True, 120, 30, -1.5, 9))
         store.clock(Clock(0, 8, 9, 7))
     with closing(sqlite3.connect(path)) as plain:
-        told = plain.execute(
+        rows = plain.execute(
             "SELECT error_ns, is_synchronised, max_error_us, estimated_error_us, frequency_ppm FROM clocks"
         )
-        assert told.fetchall() == [(7, 1, 120, 30, -1.5), (7, None, None, None, None)]
+        assert rows.fetchall() == [(7, 1, 120, 30, -1.5), (7, None, None, None, None)]
 
 
 def test_no_such_trace(tmp_path):

@@ -82,8 +82,8 @@ def test_the_last_rounds_are_counted(db):
 def test_wall_times_bound_it(db, trace):
     own = trace.collectives[trace.collectives["pid"] == 1000]
     begin, end = int(own["ts_ns"][30]), int(own["ts_ns"][60])
-    found = rounds_of(db, Part(from_wall_ns=begin + EPOCH_NS, to_wall_ns=end + EPOCH_NS))
-    assert found == set(range(30, 60))
+    rounds = rounds_of(db, Part(from_wall_ns=begin + EPOCH_NS, to_wall_ns=end + EPOCH_NS))
+    assert rounds == set(range(30, 60))
     assert rounds_of(db, Part(to_wall_ns=begin + EPOCH_NS)) == set(range(30))
 
 
@@ -115,9 +115,9 @@ def test_another_node_takes_the_steps_by_wall_time(tmp_path):
         tmp_path / "two.db", labelled(plain, *((at, 1000, "step", str(i)) for i, at in enumerate(begins)))
     )
     for rank in (0, 3):
-        found = rounds_of(tmp_path / "two.db", Part(steps=(5, 6)), rank)
-        assert found >= set(range(16, 21))
-        assert found <= set(range(14, 22))
+        rounds = rounds_of(tmp_path / "two.db", Part(steps=(5, 6)), rank)
+        assert rounds >= set(range(16, 21))
+        assert rounds <= set(range(14, 22))
 
 
 def test_what_nobody_told_is_said(db, tmp_path):

@@ -17,8 +17,8 @@ from stallscope.stress.load import Job
 
 
 def job(**changes: object) -> Job:
-    told = {"name": "j", "ranks": 4, "first_rank": 0, "world": 8, "interval_ns": 50_000_000}
-    return Job(**told | {"straggler": 2, "late_ns": 10_000_000} | changes)
+    output = {"name": "j", "ranks": 4, "first_rank": 0, "world": 8, "interval_ns": 50_000_000}
+    return Job(**output | {"straggler": 2, "late_ns": 10_000_000} | changes)
 
 
 def test_rounds_of_two_machines_match():
@@ -65,9 +65,9 @@ def test_what_it_says_is_acknowledged_is_stored(tmp_path: Path, lane: str):
         endpoint = f"127.0.0.1:{ports.otlp_grpc}"
         done = CliRunner().invoke(cli.app, ["stress", "--endpoint", endpoint, *words, "--rate", "20000"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert (told["sent"], told["acknowledged"], told["refused"]) == (2003, 2003, 0)
-    assert told["ack_p99_ms"] >= told["ack_p50_ms"] > 0
+    data = json.loads(done.stdout)
+    assert (data["sent"], data["acknowledged"], data["refused"]) == (2003, 2003, 0)
+    assert data["ack_p99_ms"] >= data["ack_p50_ms"] > 0
     store = HubStore.open(folder)
     rows = store.snapshot("default").hot["collectives"]
     store.close()
@@ -91,7 +91,7 @@ def test_a_hub_that_is_not_there_or_does_not_let_in_is_one_clear_error(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--lane", "x"], "--lane"),
         (["--world", "4"], "--world 4 has no rank 7"),
@@ -99,7 +99,7 @@ def test_a_hub_that_is_not_there_or_does_not_let_in_is_one_clear_error(tmp_path:
         (["--rate", "8000", "--straggler", "1"], "--late-ms 20"),
     ],
 )
-def test_what_cannot_be_is_refused(words: list[str], told: str):
+def test_what_cannot_be_is_refused(words: list[str], expected: str):
     done = CliRunner().invoke(cli.app, ["stress", "--endpoint", "h:1", "--token-file", "t", *words])
     assert isinstance(done.exception, BadInput)
-    assert told in str(done.exception)
+    assert expected in str(done.exception)

@@ -215,9 +215,9 @@ def test_all_surfaces_report_the_same_verdicts(name, tmp_path):
     trace = make()
     db = tmp_path / "trace.db"
     node.write(db, trace)
-    found = {surface: sorted(map(essence, rows(db, trace))) for surface, rows in SURFACES.items()}
-    assert sorted((kind, list(ranks)) for kind, ranks, *_ in found["explain"]) == sorted(expected)
-    assert {surface: rows for surface, rows in found.items() if rows != found["explain"]} == {}, found[
+    result = {surface: sorted(map(essence, rows(db, trace))) for surface, rows in SURFACES.items()}
+    assert sorted((kind, list(ranks)) for kind, ranks, *_ in result["explain"]) == sorted(expected)
+    assert {surface: rows for surface, rows in result.items() if rows != result["explain"]} == {}, result[
         "explain"
     ]
     answer, report = HUB_ANSWERS[db], diagnosed(node.read(db), Settings())

@@ -44,8 +44,8 @@ JOB = Job(dp=8, steps=30)
 
 def of_rank(trace: Trace, rank: int) -> NDArray[np.void]:
     """A rank's records, by time."""
-    mine = trace.collectives[trace.collectives["comm_rank"] == rank]
-    return mine[np.argsort(mine["ts_ns"])]
+    collectives = trace.collectives[trace.collectives["comm_rank"] == rank]
+    return collectives[np.argsort(collectives["ts_ns"])]
 
 
 def last_of(trace: Trace, rank: int) -> np.void:
@@ -169,7 +169,7 @@ def test_the_scatter_is_the_same_with_and_without_the_fault() -> None:
     before = faulty.collectives["ts_ns"] < faulty.collectives["ts_ns"].min() + 1_500_000_000
     assert before.sum() > 100
     for rank in range(8):
-        one, other = (
+        entry, other = (
             t.collectives[t.collectives["comm_rank"] == rank]["ts_ns"][:80] for t in (healthy, faulty)
         )
-        assert (one == other).all()
+        assert (entry == other).all()

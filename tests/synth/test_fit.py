@@ -37,8 +37,8 @@ def recorded(folder: Path) -> Arrivals:
     by_rank = []
     for rank, process in enumerate(truth["rank_pids"]):
         begins = steps["t_start_ns"][steps["rank"] == rank]
-        mine = np.sort(ts[is_call & (pid == process)])
-        by_rank.append(np.split(mine, np.searchsorted(mine, begins))[1:])
+        sort = np.sort(ts[is_call & (pid == process)])
+        by_rank.append(np.split(sort, np.searchsorted(sort, begins))[1:])
     usual = int(np.bincount([len(calls) for calls in by_rank[0]]).argmax())
     kept = [
         number

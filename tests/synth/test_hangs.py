@@ -14,8 +14,8 @@ JOB = Job(dp=8, steps=40)
 
 def last_seq(trace: Trace, rank: int, comm_hash: int) -> int:
     c = trace.collectives
-    mine = (c["pid"] == trace.processes["pid"][rank]) & (c["comm_hash"] == comm_hash)
-    return int(c["seq"][mine].max())
+    own_rows = (c["pid"] == trace.processes["pid"][rank]) & (c["comm_hash"] == comm_hash)
+    return int(c["seq"][own_rows].max())
 
 
 def states(trace: Trace) -> NDArray[np.void]:
@@ -57,8 +57,8 @@ def test_a_dead_process_has_ended() -> None:
     assert [int(alive) for alive in states(trace)["alive"]] == [1, 1, 0, 1, 1, 1, 1, 1]
     ended = trace.processes["ended_ns"]
     assert (np.delete(ended, 2) == -1).all()
-    mine = trace.collectives[trace.collectives["pid"] == trace.processes["pid"][2]]
-    assert ended[2] >= mine["ts_ns"].max()
+    collectives = trace.collectives[trace.collectives["pid"] == trace.processes["pid"][2]]
+    assert ended[2] >= collectives["ts_ns"].max()
 
 
 def test_hosts_that_run_ahead_block_in_a_launch_some_rounds_later() -> None:
@@ -90,8 +90,8 @@ def test_crossed_order_leaves_each_side_waiting_on_its_own_communicator() -> Non
     trace, _ = simulate(Job(dp=8, ep=4, steps=30), [CrossedOrder(ranks=(6,), step=15)], seed=1)
     order = {}
     for rank in range(8):
-        mine = trace.collectives[trace.collectives["pid"] == trace.processes["pid"][rank]]
-        order[rank] = [int(op) for op in mine[np.argsort(mine["ts_ns"])]["op"][-2:]]
+        collectives = trace.collectives[trace.collectives["pid"] == trace.processes["pid"][rank]]
+        order[rank] = [int(op) for op in collectives[np.argsort(collectives["ts_ns"])]["op"][-2:]]
     assert order.pop(6) == [Op.ALL_REDUCE, Op.ALL_TO_ALL]
     assert all(ops == [Op.ALL_TO_ALL, Op.ALL_REDUCE] for ops in order.values())
     last = states(trace)

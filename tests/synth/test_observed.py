@@ -25,23 +25,25 @@ def test_a_burst_takes_all_records_of_a_node_for_a_while() -> None:
     gone = whole.collectives[~np.isin(whole.collectives, torn.collectives)]
     assert len(gone) == torn.lost["collectives"]
     for node in np.unique(gone["node"]):
-        mine = gone[gone["node"] == node]
-        assert np.ptp(mine["ts_ns"]) <= 60_000_000
+        own_rows = gone[gone["node"] == node]
+        assert np.ptp(own_rows["ts_ns"]) <= 60_000_000
         all_mine = whole.collectives[whole.collectives["node"] == node]
-        inside = (all_mine["ts_ns"] >= mine["ts_ns"].min()) & (all_mine["ts_ns"] <= mine["ts_ns"].max())
-        assert inside.sum() == len(mine)
+        inside = (all_mine["ts_ns"] >= own_rows["ts_ns"].min()) & (
+            all_mine["ts_ns"] <= own_rows["ts_ns"].max()
+        )
+        assert inside.sum() == len(own_rows)
 
 
 def test_a_late_agent_counts_from_when_it_came_and_says_so() -> None:
     late, _ = simulate(JOB, seed=1, capture=Capture(late_nodes=(1,), late_ns=2_500_000_000))
     whole, _ = simulate(JOB, seed=1)
-    mine = late.collectives[late.collectives["node"] == 1]
+    collectives = late.collectives[late.collectives["node"] == 1]
     same = whole.collectives[whole.collectives["node"] == 1]
-    assert 0 < len(mine) < len(same)
-    assert (mine["flags"] & CollectiveFlag.LATE_ATTACH > 0).all()
+    assert 0 < len(collectives) < len(same)
+    assert (collectives["flags"] & CollectiveFlag.LATE_ATTACH > 0).all()
     assert (late.collectives[late.collectives["node"] == 0]["flags"] == 0).all()
-    for pid in np.unique(mine["pid"]):
-        rows, before = mine[mine["pid"] == pid], same[same["pid"] == pid]
+    for pid in np.unique(collectives["pid"]):
+        rows, before = collectives[collectives["pid"] == pid], same[same["pid"] == pid]
         assert (rows["seq"] == np.arange(len(rows))).all()
         assert (rows["ts_ns"] == before["ts_ns"][-len(rows) :]).all()
         assert (rows["ledger_ns"].sum(axis=1) == rows["ts_ns"] - rows["ts_ns"][0]).all()
@@ -66,8 +68,8 @@ def test_every_record_has_its_communicator() -> None:
     trace, _ = simulate(Job(dp=4, tp=2, pp=2, layers=1, steps=8), seed=1)
     keys = ["node", "pid", "comm_hash", "comm_rank", "nranks"]
     known = {tuple(int(value) for value in row) for row in trace.communicators[keys]}
-    seen = {tuple(int(value) for value in row) for row in np.unique(trace.collectives[keys])}
-    assert seen <= known
+    observed = {tuple(int(value) for value in row) for row in np.unique(trace.collectives[keys])}
+    assert observed <= known
     sizes = {int(row["comm_hash"]): int(row["nranks"]) for row in trace.communicators}
     members = np.unique(trace.communicators["comm_hash"], return_counts=True)
     assert all(sizes[int(name)] == n for name, n in zip(*members, strict=True))
@@ -86,8 +88,8 @@ def test_wall_clocks_agree_within_their_error() -> None:
 def test_gpu_times_come_only_when_asked_for() -> None:
     plain, _ = simulate(Job(steps=8), seed=1)
     assert (plain.collectives["gpu_start_ns"] == layout.UNKNOWN).all()
-    told, _ = simulate(Job(steps=8), seed=1, capture=Capture(has_gpu_times=True))
-    assert (told.collectives["gpu_end_ns"] > told.collectives["gpu_start_ns"]).all()
+    output, _ = simulate(Job(steps=8), seed=1, capture=Capture(has_gpu_times=True))
+    assert (output.collectives["gpu_end_ns"] > output.collectives["gpu_start_ns"]).all()
 
 
 def test_batches_hold_the_same_rows_as_the_trace() -> None:

@@ -118,10 +118,10 @@ def test_the_ledger_fills_time_exactly_and_never_shrinks(observed: tuple[Job, Tr
     _, trace, _ = observed
     born = {(p["node"], p["pid"]): p["ts_ns"] for p in trace.processes}
     for rows in by_process(trace):
-        mine = trace.collectives[rows]
-        since = mine["ts_ns"] - born[mine["node"][0], mine["pid"][0]]
-        assert (mine["ledger_ns"].sum(axis=1) == since).all()
-        assert (np.diff(mine["ledger_ns"], axis=0) >= 0).all()
+        collectives = trace.collectives[rows]
+        since = collectives["ts_ns"] - born[collectives["node"][0], collectives["pid"][0]]
+        assert (collectives["ledger_ns"].sum(axis=1) == since).all()
+        assert (np.diff(collectives["ledger_ns"], axis=0) >= 0).all()
     for row in trace.snapshots:
         assert row["ledger_ns"].sum() == row["ts_ns"] - born[row["node"], row["pid"]]
 
@@ -145,29 +145,29 @@ def test_seq_has_no_gaps(observed: tuple[Job, Trace, Truth]) -> None:
 def test_arrivals_of_a_process_go_forward(observed: tuple[Job, Trace, Truth]) -> None:
     _, trace, _ = observed
     for rows in by_process(trace):
-        mine = trace.collectives[rows]
-        assert (np.diff(mine["ts_ns"]) > 0).all()
-        known = mine["wait_enter_ns"] >= 0
-        assert (mine["wait_enter_ns"] < mine["wait_leave_ns"])[known].all()
-        assert (mine["wait_leave_ns"] <= mine["ts_ns"])[known].all()
+        collectives = trace.collectives[rows]
+        assert (np.diff(collectives["ts_ns"]) > 0).all()
+        known = collectives["wait_enter_ns"] >= 0
+        assert (collectives["wait_enter_ns"] < collectives["wait_leave_ns"])[known].all()
+        assert (collectives["wait_leave_ns"] <= collectives["ts_ns"])[known].all()
 
 
 def test_the_same_arguments_give_the_same_trace() -> None:
-    one, other = (simulate(Job(dp=4, steps=15), [SLEEP], seed=9)[0] for _ in range(2))
-    assert one.collectives.tobytes() == other.collectives.tobytes()
-    assert one.snapshots.tobytes() == other.snapshots.tobytes()
+    entry, other = (simulate(Job(dp=4, steps=15), [SLEEP], seed=9)[0] for _ in range(2))
+    assert entry.collectives.tobytes() == other.collectives.tobytes()
+    assert entry.snapshots.tobytes() == other.snapshots.tobytes()
     third, _ = simulate(Job(dp=4, steps=15), [SLEEP], seed=10)
-    assert third.collectives.tobytes() != one.collectives.tobytes()
+    assert third.collectives.tobytes() != entry.collectives.tobytes()
 
 
 def test_victims_wait_as_long_as_the_culprit_sleeps() -> None:
     job = Job(dp=8, steps=30)
     trace, truth = simulate(job, [SLEEP], seed=1, clocks=ONE_CLOCK, timing=Timing().scaled(0.0))
     for rows in by_process(trace):
-        mine = trace.collectives[rows]
-        slept = mine["ledger_ns"][-1, Category.SLEEP - 1]
-        wait = np.unique(mine["wait_leave_ns"] - mine["wait_enter_ns"])
-        if mine["comm_rank"][0] == 1:
+        collectives = trace.collectives[rows]
+        slept = collectives["ledger_ns"][-1, Category.SLEEP - 1]
+        wait = np.unique(collectives["wait_leave_ns"] - collectives["wait_enter_ns"])
+        if collectives["comm_rank"][0] == 1:
             assert slept == pytest.approx(5 * 49.75e6, rel=1e-3)
             assert wait[wait < 40_000_000].size
         else:

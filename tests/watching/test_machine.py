@@ -12,10 +12,10 @@ MS = 1_000_000
 PROCESSES = {(0, 7): (2, "python"), (0, 8): (-1, "server")}
 
 
-def rows(*told: dict[str, Any]) -> Array:
-    out = layout.empty(layout.HOST_EVENTS, len(told))
-    for row, one in zip(out, told, strict=True):
-        for name, value in {"pid": 7, **one}.items():
+def rows(*output: dict[str, Any]) -> Array:
+    out = layout.empty(layout.HOST_EVENTS, len(output))
+    for row, entry in zip(out, output, strict=True):
+        for name, value in {"pid": 7, **entry}.items():
             row[name] = value
     return out
 
@@ -51,5 +51,5 @@ def test_little_delays_strangers_and_usual_ends_are_none():
 
 
 def test_there_are_few_and_ends_come_first():
-    said = lines(rows(RESENT, RECLAIM, WAIT, QUOTA, STOP, *KILLED), PROCESSES)
-    assert len(said) == MOST_LINES and "out-of-memory" in said[0]
+    message = lines(rows(RESENT, RECLAIM, WAIT, QUOTA, STOP, *KILLED), PROCESSES)
+    assert len(message) == MOST_LINES and "out-of-memory" in message[0]

@@ -143,8 +143,8 @@ def test_losses_are_shown_where_the_verdicts_are():
 
 
 def test_a_bar_shares_its_cells_fairly():
-    told = bar(shares(on_cpu=0.5, io=0.25, wait_gpu=0.25), 8).plain
-    assert told == "####..II"
+    plain = bar(shares(on_cpu=0.5, io=0.25, wait_gpu=0.25), 8).plain
+    assert plain == "####..II"
     assert bar(shares(), 8).plain == "--------"
     assert len(bar(shares(on_cpu=1 / 3, io=1 / 3, lock=1 / 3), 10).plain) == 10
 

@@ -20,10 +20,10 @@ from ..diagnose.builders import MS, dp_trace, every
 
 
 def fed(*batches: Trace) -> Seen:
-    seen = Seen()
+    observed = Seen()
     for batch in batches:
-        seen.feed(batch)
-    return seen
+        observed.feed(batch)
+    return observed
 
 
 def test_rounds_and_lateness_are_told_by_rank():
@@ -95,8 +95,8 @@ def test_shares_are_those_of_the_last_ten_seconds():
 def test_a_process_that_ended_is_told_as_such():
     rows = layout.empty(layout.SNAPSHOTS, 1)
     rows["ts_ns"], rows["pid"], rows["alive"] = 10**12, 1002, 0
-    seen = fed(dp_trace(), Trace(snapshots=rows, nodes=("host-a",)))
-    assert 2 not in {line.rank for line in seen.ranks() if line.is_alive}
+    observed = fed(dp_trace(), Trace(snapshots=rows, nodes=("host-a",)))
+    assert 2 not in {line.rank for line in observed.ranks() if line.is_alive}
 
 
 def test_rows_are_followed_as_they_are_committed(tmp_path):
@@ -126,32 +126,32 @@ def test_rows_are_followed_as_they_are_committed(tmp_path):
 
 def test_records_carry_names_and_null():
     trace = dp_trace(n_steps=1)
-    told = list(records(trace, Clock(0, 0, 1_700_000_000 * 10**9)))
-    first = next(one for one in told if one["record"] == "collectives")
+    output = list(records(trace, Clock(0, 0, 1_700_000_000 * 10**9)))
+    first = next(entry for entry in output if entry["record"] == "collectives")
     assert first["op"] == "all_reduce"
     assert first["node"] == "host-a"
     assert first["time"].startswith("2023-11-14T22:13:30")
     assert first["gpu_start_ns"] is None
     assert len(first["comm_hash"]) == 16
-    assert sum(one["record"] == "processes" for one in told) == 4
+    assert sum(entry["record"] == "processes" for entry in output) == 4
 
 
 def test_a_change_is_a_record_with_the_verdict():
     own = {"incident": "i1", "change": "opened", "state": "open", "closed_because": None}
-    told = verdict_record(10**18, {"ranks": [2]} | own)
-    assert (told["record"], told["change"], told["verdict"]) == ("verdict", "opened", {"ranks": [2]})
+    output = verdict_record(10**18, {"ranks": [2]} | own)
+    assert (output["record"], output["change"], output["verdict"]) == ("verdict", "opened", {"ranks": [2]})
 
 
 def test_the_late_rank_of_a_job_that_ran_before_is_an_estimate():
     trace = dp_trace(every(2, 4, 50 * MS))
     trace.collectives["flags"] = int(CollectiveFlag.LATE_ATTACH)
     trace.collectives["seq"][trace.collectives["pid"] == 1002] += 5
-    seen = fed(trace)
-    assert seen.was_late
-    worst_ms = {line.pid: line.worst_ms or 0.0 for line in seen.ranks()}
+    observed = fed(trace)
+    assert observed.was_late
+    worst_ms = {line.pid: line.worst_ms or 0.0 for line in observed.ranks()}
     assert worst_ms.pop(1002) > 40
     assert max(worst_ms.values()) < 5
-    assert {line.job for line in seen.ranks()} == {0}
+    assert {line.job for line in observed.ranks()} == {0}
 
 
 def test_that_a_process_has_ended_or_got_a_rank_is_told_once(tmp_path):

@@ -28,11 +28,11 @@ def test_bytes_of_a_terminal_have_names(data, keys):
 
 def test_the_order_goes_round():
     view = View()
-    seen = []
+    observed = []
     for _ in Order:
-        seen.append(view.order)
+        observed.append(view.order)
         view = view.after("s", PIDS, 1)
-    assert seen == list(Order) and view == View()
+    assert observed == list(Order) and view == View()
 
 
 def test_space_pauses_and_continues():

@@ -59,9 +59,9 @@ class Injection:
         """Insert host delays into a step: one at a random place before the last synchronise call, several all over."""
         step = self.b.programs[i][k]
         last = max((n for n, made in enumerate(step) if isinstance(made, Sync)), default=len(step))
-        places = sorted(self.rng.integers(0, last + 1, len(holds)).tolist(), reverse=True)
+        indexes = sorted(self.rng.integers(0, last + 1, len(holds)).tolist(), reverse=True)
         made = list(step)
-        for at, hold in zip(places, holds, strict=True):
+        for at, hold in zip(indexes, holds, strict=True):
             made.insert(at, hold)
         self.change(i, k, made)
 
@@ -257,8 +257,8 @@ def hang(job: Injection) -> Fault:
     category = int(job.rng.choice([Category.SLEEP, Category.LOCK, Category.ON_CPU, Category.NET]))
     is_dead = bool(job.rng.random() < 0.25)
     step = job.b.programs[i][k]
-    places = [n for n, made in enumerate(step) if isinstance(made, Collective)]
-    at = int(job.rng.choice(places)) if places else 0
+    indexes = [n for n, made in enumerate(step) if isinstance(made, Collective)]
+    at = int(job.rng.choice(indexes)) if indexes else 0
     job.change(i, k, [*step[:at], Stop(Category.NONE if is_dead else category, is_dead)])
     return Fault("hang", (i,), (), None, k)
 

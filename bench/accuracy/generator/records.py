@@ -197,8 +197,8 @@ class _Writer:
             return base
         key = raw[:, [0, 2, 5, 9]].copy()
         key[~np.isin(key[:, 2], (Op.SEND, Op.RECV)), 2:] = 0
-        _, first, place = np.unique(key, axis=0, return_index=True, return_inverse=True)
-        late: Array = np.where(self.is_late[raw[:, 0]], raw[first[place.reshape(-1)], 4], 0)
+        _, first, index = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        late: Array = np.where(self.is_late[raw[:, 0]], raw[first[index.reshape(-1)], 4], 0)
         return late
 
     def _ledger(self, i: Array, ledger: Array, ts_ns: Array) -> Array:

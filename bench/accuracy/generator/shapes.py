@@ -370,11 +370,11 @@ def subgroups(seed: int) -> Builder:
     n, steps, n_micro = tp * pp * dp, int(rng.integers(40, 70)), int(rng.integers(4, 7))
     gpu_ms = float(np.exp(rng.uniform(np.log(0.3), np.log(2.0))))
     b = Builder(seed, n, ranks_per_node=8)
-    place = np.arange(n).reshape(pp, dp, tp)
+    reshape = np.arange(n).reshape(pp, dp, tp)
     b.group(range(n))
-    tensor = {i: b.group(row.tolist(), parent=0) for s in place for row in s for i in [tuple(row.tolist())]}
-    pipe = {tuple(c): b.group(c) for c in (place[:, d, t].tolist() for d in range(dp) for t in range(tp))}
-    data = {tuple(c): b.group(c) for c in (place[s, :, t].tolist() for s in range(pp) for t in range(tp))}
+    tensor = {i: b.group(row.tolist(), parent=0) for s in reshape for row in s for i in [tuple(row.tolist())]}
+    pipe = {tuple(c): b.group(c) for c in (reshape[:, d, t].tolist() for d in range(dp) for t in range(tp))}
+    data = {tuple(c): b.group(c) for c in (reshape[s, :, t].tolist() for s in range(pp) for t in range(tp))}
     for _ in range(steps):
         b.begin(range(n))
         for i in range(n):

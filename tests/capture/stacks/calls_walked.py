@@ -23,8 +23,8 @@ _CHAINS = ("left", "right", "generated", "by_a_c_function", "forward")
 
 def line(text: str, after: str = "") -> int:
     """The number of the first line with this text, after the one with the other."""
-    start = next(i for i, one in enumerate(_SOURCE) if after in one) if after else 0
-    return next(i for i, one in enumerate(_SOURCE, 1) if i > start and text in one)
+    start = next(i for i, entry in enumerate(_SOURCE) if after in entry) if after else 0
+    return next(i for i, entry in enumerate(_SOURCE, 1) if i > start and text in entry)
 
 
 def chain(i: int, *, minor: int) -> list[str]:
@@ -32,42 +32,42 @@ def chain(i: int, *, minor: int) -> list[str]:
     depth, kind = i % 31, _CHAINS[i % 5]
     first = "right" if kind in ("right", "forward") else "left"
     names = [first if at % 2 == 0 else "right" if first == "left" else "left" for at in range(depth + 1)]
-    found = [f"{line('return call(', f'def {names[-1]}(')} {names[-1]}"]
-    found += [f"{line('(n - 1)', f'def {name}(')} {name}" for name in reversed(names[:-1])]
+    result = [f"{line('return call(', f'def {names[-1]}(')} {names[-1]}"]
+    result += [f"{line('(n - 1)', f'def {name}(')} {name}" for name in reversed(names[:-1])]
     if kind == "generated":
-        found += [f"{line('yield left')} values", f"{line('[*values')} generated"]
+        result += [f"{line('yield left')} values", f"{line('[*values')} generated"]
     if kind == "by_a_c_function":
-        found += [f"{line('key=left')} by_a_c_function"]
+        result += [f"{line('key=left')} by_a_c_function"]
     if kind == "forward":
-        found += [f"{line('lambda: right')} <lambda>", f"{line('lambda: right')} forward"]
-    return [*found, f"{line('CHAINS[i % 5]')} <module>"]
+        result += [f"{line('lambda: right')} <lambda>", f"{line('lambda: right')} forward"]
+    return [*result, f"{line('CHAINS[i % 5]')} <module>"]
 
 
 def plain(frame: str) -> str:
     """ "line function" of a frame in words, without folders and outer names."""
-    place, _, function = frame.rpartition(" ")
-    return f"{place.rpartition(':')[2]} {function.rpartition('.')[2]}"
+    index, _, function = frame.rpartition(" ")
+    return f"{index.rpartition(':')[2]} {function.rpartition('.')[2]}"
 
 
 def walked(program: Program, python: str, library: Path, n_calls: int) -> Counter[str]:
     """How many calls had the right frames, wrong ones, none."""
     with running(python, "calling.py", str(library), str(n_calls)) as process:
-        found, memory = interpreter_in(process.pid), Memory(process.pid)
-        assert found is not None
+        interpreter, memory = interpreter_in(process.pid), Memory(process.pid)
+        assert interpreter is not None
         assert process.stdin is not None
-        codes = Codes(memory, found)
-        program.walk_python(process.pid, python_row(found)[0])
+        codes = Codes(memory, interpreter)
+        program.walk_python(process.pid, python_row(interpreter)[0])
         process.stdin.write(b"\n")
         process.stdin.flush()
         known: dict[int, list[str]] = {}
         n_each: Counter[str] = Counter()
         i = 0
-        for hashes, told in _batches(program, process.pid, n_calls):
-            for row in told:
-                known[int(row["hash"])] = [plain(one) for one in words(row, codes, found.layout)]
-            for one in hashes:
-                stack = known.get(one)
-                right = stack == chain(i, minor=found.layout.minor)
+        for hashes, output in _batches(program, process.pid, n_calls):
+            for row in output:
+                known[int(row["hash"])] = [plain(word) for word in words(row, codes, interpreter.layout)]
+            for word in hashes:
+                stack = known.get(word)
+                right = stack == chain(i, minor=interpreter.layout.minor)
                 n_each["none" if stack is None else "right" if right else "wrong"] += 1
                 i += 1
         return n_each
@@ -78,9 +78,9 @@ def _batches(program: Program, pid: int, n_calls: int) -> Iterator[tuple[list[in
     n, until = 0, time.monotonic() + 120
     while n < n_calls and time.monotonic() < until:
         events = of_kind(program.events.drain(), Kind.CALL)
-        told = program.stacks.drain()
+        output = program.stacks.drain()
         hashes = events["stack"][events["pid"] == pid].tolist()
         n += len(hashes)
-        yield hashes, told[told["pid"] == pid]
+        yield hashes, output[output["pid"] == pid]
         program.arrivals.drain()
         time.sleep(0.005)

@@ -24,15 +24,15 @@ _PLACES = (
 def _interpreter(minor: int) -> str | None:
     """The path of a Python 3.`minor`; None where there is none."""
     name = f"python3.{minor}"
-    places = [str(Path(place.format(minor)).expanduser()) for place in _PLACES]
-    found = [path for place in places for path in sorted(glob.glob(f"{place}/{name}"))]  # noqa: PTH207
+    indexes = [str(Path(index.format(minor)).expanduser()) for index in _PLACES]
+    result = [path for index in indexes for path in sorted(glob.glob(f"{index}/{name}"))]  # noqa: PTH207
     if path := shutil.which(name):
-        found.append(path)
-    for path in found:
-        told = subprocess.run(
+        result.append(path)
+    for path in result:
+        done = subprocess.run(
             [path, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, text=True
         )
-        if told.stdout.strip() == str(minor):  # a shim of a version manager answers for others, or fails
+        if done.stdout.strip() == str(minor):  # a shim of a version manager answers for others, or fails
             return path
     return None
 

@@ -29,14 +29,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def places(path: Path) -> tuple[list[int], list[range]]:
     """Addresses of the file's functions, and where in it the tables lie."""
     with elf.opened(path) as image:
-        addresses = [int(one) + 4 for one in functions_of(image).begins]
-        found = [range(0, 64 + 56 * len(image.segments))]
+        addresses = [int(begin) + 4 for begin in functions_of(image).begins]
+        result = [range(0, 64 + 56 * len(image.segments))]
         for segment in image.segments:
             if segment.kind == 0x6474E550:  # .eh_frame_hdr, and .eh_frame behind it
-                found.append(range(segment.offset, segment.offset + segment.n_bytes + 600))
+                result.append(range(segment.offset, segment.offset + segment.n_bytes + 600))
     with path.open("rb") as file:
         n_bytes = file.seek(0, 2)
-    return addresses, [*found, range(n_bytes - 4000, n_bytes)]
+    return addresses, [*result, range(n_bytes - 4000, n_bytes)]
 
 
 def test_the_whole_file_tells_names_and_rules(whole):
@@ -44,7 +44,7 @@ def test_the_whole_file_tells_names_and_rules(whole):
     with elf.opened(whole) as image:
         functions = functions_of(image)
         assert {"again", "hidden", "large", "main"} <= {
-            found.name for address in addresses if (found := named(image, functions, address))
+            result.name for address in addresses if (result := named(image, functions, address))
         }
         assert all(isinstance(rules_at(image, address), Rules) for address in addresses[-8:])
 

@@ -24,10 +24,10 @@ def by_py_spy(pid: int) -> dict[int, Stack]:
     if not py_spy.exists() and not shutil.which("py-spy"):
         pytest.skip("py-spy: not installed")
     command = [str(py_spy if py_spy.exists() else "py-spy"), "dump", "--json", "--pid", str(pid)]
-    told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    data = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     return {
         thread["os_thread_id"]: [(f["filename"], plain(f["name"]), f["line"]) for f in thread["frames"]]
-        for thread in told
+        for thread in data
     }
 
 
@@ -35,11 +35,11 @@ def by_us(pid: int) -> dict[int, Stack]:
     python, memory = interpreter_in(pid), Memory(pid)
     assert python is not None
     codes = Codes(memory, python)
-    found = {}
+    result = {}
     for tid, state in states(memory, python, threads_of(pid)).items():
         named = [codes.named(frame) for frame in frames(memory, python, state)]
-        found[tid] = [(one.file, plain(one.function), one.line) for one in named]
-    return found
+        result[tid] = [(entry.file, plain(entry.function), entry.line) for entry in named]
+    return result
 
 
 def plain(function: str) -> str:
@@ -50,30 +50,30 @@ def plain(function: str) -> str:
 @pytest.mark.parametrize("minor", EACH_VERSION)
 def test_frames_are_those_of_py_spy(minor):
     with running(INTERPRETERS[minor], "everywhere.py") as process:
-        ours = by_us(process.pid)
-        assert len(ours) == 8
-        assert max(map(len, ours.values())) > 100
-        assert ours == by_py_spy(process.pid)
+        us = by_us(process.pid)
+        assert len(us) == 8
+        assert max(map(len, us.values())) > 100
+        assert us == by_py_spy(process.pid)
 
 
 @pytest.mark.parametrize("minor", EACH_VERSION)
 def test_the_main_interpreter_is_read_where_there_are_others(minor):
     with running(INTERPRETERS[minor], "two_interpreters.py") as process:
-        found = by_us(process.pid)
-    assert [function for _, function, _ in found[process.pid]] == ["waits", "<module>"]
+        us = by_us(process.pid)
+    assert [function for _, function, _ in us[process.pid]] == ["waits", "<module>"]
 
 
 def test_qualified_names_are_told_where_the_version_has_them():
     with running(INTERPRETERS[11], "everywhere.py") as process:
         python, memory = interpreter_in(process.pid), Memory(process.pid)
         codes = Codes(memory, python)
-        found = [
+        functions = [
             codes.named(frame).function
             for state in states(memory, python, threads_of(process.pid)).values()
             for frame in frames(memory, python, state)
         ]
-    assert "Loader.__call__.<locals>.<lambda>" in found
-    assert "größe_名前" in found
+    assert "Loader.__call__.<locals>.<lambda>" in functions
+    assert "größe_名前" in functions
 
 
 def test_a_thread_that_moves_is_refused_or_right():

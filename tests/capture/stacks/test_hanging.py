@@ -31,42 +31,42 @@ def waits(program: Program, pid: int) -> None:
 def now(program: Program, pid: int) -> tuple[tuple[str, ...], list[str]]:
     """The stack of the main thread in words, and what was said."""
     kept: list[tuple[str, ...]] = []
-    said: list[str] = []
+    message: list[str] = []
 
     def keep(_pid: int, words: tuple[str, ...]) -> int:
         kept.append(words)
         return len(kept)
 
-    stacks = Stacks(1, keep, said.append, program.walk_python, program.peek)
-    found = stacks.now(pid, [pid])
-    return kept[found[pid] - 1] if found else (), said
+    stacks = Stacks(1, keep, message.append, program.walk_python, program.peek)
+    result = stacks.now(pid, [pid])
+    return kept[result[pid] - 1] if result else (), message
 
 
 def test_native_frames_lead_through_a_hooked_call_to_the_python_line(tracing, puppet):
     program = tracing()
     puppet.tell(SYNC)
     waits(program, puppet.pid)
-    found, said = now(program, puppet.pid)
-    functions = [one.partition("+")[0] for one in found if "libnccl" in one]
+    result, message = now(program, puppet.pid)
+    functions = [entry.partition("+")[0] for entry in result if "libnccl" in entry]
     assert functions == ["spend", "cudaStreamSynchronize"]
-    assert "_ctypes" in " ".join(found)
-    assert "..." not in found
-    assert found[-2:] == ("<string>:1 <module>", "<string>:9 <module>")
-    assert said == []
+    assert "_ctypes" in " ".join(result)
+    assert "..." not in result
+    assert result[-2:] == ("<string>:1 <module>", "<string>:9 <module>")
+    assert message == []
 
 
 def test_a_thread_that_waits_by_spinning_is_told_at_least_up_to_the_hook(tracing, puppet):
     program = tracing()
     puppet.tell("lib.cudaStreamSynchronize(0, 20000000)")
     until = time.monotonic() + 15
-    found: tuple[str, ...] = ()
-    while not any(one.startswith("cudaStreamSynchronize") for one in found):
-        found, _ = now(program, puppet.pid)
+    result: tuple[str, ...] = ()
+    while not any(entry.startswith("cudaStreamSynchronize") for entry in result):
+        result, _ = now(program, puppet.pid)
         assert time.monotonic() < until
-    if "..." in found:  # not where it had just lost its CPU: then it is walked as one that waits
-        assert found[found.index("...") - 1].startswith("cudaStreamSynchronize")
-    assert [one.partition("+")[0] for one in found if "libnccl" in one][-1] == "cudaStreamSynchronize"
-    assert found[-2:] == ("<string>:1 <module>", "<string>:9 <module>")
+    if "..." in result:  # not where it had just lost its CPU: then it is walked as one that waits
+        assert result[result.index("...") - 1].startswith("cudaStreamSynchronize")
+    assert [entry.partition("+")[0] for entry in result if "libnccl" in entry][-1] == "cudaStreamSynchronize"
+    assert result[-2:] == ("<string>:1 <module>", "<string>:9 <module>")
 
 
 def test_memory_is_read_by_the_kernel_side_where_it_may_not_be_read_otherwise(
@@ -77,9 +77,9 @@ def test_memory_is_read_by_the_kernel_side_where_it_may_not_be_read_otherwise(
     waits(program, puppet.pid)
     usual, _ = now(program, puppet.pid)
     monkeypatch.setattr(Memory, "_by_system_call", forbidden)
-    found, said = now(program, puppet.pid)
-    assert found == usual
-    assert said == []
+    result, message = now(program, puppet.pid)
+    assert result == usual
+    assert message == []
 
 
 def test_without_either_it_is_said_why_there_are_no_stacks(
@@ -88,10 +88,10 @@ def test_without_either_it_is_said_why_there_are_no_stacks(
     program = tracing()
     monkeypatch.setattr(Memory, "_by_system_call", forbidden)
     monkeypatch.setattr(program, "peek", lambda *_: b"")
-    found, said = now(program, puppet.pid)
-    assert found == ()
-    assert len(said) == 1
-    assert f"no stacks of process {puppet.pid}" in said[0]
+    result, message = now(program, puppet.pid)
+    assert result == ()
+    assert len(message) == 1
+    assert f"no stacks of process {puppet.pid}" in message[0]
 
 
 def forbidden(*_: object) -> tuple[int, bytes]:

@@ -87,7 +87,7 @@ def waits_in(program: Program, pid: int, tid: int) -> tuple[MappedCode, Calls]:
 def names(program: Program, pid: int, tid: int) -> list[str]:
     """The functions that a thread is in, innermost first, once it waits; "..." at the end of a cut stack."""
     code, calls = waits_in(program, pid, tid)
-    return [plain(code.name(place)) for place in calls.addresses] + ["..."] * calls.is_cut
+    return [plain(code.name(address)) for address in calls.addresses] + ["..."] * calls.is_cut
 
 
 def plain(name: str) -> str:
@@ -98,17 +98,17 @@ def plain(name: str) -> str:
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_frames_are_those_that_the_program_is_in(program, compiled, flags):
     with waiting(compiled(*flags)) as pid:
-        found = names(program, pid, pid)
+        result = names(program, pid, pid)
     expected = [*INNER, "hidden", "again", "again", "again", "again", "main"]
-    assert found[: 1 + len(expected)] == ["pause", *expected]
-    assert found[-1] == "_start"
+    assert result[: 1 + len(expected)] == ["pause", *expected]
+    assert result[-1] == "_start"
 
 
 def test_a_thread_of_its_own_ends_where_it_began(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"]), "thread") as pid:
-        found = names(program, pid, tids(pid)[1])
-    assert found[:10] == ["pause", *INNER, "hidden", "again", "again", "again", "thread"]
-    assert found[10:] == ["?", "?"]  # start_thread and clone3, which libc does not export
+        result = names(program, pid, tids(pid)[1])
+    assert result[:10] == ["pause", *INNER, "hidden", "again", "again", "again", "thread"]
+    assert result[10:] == ["?", "?"]  # start_thread and clone3, which libc does not export
 
 
 def test_a_stripped_program_gives_places_without_names(program, compiled, tmp_path):
@@ -116,8 +116,8 @@ def test_a_stripped_program_gives_places_without_names(program, compiled, tmp_pa
     shutil.copy(compiled(*FLAGS["without frame pointers"]), path)
     subprocess.run(["strip", path], check=True)
     with waiting(path) as pid:
-        found = names(program, pid, pid)
-    assert found[:10] == ["pause", *["?"] * 9]
+        result = names(program, pid, pid)
+    assert result[:10] == ["pause", *["?"] * 9]
 
 
 def test_a_deleted_file_is_still_read(program, compiled, tmp_path):
@@ -131,14 +131,14 @@ def test_a_deleted_file_is_still_read(program, compiled, tmp_path):
 
 def test_a_stack_ends_where_the_file_does_not_say_how_to_go_on(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"], "-fno-asynchronous-unwind-tables")) as pid:
-        found = names(program, pid, pid)
-    assert found == ["pause", "innermost", "..."]
+        result = names(program, pid, pid)
+    assert result == ["pause", "innermost", "..."]
 
 
 def test_in_a_signal_handler_it_is_right_as_far_as_it_goes(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"]), "signal") as pid:
-        found = names(program, pid, pid)
-    assert found == ["pause", *INNER, "hidden", "again", "handler", "?", "..."]
+        result = names(program, pid, pid)
+    assert result == ["pause", *INNER, "hidden", "again", "handler", "?", "..."]
 
 
 def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compiled):
@@ -149,7 +149,9 @@ def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compile
         for _ in range(500):
             thread = standing(program.peek, pid)
             if thread and thread.syscall_nr < 0:
-                assert [plain(code.name(one)) for one in addresses(code, thread).addresses[:4]] == INNER
+                assert [
+                    plain(code.name(address)) for address in addresses(code, thread).addresses[:4]
+                ] == INNER
                 n_told += 1
     assert n_told < 500
 
@@ -158,15 +160,15 @@ def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compile
 @pytest.mark.parametrize("minor", EACH_VERSION)
 def test_frames_are_those_of_gdb_in_every_thread_of_python(program, minor):
     with running(INTERPRETERS[minor], "everywhere.py") as process:
-        ours = {tid: waits_in(program, process.pid, tid)[1] for tid in tids(process.pid)}
-        theirs = by_gdb(process.pid)
-    assert ours.keys() == theirs.keys()
-    assert len(ours) == 8
-    for tid, calls in ours.items():
-        found = [calls.addresses[0], *(place + 1 for place in calls.addresses[1:])]
-        found = [address for address, _ in itertools.groupby(found)]
-        assert not calls.is_cut or len(found) > 20
-        assert found == theirs[tid][: len(found)]
+        own_rows = {tid: waits_in(program, process.pid, tid)[1] for tid in tids(process.pid)}
+        gdb = by_gdb(process.pid)
+    assert own_rows.keys() == gdb.keys()
+    assert len(own_rows) == 8
+    for tid, calls in own_rows.items():
+        groupby = [calls.addresses[0], *(index + 1 for index in calls.addresses[1:])]
+        groupby = [address for address, _ in itertools.groupby(groupby)]
+        assert not calls.is_cut or len(groupby) > 20
+        assert groupby == gdb[tid][: len(groupby)]
 
 
 def by_gdb(pid: int) -> dict[int, list[int]]:
@@ -174,23 +176,23 @@ def by_gdb(pid: int) -> dict[int, list[int]]:
     command = ["gdb", "-batch", "-nx", "-p", str(pid)]
     command += ["-ex", "thread apply all backtrace -frame-info location-and-address"]
     done = subprocess.run(command, capture_output=True, check=True)
-    told = done.stdout.decode(errors="replace")  # names of threads are cut anywhere
-    found: dict[int, list[int]] = {}
-    for part in re.split(r"^Thread ", told, flags=re.MULTILINE)[1:]:
+    text = done.stdout.decode(errors="replace")  # names of threads are cut anywhere
+    result: dict[int, list[int]] = {}
+    for part in re.split(r"^Thread ", text, flags=re.MULTILINE)[1:]:
         tid = re.search(r"\(LWP (\d+)\b", part)
         assert tid
         frames = [int(each, 16) for each in re.findall(r"^#\d+ +(0x[0-9a-f]+) ", part, re.MULTILINE)]
-        found[int(tid[1])] = [address for address, _ in itertools.groupby(frames)]
-    return found
+        result[int(tid[1])] = [address for address, _ in itertools.groupby(frames)]
+    return result
 
 
 def test_the_interpreter_is_known_by_its_file(program):
     with running(sys.executable, "moving.py") as process:
         code = MappedCode(process.pid, Files())
         code.refresh()
-        mine = [region for region in code._regions if code.is_interpreter(region.start)]
-    assert mine
-    assert all("python" in region.name for region in mine)
+        regions = [region for region in code._regions if code.is_interpreter(region.start)]
+    assert regions
+    assert all("python" in region.name for region in regions)
 
 
 def test_a_thread_that_runs_is_sampled(compiled):
@@ -198,13 +200,13 @@ def test_a_thread_that_runs_is_sampled(compiled):
         code = MappedCode(pid, Files())
         code.refresh()
         until = time.monotonic() + 20
-        found: list[str] = []
-        while found[:1] != ["innermost"]:  # at first it writes
+        plains: list[str] = []
+        while plains[:1] != ["innermost"]:  # at first it writes
             assert time.monotonic() < until
             if thread := sampled(pid):
-                found = [plain(code.name(place)) for place in addresses(code, thread).addresses]
-    assert found[:10] == [*INNER, "hidden", "again", "again", "again", "again", "main"]
-    assert found[-1] == "_start"
+                plains = [plain(code.name(address)) for address in addresses(code, thread).addresses]
+    assert plains[:10] == [*INNER, "hidden", "again", "again", "again", "again", "main"]
+    assert plains[-1] == "_start"
 
 
 def test_a_thread_that_waits_is_not_sampled():

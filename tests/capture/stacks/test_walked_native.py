@@ -40,13 +40,13 @@ class Told:
         self._stacks.follow([pid])
 
     def take(self, pid: int) -> None:
-        events, natives, told = (
+        events, natives, output = (
             self._program.events.drain(),
             self._program.natives.drain(),
             self._program.stacks.drain(),
         )
         self._program.arrivals.drain()
-        self._stacks.take(natives, told)
+        self._stacks.take(natives, output)
         calls = of_kind(events, Kind.CALL)
         hashes = calls["stack"][calls["pid"] == pid].astype(np.int64)
         hashes[hashes == 0] = UNKNOWN
@@ -59,40 +59,46 @@ class Told:
 
 def test_every_stack_is_that_of_its_call_or_none(tracing, built):
     program = tracing(slow_call_ns=0)
-    told = Told(program)
+    output = Told(program)
     with subprocess.Popen([built("paths"), str(N_CALLS)], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"there\n"
-        told.follow(process.pid)
+        output.follow(process.pid)
         process.stdin.write(b"\n")
         process.stdin.flush()
         while process.poll() is None:
-            told.take(process.pid)
+            output.take(process.pid)
             time.sleep(0.01)
-    told.take(process.pid)
-    assert len(told.numbers) == N_CALLS
+    output.take(process.pid)
+    assert len(output.numbers) == N_CALLS
     n_each: Counter[str] = Counter()
-    for i, number in enumerate(told.numbers):
-        found = [one.partition("+")[0] for one in told.kept[number] if "(paths)" in one] if number > 0 else []
-        n_each["none" if not found else "right" if found[: len(chain(i))] == chain(i) else "wrong"] += 1
+    for i, number in enumerate(output.numbers):
+        partitions = (
+            [entry.partition("+")[0] for entry in output.kept[number] if "(paths)" in entry]
+            if number > 0
+            else []
+        )
+        n_each[
+            "none" if not partitions else "right" if partitions[: len(chain(i))] == chain(i) else "wrong"
+        ] += 1
     assert n_each["wrong"] == 0
     assert n_each["right"] > N_CALLS // 2
-    assert len(set(told.numbers) - {UNKNOWN}) == 24  # kinds of chains
-    assert told.said == []
+    assert len(set(output.numbers) - {UNKNOWN}) == 24  # kinds of chains
+    assert output.said == []
 
 
 def test_native_frames_stand_over_the_python_ones(tracing, puppet):
     program = tracing(slow_call_ns=0)
-    told = Told(program)
-    told.follow(puppet.pid)
+    output = Told(program)
+    output.follow(puppet.pid)
     puppet.does("def call(): lib.cudaStreamSynchronize(0, 0)")
     until = time.monotonic() + 20
-    while not any("libffi" in " ".join(words) for words in told.kept):
+    while not any("libffi" in " ".join(words) for words in output.kept):
         puppet.does("call()")
-        told.take(puppet.pid)
+        output.take(puppet.pid)
         assert time.monotonic() < until
-    words = next(words for words in told.kept if "libffi" in " ".join(words))
+    words = next(words for words in output.kept if "libffi" in " ".join(words))
     assert "..." not in words
     assert words[-3] == "<string>:1 call"
     assert "libffi" in words[0]

@@ -32,9 +32,9 @@ _C10D = {
 def _group_words(job: Job, rank: int, name: str) -> str:
     """logPrefix of ProcessGroupNCCL.cpp: local number, GUID with description, rank in the group."""
     number = list(reversed(job.own_groups(rank))).index(name)
-    place = job.groups[name].index(rank)
+    index = job.groups[name].index(rank)
     guid, words = ("0", "default_pg") if name == WORLD else (str(list(job.groups).index(name)), "undefined")
-    return f"[PG ID {number} PG GUID {guid}({words}) Rank {place}]"
+    return f"[PG ID {number} PG GUID {guid}({words}) Rank {index}]"
 
 
 def _hang(log: Log, job: Job) -> None:

@@ -28,7 +28,7 @@ def answer(job: Job, second: int, *, moved: int = 0) -> dict[str, Any]:
     comms = []
     for name, members in job.groups.items():
         rows = []
-        for place, rank in enumerate(members):
+        for index, rank in enumerate(members):
             own = counts(job, rank, name)
             own[NAMES[job.op_of(name)]] += moved
             status = {
@@ -40,7 +40,7 @@ def answer(job: Job, second: int, *, moved: int = 0) -> dict[str, Any]:
             }
             device = rank % max(job.n_ranks // 2, 1)
             row = {
-                "rank": place,
+                "rank": index,
                 "host": job.host(rank),
                 "pid": job.pid(rank),
                 "cuda_dev": device,
@@ -96,7 +96,7 @@ def _differs(job: Job, name: str) -> bool:
 
 
 def _mismatch(job: Job, number: int, name: str, members: tuple[int, ...], moved: int) -> list[str]:
-    entered = {place: job.progress(rank)[name].entered + moved for place, rank in enumerate(members)}
+    entered = {index: job.progress(rank)[name].entered + moved for index, rank in enumerate(members)}
     lines = [
         f"#{number}-0 ({job.comm_id(name):016x}) MISMATCH",
         f"  Communicator ranks have different {NAMES[job.op_of(name)]} operation counts",
@@ -105,12 +105,12 @@ def _mismatch(job: Job, number: int, name: str, members: tuple[int, ...], moved:
         if n > 1:
             lines.append(f"  {n} ranks have launched up to operation {value}")
         if (n <= 10 and n <= 0.25 * len(members)) or n == 1:
-            for place in (p for p, own in entered.items() if own == value):
-                rank = members[place]
+            for index in (p for p, own in entered.items() if own == value):
+                rank = members[index]
                 device = rank % max(job.n_ranks // 2, 1)
-                who = f"GPU {device} managed by process {job.pid(rank)} on node {job.host(rank)}"
+                process = f"GPU {device} managed by process {job.pid(rank)} on node {job.host(rank)}"
                 has = "" if n > 1 else f" has launched up to operation {value}"
-                lines.append(f"  Rank {place}{has} -- {who}")
+                lines.append(f"  Rank {index}{has} -- {process}")
     return [*lines, ""]
 
 

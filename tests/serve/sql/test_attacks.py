@@ -26,9 +26,9 @@ def one_event(tenant, tables):
 
 @pytest.fixture(scope="module")
 def workers():
-    found = Workers(one_event, n=2, limits=QueryLimits(timeout_s=3))
-    yield found
-    found.close()
+    result = Workers(one_event, n=2, limits=QueryLimits(timeout_s=3))
+    yield result
+    result.close()
 
 
 def outcome(workers, sql):
@@ -49,15 +49,15 @@ def text_of(query):
 def test_every_written_query_behaves_as_it_says(shared, workers):
     wrong = []
     for query in json.loads((shared / "sql_attacks.json").read_text())["queries"]:
-        found = outcome(workers, text_of(query))
+        result = outcome(workers, text_of(query))
         allowed = {
             "static": {RefusedQuery, BadInput},
             "runtime": {RefusedQuery, BadInput, OverLimits, TookTooLong},
             "row-cap": {"allow"},
             None: {"allow"},
         }[query["must_stop_at"]]
-        if found not in allowed:
-            wrong.append((query["id"], text_of(query)[:80], found))
+        if result not in allowed:
+            wrong.append((query["id"], text_of(query)[:80], result))
     assert not wrong
     assert outcome(workers, "SELECT count(*) FROM events") == "allow"
 

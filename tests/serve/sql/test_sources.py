@@ -17,12 +17,12 @@ ALL = "SELECT count(*) AS n, min(rank) AS first FROM events"
 @pytest.fixture
 def store(tmp_path):
     """Five commits of two events each; the rank is the number of the commit."""
-    with closing(HubStore.open(tmp_path)) as found:
+    with closing(HubStore.open(tmp_path)) as result:
         for commit in range(5):
             row = {"node_id": "n0", "rank": commit, "ts_ns": commit, "name": "beat"}
             rows = pa.Table.from_pylist([row, row])
-            found.append(Batch(f"batch {commit}", "a", {"events": rows})).result(timeout=30)
-        yield found
+            result.append(Batch(f"batch {commit}", "a", {"events": rows})).result(timeout=30)
+        yield result
 
 
 def answered(store, max_hot_rows, sql=ALL):
@@ -33,18 +33,18 @@ def answered(store, max_hot_rows, sql=ALL):
 
 
 def test_rows_that_are_left_out_are_told_with_their_table_and_times(store):
-    found = answered(store, 4)
-    assert (found.rows, found.truncated) == ([[4, 3]], True)
+    result = answered(store, 4)
+    assert (result.rows, result.truncated) == ([[4, 3]], True)
     times = store.snapshot("a").hot["events"]["received_at"].cast("int64").to_pylist()
     first, last = (wall_text(us * 1000) for us in (times[0], times[5]))
-    assert found.note.startswith(
+    assert result.note.startswith(
         f"events: this answer omits 6 rows that the hub received from {first} to {last}"
     )
 
 
 def test_an_answer_over_all_rows_has_no_note(store):
-    found = answered(store, 10)
-    assert (found.rows, found.truncated, found.note) == ([[10, 0]], False, "")
+    result = answered(store, 10)
+    assert (result.rows, result.truncated, result.note) == ([[10, 0]], False, "")
 
 
 def test_a_table_that_is_not_asked_for_is_not_told_of(store):
@@ -53,5 +53,5 @@ def test_a_table_that_is_not_asked_for_is_not_told_of(store):
 
 def test_rows_in_files_are_seen_however_many(store):
     store.seal_all()
-    found = answered(store, 1)
-    assert (found.rows, found.note) == ([[10, 0]], "")
+    result = answered(store, 1)
+    assert (result.rows, result.note) == ([[10, 0]], "")

@@ -45,8 +45,8 @@ def data(folder):
 
 @pytest.fixture
 def workers(data):
-    with closing(Workers(data, n=2, limits=QueryLimits(timeout_s=3, max_rows=1000))) as found:
-        yield found
+    with closing(Workers(data, n=2, limits=QueryLimits(timeout_s=3, max_rows=1000))) as result:
+        yield result
 
 
 def pids(workers):
@@ -159,8 +159,8 @@ def test_workers_end_with_their_hub(data):
 
 
 def test_rows_and_bytes_are_limited(workers):
-    found = workers.query("SELECT * FROM range(1000000000000)", tenant="a")
-    assert (len(found.rows), found.truncated) == (1000, True)
+    result = workers.query("SELECT * FROM range(1000000000000)", tenant="a")
+    assert (len(result.rows), result.truncated) == (1000, True)
     assert not workers.query("SELECT * FROM range(10)", tenant="a", max_rows=10).truncated
     assert workers.query("SELECT * FROM range(11)", tenant="a", max_rows=10).truncated
     wide = workers.query("SELECT repeat('x', 10000) FROM range(1000)", tenant="a")
@@ -170,13 +170,13 @@ def test_rows_and_bytes_are_limited(workers):
 
 
 def test_values_are_what_every_json_reader_understands(workers):
-    found = workers.query(
+    result = workers.query(
         "SELECT TIMESTAMPTZ '2026-01-31 12:00:00+01', DATE '2026-01-31', 'nan'::DOUBLE, 1.5::DECIMAL(5, 2),"
         " sum(range), 'ab'::BLOB, {'a': [1, NULL]}, MAP {'k': 'v'}, INTERVAL 90 SECOND, 'x' || chr(27) || chr(8238),"
         " '0fbfda76-d9ca-4d8c-89b9-29a267589934'::UUID, NULL FROM range(4)",
         tenant="a",
     )
-    assert found.rows == [
+    assert result.rows == [
         [
             *("2026-01-31T11:00:00Z", "2026-01-31", None, 1.5, 6, "6162", {"a": [1, None]}, {"k": "v"}, 90.0),
             *("x", "0fbfda76-d9ca-4d8c-89b9-29a267589934", None),
@@ -188,12 +188,12 @@ def test_parameters_are_values_and_never_sql(workers):
     asked = {"v": "'; DROP TABLE events; --"}
     assert workers.query("SELECT $v", tenant="a", params=asked).rows == [[asked["v"]]]
     assert workers.query("SELECT rank FROM events WHERE rank = $r", tenant="a", params={"r": 7}).rows == [[7]]
-    for sql, params, told in (
+    for sql, params, output in (
         ("SELECT $a", {}, r"no value for \$a"),
         ("SELECT 1", {"a": 1}, r"no \$a"),
         ("SELECT ?", {"1": 1}, "by name"),
     ):
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=output):
             workers.query(sql, tenant="a", params=params)
     with pytest.raises(RefusedQuery):
         workers.query("SELECT * FROM query_table($t)", tenant="a", params={"t": "events"})

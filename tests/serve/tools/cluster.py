@@ -123,14 +123,14 @@ def machines(
 def details(cluster: str, *, rank: int = STRAGGLER) -> dict[str, pa.Table]:
     """Slow calls, off-CPU intervals and a stack of the straggler; copies; who the processes are."""
     node = f"{cluster}-node-{rank // 4}"
-    who = {"cluster_id": cluster, "node_id": node, "pid": 1000 + rank, "tid": 1000 + rank}
+    process = {"cluster_id": cluster, "node_id": node, "pid": 1000 + rank, "tid": 1000 + rank}
     at = T0_NS + 5 * STEP_NS
     return {
         "calls": table(
             "calls",
             [
                 {
-                    **who,
+                    **process,
                     "ts_ns": at,
                     "op": "copy",
                     "symbol": "cudaMemcpy",
@@ -138,7 +138,7 @@ def details(cluster: str, *, rank: int = STRAGGLER) -> dict[str, pa.Table]:
                     "count_bytes": 1 << 26,
                 },
                 {
-                    **who,
+                    **process,
                     "ts_ns": at + 1,
                     "op": "launch",
                     "symbol": "cudaLaunchKernel",
@@ -150,7 +150,7 @@ def details(cluster: str, *, rank: int = STRAGGLER) -> dict[str, pa.Table]:
             "offcpu",
             [
                 {
-                    **who,
+                    **process,
                     "ts_ns": at,
                     "category": "io",
                     "duration_ns": 39_000_000,

@@ -31,7 +31,7 @@ def asker_of(tmp_path):
     """Gives who asks a hub that holds these verdicts."""
     with cluster.hub_in(tmp_path) as hub:
 
-        def asker(*said: dict[str, Any], **machines: Any) -> Asker:
+        def asker(*message: dict[str, Any], **machines: Any) -> Asker:
             same = {
                 "cluster_id": "alpha",
                 "node_id": "alpha-node-0",
@@ -40,7 +40,7 @@ def asker_of(tmp_path):
                 "since_ns": BEGIN_MS * 10**6,
                 "until_ns": (BEGIN_MS + LENGTH_MS) * 10**6,
             }
-            rows = cluster.table("verdicts", [same | one for one in said])
+            rows = cluster.table("verdicts", [same | entry for entry in message])
             tables = {"verdicts": rows, "nodes": cluster.machines("alpha", **machines)}
             hub.store.append(Batch("", "a", tables)).result(timeout=30)
             return Asker(hub, "a")
@@ -109,8 +109,8 @@ def test_what_has_no_price_has_two_ends_too(asker_of):
 def test_verdicts_are_shown_with_the_ends_that_are_known(asker_of):
     asker = asker_of(NUMBER, RANGE)
     sql = "SELECT verdict_id, gpu_seconds, at_most_gpu_seconds, at_most_usd FROM verdicts ORDER BY 1"
-    found = run_analysis(asker, AnalysisParams(sql=sql)).rows
-    assert found == [["number", 100.0, None, None], ["range", 36.0, 360.0, None]]
+    result = run_analysis(asker, AnalysisParams(sql=sql)).rows
+    assert result == [["number", 100.0, None, None], ["range", 36.0, 360.0, None]]
     known = {"number": (100.0, None), "range": (36.0, 360.0)}
     for rows in (
         verdicts(asker, VerdictsParams()).rows,

@@ -48,7 +48,7 @@ def appended(store: HubStore, tenant: str = "a", batch_id: str = "", **tables: p
 def sql(store: HubStore, text: str, tenant: str = "a") -> list[tuple[object, ...]]:
     """Rows of a query over what a tenant has, sealed and hot."""
     snapshot = store.snapshot(tenant)
-    files = {name: [str(store.folder / s.path) for s in found] for name, found in snapshot.segments.items()}
+    files = {name: [str(store.folder / s.path) for s in result] for name, result in snapshot.segments.items()}
     with duckdb.connect() as db:
         for name, rows in snapshot.hot.items():
             db.register(f"hot_{name}", rows)
@@ -59,8 +59,8 @@ def sql(store: HubStore, text: str, tenant: str = "a") -> list[tuple[object, ...
 
 def files(store: HubStore, tenant: str = "a") -> list[Path]:
     """The tenant's sealed files; the folder a file is in is named for its table."""
-    found = store.snapshot(tenant).segments
-    return [store.folder / segment.path for of_table in found.values() for segment in of_table]
+    segments = store.snapshot(tenant).segments
+    return [store.folder / segment.path for of_table in segments.values() for segment in of_table]
 
 
 def reopened(store: HubStore, folder: Path, **limits: float) -> HubStore:

@@ -53,17 +53,17 @@ def expected(
     from_ns: int | None, to_ns: int | None, min_late_ns: int
 ) -> dict[int, tuple[int, float, int, int]]:
     """By rank: rounds, mean and largest lateness, late rounds. Of two the earlier is usual, of three the middle."""
-    found: dict[int, list[int]] = defaultdict(list)
+    result: dict[int, list[int]] = defaultdict(list)
     for seq in range(35):
         ranks = range(2 if seq == 29 else 3)
         arrivals = {rank: NOW_NS + seq * SECOND_NS + late_ns(seq, rank) for rank in ranks}
         usual = min(arrivals.values()) if len(arrivals) == 2 else statistics.median(arrivals.values())
         for rank, at_ns in arrivals.items():
             if (from_ns is None or at_ns >= from_ns) and (to_ns is None or at_ns < to_ns):
-                found[rank].append(int(at_ns - usual))
+                result[rank].append(int(at_ns - usual))
     return {
         rank: (len(late), pytest.approx(statistics.mean(late)), max(late), sum(x > min_late_ns for x in late))
-        for rank, late in found.items()
+        for rank, late in result.items()
     }
 
 
@@ -141,6 +141,6 @@ def test_files_outside_a_window_are_left_out():
     before, edge, inside, after, untimed = (
         segment(*times) for times in ((0, 9), (5, 10), (10, 19), (20, 30), (None, None))
     )
-    found = split([before, edge, inside, after, untimed], 10, 20)
-    assert found.whole == (inside,) and found.others == (edge,)
+    parts = split([before, edge, inside, after, untimed], 10, 20)
+    assert parts.whole == (inside,) and parts.others == (edge,)
     assert split([before, after, untimed], None, None).whole == (before, after)

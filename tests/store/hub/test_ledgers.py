@@ -53,5 +53,5 @@ def test_every_window_gets_the_same_ledgers_as_from_the_rows(store: HubStore, cl
     ledgers = store.ask("rank_ledgers", tenant="a", params=params).to_pylist()
     n = (N_ROUNDS if end is None else end) - (first or 0)
     expected = [(rank, n, (n - 1) * 5_000_000, (n - 1) * rank * 1_000_000) for rank in range(N_RANKS)]
-    found = [(row["rank"], row["n_rounds"], row["on_cpu_ns"], row["io_ns"]) for row in ledgers]
-    assert found == ([] if cluster == "c2" else expected)
+    result = [(row["rank"], row["n_rounds"], row["on_cpu_ns"], row["io_ns"]) for row in ledgers]
+    assert result == ([] if cluster == "c2" else expected)

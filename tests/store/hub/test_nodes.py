@@ -25,5 +25,7 @@ def test_the_machines_that_rows_are_from_are_known_whether_one_or_several(cluste
     for part in (rows, pa.concat_tables([rows.slice(0, 1), rows.slice(1)])):
         nodes = Nodes(schema.arrow_schema(schema.NODES).empty_table())
         nodes.record([Entry(1, "t", "events", part)], [], 1)
-        found = nodes.rows("t")
-        assert set(zip(found["cluster_id"].to_pylist(), found["node_id"].to_pylist(), strict=True)) == wanted
+        result = nodes.rows("t")
+        assert (
+            set(zip(result["cluster_id"].to_pylist(), result["node_id"].to_pylist(), strict=True)) == wanted
+        )

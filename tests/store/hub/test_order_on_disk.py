@@ -31,7 +31,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if not shutil.which("strace"):
         pytest.skip("no strace to look at system calls with")
     folder = tmp_path_factory.mktemp("traced")
-    told = folder / "calls"
+    output = folder / "calls"
     wanted = "trace=write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink"
     command = [
         "strace",
@@ -40,7 +40,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "-e",
         wanted,
         "-o",
-        str(told),
+        str(output),
         sys.executable,
         "-c",
         WRITER,
@@ -50,7 +50,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if "ptrace" in done.stderr and done.returncode:
         pytest.skip("strace may not look at processes here")
     assert done.returncode == 0, done.stderr
-    return told.read_text().splitlines()
+    return output.read_text().splitlines()
 
 
 def between(calls: list[str], begin: str, end: str) -> list[str]:

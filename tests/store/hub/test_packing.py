@@ -25,13 +25,13 @@ def tables(draw: st.DrawFn) -> pa.Table:
     n = draw(st.integers(0, 12))
     columns = {}
     for name, (kind, values) in COLUMNS.items():
-        one = draw(st.sampled_from(["any", "same", "with nulls", "nothing"]))
-        if one == "same":
+        entry = draw(st.sampled_from(["any", "same", "with nulls", "nothing"]))
+        if entry == "same":
             listed = [draw(values)] * n
-        elif one == "nothing":
+        elif entry == "nothing":
             listed = [None] * n
         else:
-            maybe = values if one == "any" else st.one_of(values, st.none())
+            maybe = values if entry == "any" else st.one_of(values, st.none())
             listed = draw(st.lists(maybe, min_size=n, max_size=n))
         columns[name] = pa.array(listed, kind)
     whole = pa.table(columns)
@@ -42,10 +42,10 @@ def tables(draw: st.DrawFn) -> pa.Table:
 @settings(max_examples=150, deadline=None)
 @given(rows=tables())
 def test_what_is_packed_comes_back(rows):
-    found = unpacked(packed(rows))
-    assert len(found) == len(rows)
+    result = unpacked(packed(rows))
+    assert len(result) == len(rows)
     for name in rows.column_names:
-        there = found.column(name) if name in found.column_names else pa.nulls(len(rows), rows[name].type)
+        there = result.column(name) if name in result.column_names else pa.nulls(len(rows), rows[name].type)
         assert there.type == rows[name].type and there.to_pylist() == rows[name].to_pylist()
 
 

@@ -70,13 +70,13 @@ def test_many_rows_and_few_that_are_committed_together_are_there_after_a_restart
         ]
     assert [f.result(30).n_rows for f in futures] == sizes
     assert store.counters.commits == 1
-    told = "SELECT seq, rank, node_id, op, attrs FROM collectives ORDER BY seq"
-    before = sql(store, told)
+    output = "SELECT seq, rank, node_id, op, attrs FROM collectives ORDER BY seq"
+    before = sql(store, output)
     assert [row[:2] for row in before] == [
         (seq, n) for seq, n in enumerate(n for n in sizes for _ in range(n))
     ]
     with closing(reopened(store, tmp_path)) as again:
-        assert sql(again, told) == before
+        assert sql(again, output) == before
 
 
 def test_what_waits_for_a_batch_on_its_way_is_committed_without_it_if_it_does_not_come(store: HubStore):
@@ -166,15 +166,15 @@ def test_a_hub_of_schema_2_keeps_its_verdicts_and_takes_ranges(store: HubStore, 
     kept = ("kept", "open", 5.0, True, None, None, "{}")
     with closing(HubStore.open(tmp_path, STILL)) as again:
         assert sql(again, question) == [kept, ("replaced", *kept[1:])]
-        said = {"gpu_seconds": [6.0], "is_lower_bound": [True], "at_most_gpu_seconds": [9.0]}
-        told = {
+        message = {"gpu_seconds": [6.0], "is_lower_bound": [True], "at_most_gpu_seconds": [9.0]}
+        output = {
             "verdict_id": ["replaced"],
             "state": ["closed"],
             "at_most_usd": [1.5],
             "verdict": ["{}"],
-            **said,
+            **message,
         }
-        appended(again, verdicts=pa.table(told))
+        appended(again, verdicts=pa.table(output))
         now = sql(again, question)
         assert now == [kept, ("replaced", "closed", 6.0, True, 9.0, 1.5, "{}")]
     with closing(HubStore.open(tmp_path, STILL)) as again:
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_database_is_said_to_be(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize(
-    ("table", "rows", "said"),
+    ("table", "rows", "message"),
     [
         ("nothing", {"ts_ns": [1]}, "unknown table"),
         ("events", {"ts_ns": [1], "colour": ["red"]}, "no column 'colour'"),
@@ -204,9 +204,9 @@ def test_a_file_that_is_no_database_is_said_to_be(tmp_path: Path, content: bytes
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_they_wait(
-    store: HubStore, table: str, rows: dict, said: str
+    store: HubStore, table: str, rows: dict, message: str
 ):
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         store.append(Batch("", "a", {table: pa.table(rows)}))
 
 
@@ -214,9 +214,9 @@ def test_too_much_that_waits_is_refused_and_the_rest_is_stored(tmp_path: Path):
     with closing(HubStore.open(tmp_path, Limits(max_queue_rows=5, retry_after_s=2.5))) as store:
         with without_commits(store):
             future = store.append(Batch("", "a", {"events": events(["x"] * 4)}))
-            with pytest.raises(Overloaded) as told:
+            with pytest.raises(Overloaded) as error:
                 store.append(Batch("", "a", {"events": events(["y"] * 4)}))
-        assert told.value.retry_after_s == 2.5
+        assert error.value.retry_after_s == 2.5
         assert future.result(30).n_rows == 4 and n_rows(store) == 4
 
 
@@ -474,10 +474,10 @@ def test_every_acknowledged_row_is_there_once_after_kill_9(tmp_path: Path, n_ack
             writing.kill()
             acknowledged += writing.stdout.read().splitlines()
     with closing(HubStore.open(tmp_path, STILL)) as store:
-        found = dict(sql(store, "SELECT name, count(*) FROM stored_events GROUP BY name"))
-        assert set(acknowledged) <= set(found)
-        assert set(found.values()) == {50}
-        assert len(set(found) - set(acknowledged)) <= 2, "at most what was under way in each life"
+        rows = dict(sql(store, "SELECT name, count(*) FROM stored_events GROUP BY name"))
+        assert set(acknowledged) <= set(rows)
+        assert set(rows.values()) == {50}
+        assert len(set(rows) - set(acknowledged)) <= 2, "at most what was under way in each life"
 
 
 def test_verdicts_closed_long_ago_go_with_their_chains_and_open_ones_stay(tmp_path: Path):
@@ -490,8 +490,8 @@ def test_verdicts_closed_long_ago_go_with_their_chains_and_open_ones_stay(tmp_pa
             when = pa.array([now_us - days * day_us], us)
             is_closed = state == "closed"
             closed = when if is_closed else pa.nulls(1, us)
-            told = {"verdict_id": [name], "state": [state], "updated_at": when, "closed_at": closed}
-            appended(store, verdicts=pa.table(told))
+            output = {"verdict_id": [name], "state": [state], "updated_at": when, "closed_at": closed}
+            appended(store, verdicts=pa.table(output))
             appended(store, causal_chains=pa.table({"causal_chain_id": [name], "state": [state]}))
         appended(store, "b", causal_chains=pa.table({"causal_chain_id": ["old"], "state": ["closed"]}))
         maintained(store)

@@ -50,7 +50,7 @@ CHAINS = (left, right, generated, by_a_c_function, Model().forward)
 
 def busy():
     while True:
-        sum(one * one for one in range(1000))
+        sum(entry * entry for entry in range(1000))
 
 
 another = interpreters.create()  # it is the first that one finds then; the threads belong to the other

@@ -23,7 +23,7 @@ def outer(n):
 
 def inner(n):
     for _ in range(n):
-        yield [one + 1 for one in innermost()]
+        yield [entry + 1 for entry in innermost()]
 
 
 def innermost():
