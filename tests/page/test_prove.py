@@ -83,7 +83,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         hub = Hub(f"http://127.0.0.1:{ready[2]}", token_of(db, "read,sql"))
         with httpx.Client(base_url=hub.url, headers={"Authorization": f"Bearer {hub.token}"}) as client:
             while not is_named(client.get("/api/v1/page/jobs", timeout=60).json()["rows"]):
-                assert time.monotonic() < until_s, "no verdict"
+                assert time.monotonic() < until_s, f"no verdict: {log.read_text()[-500:]}"
                 time.sleep(2)
             time.sleep(20)  # some more seconds for the heat map
         yield hub
