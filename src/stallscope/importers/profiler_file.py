@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.errors import BadTrace
-from stallscope.events.layout import UNKNOWN
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.importers.file_ranks import named_rank
 from stallscope.importers.functions import op_of
 from stallscope.importers.kernel_arguments import collective_of, whole
@@ -36,6 +36,7 @@ GLOO = "collectives of gloo, which carry no group"
 _OPERATORS = ("cpu_op", "Operator")
 _LAST_NS = 2**61
 _BLOCK = 1 << 20
+_PACKED = 1 << 16
 
 
 def is_profile(head: bytes) -> bool:
@@ -105,6 +106,8 @@ class _Reader:
         self.rank = UNKNOWN
         self.calls: list[tuple[int, int, int, int, int, int]] = []
         self.work: list[tuple[int, int, int, bool]] = []
+        self.work_parts: list[Array] = []
+        self.call_parts: list[Array] = []
         self.kernels: list[tuple[int, int, int, int, int]] = []
         self.steps: list[tuple[int, int]] = []
         self.symbols: dict[str, int] = {}
@@ -131,7 +134,17 @@ class _Reader:
             for event in events:
                 if type(event) is dict:
                     self._take(event)
+            self._pack(least=_PACKED)
         return at
+
+    def _pack(self, *, least: int) -> None:
+        """Turn long lists of events into arrays, which need a fraction of the memory."""
+        if len(self.work) >= least:
+            self.work_parts.append(np.array(self.work, WORK))
+            self.work.clear()
+        if len(self.calls) >= least:
+            self.call_parts.append(np.array(self.calls, CALL))
+            self.calls.clear()
 
     def _take(self, event: dict[str, Any]) -> None:
         if event.get("ph") != "X":
@@ -219,8 +232,8 @@ class _Reader:
             host=match["host"] if match else "",
             names=[name[:128] for name in self.symbols],
             collectives=list(self.collectives),
-            calls=np.array(self.calls, CALL),
-            work=np.array(self.work, WORK),
+            calls=np.concatenate([*self.call_parts, np.array(self.calls, CALL)]),
+            work=np.concatenate([*self.work_parts, np.array(self.work, WORK)]),
             kernels=np.array(self.kernels, KERNEL),
             steps=np.array(self.steps, STEP),
             omitted=self.omitted,
