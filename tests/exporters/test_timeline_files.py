@@ -391,6 +391,7 @@ def test_counters_of_gpus_are_in_the_chrome_file(late: Trace):
 
 def test_a_node_of_which_only_its_gpus_are_known_is_drawn():
     trace = with_gpus(dp_trace())
-    (track, *counters) = track_set_of(Trace(gpus=trace.gpus, nodes=("alone",))).tracks
+    answer, track, *counters = track_set_of(Trace(gpus=trace.gpus, nodes=("alone",))).tracks
+    assert answer.name == "verdicts"
     assert track.name == "alone" and len(counters) == 7
     assert all(counter.parent == track.number for counter in counters)

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 from google.protobuf.json_format import MessageToDict
-from stallscope.live.incidents import ATTRIBUTES
 
 from stallscope.exporters.otlp_messages import Incident, resource, spans_request
+from stallscope.live.incident_lines import ATTRIBUTES
 
 from .generators import dumps, profiles
 from .generators.job import Job
