@@ -119,8 +119,9 @@ def requests(trace: Trace) -> Iterator[tuple[bool, list[bytes]]]:
     clocks = _wall_clocks(trace)
     nodes = [_of_node(trace, node) for node in range(len(trace.nodes))]
     times = [
-        tables["collectives"]["ts_ns"] + clocks[node].wall_ns - clocks[node].monotonic_ns
+        tables[name]["ts_ns"] + clocks[node].wall_ns - clocks[node].monotonic_ns
         for node, tables in enumerate(nodes)
+        for name in ("collectives", "snapshots")
     ]
     begin_ns = min(int(each.min()) for each in times)
     n_parts = (max(int(each.max()) for each in times) - begin_ns) // REQUEST_NS + 1

@@ -16,7 +16,8 @@ from stallscope.diagnose.verdicts import hang
 from stallscope.events.layout import UNKNOWN
 
 _BETWEEN_LOOKS_NS = 1_000_000_000
-_LONGER = 2.0  # an open hang is updated when it has lasted this many times as long
+_GROWN = 1.1  # an open hang is updated when it has lasted this many times as long
+_LONGER = 2.0  # times the patience that a verdict on silent nodes needs
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Silence:
         limit = min(self.patience_ns, limits.dead_after_ns) if has_ended_process else self.patience_ns
         n_silent = sum(ns >= limit + _BETWEEN_LOOKS_NS for ns in silent_ns)
         longest = max(silent_ns, default=0)
-        if n_silent > self.n_silent or (n_silent and longest >= _LONGER * max(self.reported_ns, limit)):
+        if n_silent > self.n_silent or (n_silent and longest >= _GROWN * max(self.reported_ns, limit)):
             self.n_silent, self.reported_ns = n_silent, longest
             return True
         self.n_silent = min(self.n_silent, n_silent)

@@ -42,7 +42,7 @@ _EVERY = 8  # periodic evaluations of each row, at most
 _EVERY_BEHIND = 2  # ... and where the stream is behind
 _GROWTH = 1.5  # a job with too few steps is evaluated again with this many times the rows
 _QUIET_NS = 2_000_000_000  # agents send about once a second
-_RARELY_NS = 30_000_000_000
+_RARELY_NS = 50_000  # for each row: evaluations of quiet jobs use a few percent of a core
 _LEAST_ROWS = 12  # of each process: fewer show no pattern
 _MOST_ONCE = 8  # long delays of a rank that happened once
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
@@ -163,7 +163,7 @@ class Job:
             return False
         if at_ns - self.latest_at_ns < _QUIET_NS:
             return False
-        return self._allowance >= n + _FIXED_ROWS or at_ns - self._evaluated_at_ns >= _RARELY_NS
+        return self._allowance >= n + _FIXED_ROWS or at_ns - self._evaluated_at_ns >= n * _RARELY_NS
 
     def evaluate(
         self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False, is_exact: bool = False
@@ -277,7 +277,7 @@ class Job:
         if not last:
             return []
         ended = self._ended(nodes)
-        now_ns = {node: nodes.now_ns(node, at_ns) for node in {member[0] for member in last}}
+        now_ns = self._now_ns(nodes, at_ns)
         silent = [now_ns[member[0]] - ns for member, ns in last.items() if member not in ended]
         patient = not self.silence.is_due(silent, has_ended_process=bool(ended), limits=self.limits)
         if patient and not is_last:
@@ -364,6 +364,16 @@ class Job:
             return []
         return self.incidents.end(at_ns, "the ranks continue", self._close, sort=candidates.HANG)
 
+    def _now_ns(self, nodes: Nodes, at_ns: int) -> dict[int, int]:
+        """The time on the clock of each of the job's nodes.
+
+        If a node of the job reports running processes, all nodes are expected to, and silence proves nothing.
+        """
+        own_nodes = {node for node, _ in self.members}
+        if nodes.report_life(own_nodes):
+            return {node: nodes.latest_ns(node) for node in own_nodes}
+        return {node: nodes.now_ns(node, at_ns) for node in own_nodes}
+
     def trace(
         self, nodes: Nodes, at_ns: int, right: Array | None = None, *, usable: Array | None = None
     ) -> Trace:
@@ -375,6 +385,7 @@ class Job:
             tables["collectives"] = chosen(tables["collectives"], usable)
         own_nodes = {member[0] for member in self.members}
         tables |= self.drivers.of(own_nodes)
+        now_ns = self._now_ns(nodes, at_ns)
         return Trace(
             **tables,
             nodes=nodes.names,
@@ -382,10 +393,7 @@ class Job:
             clocks=nodes.clocks(own_nodes),
             probed=nodes.probed(own_nodes),
             lost=dict(self.lost),
-            ends_ns=tuple(
-                nodes.now_ns(node, at_ns) if node in own_nodes else UNKNOWN
-                for node in range(len(nodes.names))
-            ),
+            ends_ns=tuple(now_ns.get(node, UNKNOWN) for node in range(len(nodes.names))),
             source=self.source,
         )
 
