@@ -10,7 +10,7 @@ from stallscope.diagnose.timeline.jobs import job_of, parts
 from stallscope.diagnose.views.by_process import process_rows
 from stallscope.events import layout
 from stallscope.events.layout import HOST_EVENTS, UNKNOWN, Array, empty
-from stallscope.events.names import HostKind
+from stallscope.events.names import CollectiveFlag, HostKind
 from stallscope.events.trace import Trace
 
 from .builders import MS, dp_trace, every
@@ -89,6 +89,35 @@ def test_two_jobs_at_the_same_time_are_two():
     both = side_by_side(first, another(dp_trace(), pids_from=100, later_ns=5 * MS))
     (verdict,) = report_of(both).verdicts
     assert (verdict.ranks, verdict.evidence.job.number) == ([2], 1)
+
+
+def attached_late(trace: Trace) -> Trace:
+    """Communicators that are older than the capture."""
+    rows = trace.collectives.copy()
+    rows["comm_hash"], rows["flags"] = 0, rows["flags"] | int(CollectiveFlag.LATE_ATTACH)
+    return replace(trace, collectives=rows, communicators=trace.communicators[:0])
+
+
+def test_two_jobs_of_one_size_that_were_attached_late_are_two():
+    """Their processes take turns, and nothing but their pids tells them apart."""
+    both = side_by_side(
+        attached_late(dp_trace(every(2, 5, DELAY_NS))),
+        attached_late(another(dp_trace(), pids_from=100, later_ns=MS)),
+    )
+    jobs = job_of(both)
+    assert {jobs[0, pid] for pid in range(1000, 1004)} == {0}
+    assert {jobs[0, pid] for pid in range(1100, 1104)} == {1}
+    stream = Stream(clock=Hand())
+    stream.feed(both)
+    assert stream.n_jobs == 2
+    expected = [("straggler", [2], [1002])]
+    assert [(verdict.kind, verdict.ranks, verdict.pids) for verdict in report_of(both).verdicts] == expected
+    found = [
+        (change.verdict.kind, change.verdict.ranks, change.verdict.pids)
+        for change in stream.finish()
+        if change.kind == "opened"
+    ]
+    assert found == expected
 
 
 def test_replicas_that_share_no_communicator_stay_together():

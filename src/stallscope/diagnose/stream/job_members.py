@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
 
 ProcessKey = tuple[int, int]
@@ -19,14 +19,18 @@ class Members:
         self._above: dict[ProcessKey, ProcessKey] = {}
         self._of_comm: dict[tuple[int, int], ProcessKey] = {}
         self._n_ranks: dict[ProcessKey, int] = {}
+        self._rank: dict[ProcessKey, int] = {}
+        self._late: dict[int, list[dict[int, ProcessKey]]] = {}
 
     def add(self, batch: Trace) -> list[tuple[ProcessKey, ProcessKey]]:
         """Note the memberships of a batch. Returns the pairs of groups that it merged: (kept, given up)."""
-        for row in batch.processes[["node", "pid", "nranks"]].tolist():
-            self._n_ranks[row[0], row[1]] = row[2]
+        for node, pid, n_ranks, rank in batch.processes[["node", "pid", "nranks", "rank"]].tolist():
+            self._n_ranks[node, pid] = n_ranks
+            if rank != UNKNOWN:
+                self._rank[node, pid] = rank
         merged = []
         for rows in (batch.collectives, batch.communicators):
-            for node, pid, comm in _memberships(rows):
+            for node, pid, comm in sorted(_memberships(rows)):
                 merged += self._join((node, pid), comm)
         return merged
 
@@ -44,11 +48,15 @@ class Members:
         for process in gone:
             self._above.pop(process, None)
             self._n_ranks.pop(process, None)
+            self._rank.pop(process, None)
+        for jobs in self._late.values():
+            jobs[:] = [
+                {rank: process for rank, process in job.items() if process not in gone} for job in jobs
+            ]
         self._of_comm = {comm: process for comm, process in self._of_comm.items() if process not in gone}
 
     def _join(self, process: ProcessKey, comm: int) -> list[tuple[ProcessKey, ProcessKey]]:
-        # A communicator older than the capture has no known identity: all processes with this job size are its members.
-        key = (comm, 0 if comm else self._n_ranks.get(process, 0))
+        key = (comm, 0) if comm else (0, self._late_job(process))
         group = self.group(process)
         if key not in self._of_comm:
             self._of_comm[key] = group
@@ -59,6 +67,23 @@ class Members:
         kept, given_up = sorted((group, group_of_comm))
         self._above[given_up] = kept
         return [(kept, given_up)]
+
+    def _late_job(self, process: ProcessKey) -> int:
+        """A number for the communicators of a process that are older than the capture, and have no known identity.
+
+        Processes with one job size are of one job, unless their ranks are equal. In order of their pids, a process
+        belongs to the first job without its rank: a launcher starts the processes of a job one after the other.
+        """
+        size, rank = self._n_ranks.get(process, 0), self._rank.get(process, UNKNOWN)
+        jobs = self._late.setdefault(size, [{}])
+        number = next((i for i, job in enumerate(jobs) if process in job.values()), None)
+        if number is None:
+            number = next((i for i, job in enumerate(jobs) if rank == UNKNOWN or rank not in job), len(jobs))
+            if number == len(jobs):
+                jobs.append({})
+            if rank != UNKNOWN:
+                jobs[number][rank] = process
+        return size << 32 | number
 
 
 def _memberships(rows: Array) -> list[tuple[int, int, int]]:

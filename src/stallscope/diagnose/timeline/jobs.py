@@ -86,17 +86,33 @@ def _connected(trace: Trace, ranks: dict[Process, int]) -> list[_Group]:
 
 
 def _joined(groups: Iterable[_Group]) -> list[_Group]:
-    """Merge groups whose ranks differ and whose times overlap into one job."""
+    """Merge groups whose ranks differ and whose times overlap into one job.
+
+    Single processes, whose communicators are older than the capture, come in order of their pids: a launcher starts
+    the processes of a job one after the other.
+    """
     out: list[_Group] = []
-    for group in sorted(groups, key=lambda group: (group.begin_ns, min(group.members))):
+    for group in sorted(groups, key=_order):
         same_job = next(
-            (job for job in out if group.begin_ns <= job.end_ns and not job.ranks & group.ranks), None
+            (
+                job
+                for job in out
+                if group.begin_ns <= job.end_ns
+                and job.begin_ns <= group.end_ns
+                and not job.ranks & group.ranks
+            ),
+            None,
         )
         if same_job is None:
             out.append(group)
         else:
             _join(same_job, group)
     return out
+
+
+def _order(group: _Group) -> tuple[bool, int, Process]:
+    is_single = len(group.members) == 1
+    return is_single, 0 if is_single else group.begin_ns, min(group.members)
 
 
 def _join(group: _Group, other: _Group) -> None:
