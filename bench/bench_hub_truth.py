@@ -4,10 +4,13 @@ Each job is sent as its nodes' agents send it, in requests of half a second of t
 those of the hub's tool: while the job runs (after its last collective), and after its processes ended. `explain` reads
 the same rows at once. The truth comes from the simulator, which runs each job again without its fault.
 
-    python bench/bench_hub_truth.py [--only NAME]
+    python bench/bench_hub_truth.py [--only PART_OF_NAME]
+
+With --only, the rows of the other jobs stay as they are in the stored result; each row has its commit.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from report import report
+from report import RESULTS, commit, report
 
 from stallscope import rates
 from stallscope.continuous import Standing
@@ -251,6 +254,7 @@ def run(name: str, seed: int = 1) -> dict[str, Any]:
         running, ended = of_hub(trace, Path(folder), explained)
     return {
         "job": name,
+        "commit": commit(),
         "n_ranks": case.job.nranks,
         "n_collectives": len(trace.collectives),
         "truth": expected(truth),
@@ -294,17 +298,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     only = parser.parse_args().only
-    rows = []
+    rows = {row["job"]: row for row in _stored()} if only else {}
     for name in CASES:
         if only in name:
             row = run(name)
-            rows.append(row | marks(row))
+            rows[name] = row | marks(row)
             print(
-                *(f"{key}={value}" for key, value in rows[-1].items()), sep="  ", file=sys.stderr, flush=True
+                *(f"{key}={value}" for key, value in rows[name].items()),
+                sep="  ",
+                file=sys.stderr,
+                flush=True,
             )
-    counts = {f"n_{mark}": sum(row[mark] for row in rows) for mark in marks(rows[0])}
-    if not only:
-        report("hub_truth", {"n_jobs": len(rows), **counts, "jobs": rows})
+    jobs = [rows[name] for name in CASES if name in rows]
+    counts = {f"n_{mark}": sum(row[mark] for row in jobs) for mark in marks(jobs[0])}
+    report("hub_truth", {"n_jobs": len(jobs), **counts, "jobs": jobs})
+
+
+def _stored() -> list[dict[str, Any]]:
+    path = RESULTS / "hub_truth.json"
+    stored: list[dict[str, Any]] = json.loads(path.read_text())["jobs"] if path.exists() else []
+    return stored
 
 
 if __name__ == "__main__":
