@@ -17,6 +17,7 @@ PYTEST_ARGS ?=
 export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-overload prove-alerts page prove-page clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-alerts page prove-page prove-live clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -98,6 +99,9 @@ prove-kernels: setup ## trace on other kernels in virtual machines; KERNELS="7/s
 
 prove-alerts: setup ## deliver alerts under 45 random schedules of faults
 	@$(PY) -m pytest -rA --prove -m prove tests/alerts
+
+prove-live: setup ## attach 60 s after the start of a job, and compare the page, OTLP, explain and the hub
+	@$(PY) -m pytest -rA --prove -m prove tests/live
 
 prove-page: setup ## open the page of 10,240 ranks in Chromium, and sign in, list and job in Firefox
 	@setup/need.sh firefox || true

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from stallscope.store import node
+
 from ..exporters.test_otlp import Receiver, over_http
+from ..surfaces.test_one_diagnosis import of_hub_tool
 from .conftest import COMMAND, Agent
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
@@ -43,11 +46,12 @@ def printed(tracer: Agent) -> list[str]:
     return [line for line in tracer.lines() if "verdict opened" in line or "verdict closed" in line]
 
 
-def test_after_a_late_attach_one_incident_stays_open_until_the_end(agent, job, only):
-    running = job("sleep", ranks=3, seconds=LATE_S + AFTERWARDS_S)
+@pytest.mark.parametrize("late_s", [LATE_S, pytest.param(60.0, marks=pytest.mark.prove)])
+def test_after_a_late_attach_one_incident_stays_open_until_the_end(agent, job, only, late_s):
+    running = job("sleep", ranks=3, seconds=late_s + AFTERWARDS_S)
     receiver = Receiver()
     running.go()
-    time.sleep(LATE_S)
+    time.sleep(late_s)
     with over_http(receiver) as url:
         tracer = agent(*only(running), "--otlp", url)
         assert running.wait(90)
@@ -70,6 +74,26 @@ def test_after_a_late_attach_one_incident_stays_open_until_the_end(agent, job, o
     assert verdict["ranks"] == ranks == last["ranks"] == [2]
     assert verdict["kind"] == output["stallscope.kind"].string_value == last["kind"] == "straggler"
     assert verdict["pids"] == last["pids"] == [running.pids[2]]
+    assert named(of_hub_tool(tracer.db, node.read(tracer.db))) == [("straggler", [2], [running.pids[2]])]
+
+
+def named(rows: list[dict[str, Any]]) -> list[tuple[str, list[int], list[int]]]:
+    return [(row["kind"], row["ranks"], row["pids"]) for row in rows]
+
+
+def test_two_jobs_of_one_size_that_were_attached_late_are_never_mixed(agent, job, only):
+    faulty = job("sleep", ranks=2, seconds=LATE_S + AFTERWARDS_S)
+    healthy = job("healthy", ranks=2, seconds=LATE_S + AFTERWARDS_S)
+    faulty.go()
+    healthy.go()
+    time.sleep(LATE_S)
+    tracer = agent(*only(faulty), *only(healthy))
+    assert faulty.wait(90) and healthy.wait(90)
+    assert tracer.ended(signal.SIGINT) == 0
+    expected = [("straggler", [1], [faulty.pids[1]])]
+    assert named(explained(tracer.db)) == expected
+    assert named(of_hub_tool(tracer.db, node.read(tracer.db))) == expected
+    assert {tuple(change["pids"]) for change in stored(tracer.db)} == {(faulty.pids[1],)}
 
 
 def test_of_two_jobs_on_one_machine_only_the_faulty_one_is_named(agent, job, only):
