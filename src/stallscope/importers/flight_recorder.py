@@ -22,7 +22,8 @@ from stallscope.events.call_labels import CALL_LABEL, call_label, group_fact
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import DATATYPE_BYTES, CollectiveFlag
 from stallscope.events.trace import Clock, Trace
-from stallscope.importers.rank_dump import Call, Dump, Group, dump_of
+from stallscope.importers.dump_call import Call
+from stallscope.importers.rank_dump import Dump, Group, dump_of
 from stallscope.importers.registry import Importer, Unread, each_readable
 from stallscope.importers.texts import tail_of
 
