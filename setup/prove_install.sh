@@ -5,6 +5,7 @@
 set -euo pipefail
 dist=$(realpath "$1") result=$(realpath -m "$2") setup=$(realpath "$(dirname "$0")")
 commit=$(git describe --always --dirty --abbrev=12)
+shopt -s nullglob # a file that was not built has no row
 scratch=$(mktemp -d)
 chroot=$scratch/chroot
 cleanup() {
@@ -48,10 +49,14 @@ try wheel-uid-65534 "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" s
 	--no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" "$scratch/wheel/bin/stallscope"
 
 clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
-try pyz "$dist"/*.pyz "$scratch" "${clean[@]}" "$(ls "$dist"/*.pyz)"
-try own-python "$dist/stallscope-x86_64" "$scratch" "${clean[@]}" "$dist/stallscope-x86_64"
+for file in "$dist"/*.pyz; do
+	try pyz "$file" "$scratch" "${clean[@]}" "$file"
+done
+file=$dist/stallscope-$(uname -m)
+if [ -f "$file" ]; then try own-python "$file" "$scratch" "${clean[@]}" "$file"; fi
 
-if command -v debootstrap >/dev/null; then
+debs=("$dist"/*.deb)
+if command -v debootstrap >/dev/null && [ ${#debs[@]} = 1 ]; then
 	archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
 	debootstrap --variant=minbase bookworm "$chroot" "$archive" >debootstrap.log 2>&1 || { tail -n 2 debootstrap.log >&2; exit 1; }
 	cp "$dist"/*.deb "$chroot/tmp/stallscope.deb"
