@@ -69,7 +69,7 @@ bpf-arm64: ## build the BPF programs for arm64, if its headers are installed (li
 
 page: $(STAMPS)/page ## build the hub's page with npm, if its sources have changed
 
-dist: $(STAMPS)/dist ## build wheel, sdist, one-file programs, deb, rpm and apk in dist; two builds of one commit give equal files
+dist: $(STAMPS)/dist ## build wheel, sdist, one-file programs, deb, rpm and apk in dist
 	@setup/dist.sh $(BIN) dist
 
 images: $(STAMPS)/dist ## build the images of agent and hub in dist with buildah, from scratch out of Debian packages

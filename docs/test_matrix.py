@@ -98,5 +98,6 @@ def artefacts() -> str:
     for each in result["artefacts"]:
         seconds = f"{each['first_verdict_s']} s" if "first_verdict_s" in each else ""
         lines.append(f"| {each['artefact']} | {each['bytes'] / 1e6:,.1f} MB | {seconds} |")
-    tail = f"Measured by `make prove-install` at commit {result['commit']}, {result['python']}, on 2 shared CPUs."
+    origin = f"commit {result['commit']}, {result['python']}, on 2 shared CPUs"
+    tail = f"Sizes, and times printed by `setup/prove_install.sh`, at {origin}."
     return "\n".join([*lines, "", tail]) + "\n"
