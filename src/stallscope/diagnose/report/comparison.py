@@ -150,11 +150,13 @@ def _culprit(measured: Measures) -> str:
 def _row(
     name: str, before: float | None, after: float | None, form: str, *, is_relative: bool = False
 ) -> tuple[str, str, str, str]:
-    texts = ["unknown" if value is None else form.format(value) for value in (before, after)]
+    old, new = ("unknown" if value is None else form.format(value) for value in (before, after))
     if before is None or after is None:
-        return name, *texts, ""
-    if is_relative:
-        return name, *texts, f"{after / before - 1:+.0%}" if before else ""
-    if "%" in form:
-        return name, *texts, f"{(after - before) * 100:+.1f} points"
-    return name, *texts, f"{after - before:+,.1f} ms"
+        change = ""
+    elif is_relative:
+        change = f"{after / before - 1:+.0%}" if before else ""
+    elif "%" in form:
+        change = f"{(after - before) * 100:+.1f} points"
+    else:
+        change = f"{after - before:+,.1f} ms"
+    return name, old, new, change
