@@ -76,7 +76,6 @@ class HubStore:
                 "threads": limits.reader_threads,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
-                "enable_progress_bar": False,  # it writes to the standard output of the hub
             },
         )
 
