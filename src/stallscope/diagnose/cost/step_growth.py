@@ -159,12 +159,11 @@ def baseline_before(
     if known is None:
         return new
     return Baseline(
-        *(
-            np.append(getattr(known, name), getattr(new, name))[-_MOST_QUIET:]
-            for name in ("n_steps", "kind", "length_ns")
-        ),
-        parts.is_step,
-        min(known.step_at_most_ns, new.step_at_most_ns),
+        n_steps=np.append(known.n_steps, new.n_steps)[-_MOST_QUIET:],
+        kind=np.append(known.kind, new.kind)[-_MOST_QUIET:],
+        length_ns=np.append(known.length_ns, new.length_ns)[-_MOST_QUIET:],
+        is_step=parts.is_step,
+        step_at_most_ns=min(known.step_at_most_ns, new.step_at_most_ns),
     )
 
 

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from stallscope.events.counted import counted
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
-from stallscope.serve.tools.tenant_context import Asker, Cluster, Job
+from stallscope.serve.tools.tenant_context import Asker, Cluster, Job, window
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
@@ -50,7 +50,7 @@ def summary(asker: Asker, params: SummaryParams) -> Summary:
     text = f"{', '.join(sizes)}."
     if opened:
         text += f" Newest: {opened[0]['summary']}"
-    jobs = job_rows(asker, cluster=params.cluster, job=params.job, from_ns=None, to_ns=None)
+    jobs = job_rows(asker, cluster=params.cluster, job=params.job, times=window(None, None))
     answer = answer_on(jobs, asker.caveat(params.cluster))
     return Summary(summary=text, answer=answer, jobs=jobs, rows=rows, open_verdicts=opened)
 

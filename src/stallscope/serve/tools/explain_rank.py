@@ -76,7 +76,7 @@ class Explained(Result):
 def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
     """One rank in detail: its rounds, its time ledger against its peers, longest calls and waits with stacks."""
     times = window(params.from_, params.to)
-    jobs = [row.job for row in job_rows(asker, cluster=params.cluster, rank=params.rank, **times)]
+    jobs = [row.job for row in job_rows(asker, cluster=params.cluster, rank=params.rank, times=times)]
     job = params.job or (jobs[0] if len(jobs) > 1 else None)
     late = asker.rows("lateness", only_job=job, cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
     ledgers = asker.rows("rank_ledgers", only_job=job, cluster=params.cluster, **times)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -37,10 +37,15 @@ class JobRow(Row):
 
 
 def job_rows(
-    asker: Asker, *, cluster: str | None, job: str | None = None, rank: int | None = None, **times: int | None
+    asker: Asker,
+    *,
+    cluster: str | None,
+    times: Mapping[str, int | None],
+    job: str | None = None,
+    rank: int | None = None,
 ) -> list[JobRow]:
-    """The newest jobs, running jobs first. rank: only jobs with this rank. times: from_ns, to_ns."""
-    rows = asker.rows("jobs", cluster=cluster, job=job, max_rows=_MOST_JOBS, **times)
+    """The newest jobs, running jobs first. times: see window(). rank: only jobs with this rank."""
+    rows = asker.rows("jobs", only_job=None, cluster=cluster, job=job, max_rows=_MOST_JOBS, **times)
     return [_job_row(row) for row in rows if rank is None or _has_rank(row, rank)]
 
 

@@ -37,9 +37,6 @@ class Hub:
     now_ns: Callable[[], int] = field(default=time.time_ns)
 
 
-_ALL_JOBS = {"cluster": None, "from_ns": None, "to_ns": None, "max_rows": 10_000}
-
-
 @dataclass(frozen=True)
 class Asker:
     """A hub as seen by one tenant: the context of a tool."""
@@ -62,7 +59,7 @@ class Asker:
     def _job_filter(self, job: str) -> JobFilter:
         from stallscope.store.hub.job_filter import JobFilter
 
-        rows = self.rows("jobs", **(_ALL_JOBS | {"job": job}))
+        rows = self.rows("jobs", cluster=None, job=job, from_ns=None, to_ns=None, max_rows=1)
         if not rows:
             raise NotFound(f"no job {job[:80]!r}; fleet.cluster.summary lists the jobs")
         return JobFilter.of(rows[0], [tuple(member) for member in json.loads(rows[0]["members"])])

@@ -73,7 +73,7 @@ def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
     flat_rows = [stored_verdict(row) for row in rows]
     n_open = sum(row["state"] == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
-    jobs = job_rows(asker, cluster=params.cluster, job=params.job, **window(params.from_, params.to))
+    jobs = job_rows(asker, cluster=params.cluster, job=params.job, times=window(params.from_, params.to))
     caveat = asker.caveat(params.cluster)
     if flat_rows:
         text = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
