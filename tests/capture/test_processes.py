@@ -43,7 +43,7 @@ def test_the_environment_of_a_new_process_is_read_once_and_told_once(monkeypatch
         read.append(home.name)
         return environment(home)
 
-    for module in ("processes", "identity"):
+    for module in ("processes", "process_identity"):
         monkeypatch.setattr(f"stallscope.capture.process.{module}.environment", reading)
     processes = Processes(node=0)
     (row,) = processes.first_seen({child.pid: 0})
