@@ -6,7 +6,10 @@ import pytest
 from stallscope.diagnose.lateness.slowdown import _change, _is_lasting
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events import layout
 from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+from stallscope.stress import load
 from stallscope.synth import HostStall, Job, Schedule, simulate
 
 from . import builders
@@ -134,3 +137,15 @@ def test_an_early_change_is_reported():
     verdict = slower(4, 50, 10, 5 * MS, Category.NET)
     assert verdict.kind == "change"
     assert abs(verdict.evidence.from_step - 10) <= 1
+
+
+@pytest.mark.parametrize("n_blocks", [8, 10, 12])
+def test_a_job_that_never_waits_is_examined_in_few_blocks_of_steps(n_blocks: int):
+    job = load.Job(
+        name="ahead", ranks=4, first_rank=0, world=4, interval_ns=20 * MS, straggler=None, late_ns=0
+    )
+    sent = load.collectives(job, 1000, 64 * n_blocks + 8, origin_round=1000)
+    rows = layout.empty(layout.COLLECTIVES, len(sent))
+    for name in set(rows.dtype.names) & set(sent.dtype.names):
+        rows[name] = sent[name]
+    assert report_of(Trace(collectives=rows)).answer == "healthy"

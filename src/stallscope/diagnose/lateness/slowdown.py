@@ -63,8 +63,10 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
         summed[:1] = np.median(summed)  # the launch queue fills
     cut = _change(summed, least)
     if not _is_lasting(summed, cut, limits):
+        if together > 1:
+            return None
         cut = _change(summed, _FEWEST_BEFORE)
-        if cut >= least or together > 1 or not _is_lasting(summed, cut, limits):
+        if cut >= least or not _is_lasting(summed, cut, limits):
             return None
         if summed[:cut].max() >= summed[cut:].min():
             return None
