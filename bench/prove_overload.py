@@ -75,7 +75,8 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         before = hub.numbers()
         n_offered, samples, agents, offered_s = overload(hub, folder, sustained * OVERLOAD, duration_s)
         drain_s = drained_s(agents, n_offered)
-        stored = hub.sql(
+        rss_mb_after = hub.rss_mb()
+        stored = hub.all_rows(
             "SELECT rank, count(*), min(seq), max(seq), sum(seq)::DOUBLE FROM collectives WHERE cluster_id = 'overload'"
             " GROUP BY rank"
         )
@@ -103,6 +104,7 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         "drain_s": round(drain_s, 1),
         "rss_mb_median": round(statistics.median(samples)),
         "rss_mb_max": max(samples),
+        "rss_mb_after": rss_mb_after,
         "rss_growth": round(growth, 3),
         "is_flat": growth <= MOST_GROWTH,
     }

@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
 
 PROGRAM = (str(Path(sys.executable).with_name("stallscope")),)
+MOST_SEAL_S = 900.0
 PORTS = re.compile(r"gRPC at port (\d+), over HTTP at (\d+); \w+ API at (\d+)")
 
 
@@ -33,10 +35,16 @@ class ServedHub:
         """The answer of a tool."""
         return self._answer("POST", f"/api/v1/tools/{tool}", arguments)
 
-    def sql(self, statement: str) -> list[list[Any]]:
-        """The rows of a statement."""
-        rows: list[list[Any]] = self._answer("POST", "/api/v1/sql", {"sql": statement})["rows"]
-        return rows
+    def all_rows(self, statement: str) -> list[list[Any]]:
+        """The rows of a statement, once its answer covers all stored rows. Raises RuntimeError after some minutes."""
+        end_s = time.monotonic() + MOST_SEAL_S
+        while time.monotonic() < end_s:
+            answer = self._answer("POST", "/api/v1/sql", {"sql": statement})
+            if not answer["truncated"]:
+                rows: list[list[Any]] = answer["rows"]
+                return rows
+            time.sleep(2.0)
+        raise RuntimeError(f"the answer is incomplete: {answer['note']}")
 
     def numbers(self) -> dict[str, float]:
         """The metrics without labels, by name."""
@@ -82,12 +90,16 @@ def served_hub(folder: Path, *options: str, **environment: str) -> Iterator[Serv
     ) as process:
         assert process.stderr is not None
         result = next(match for line in process.stderr if (match := PORTS.search(line)))
-        log = (folder / "log").open("w")
-        threading.Thread(target=lambda: log.writelines(process.stderr or ()), daemon=True).start()
+        threading.Thread(target=_kept, args=(process.stderr, folder / "log"), daemon=True).start()
         try:
             yield ServedHub(process, int(result[1]), int(result[3]), folder / "ingest", reader)
         finally:
             process.terminate()
+
+
+def _kept(lines: Iterable[str], path: Path) -> None:
+    with path.open("w", buffering=1) as log:
+        log.writelines(lines)
 
 
 def stress(hub: ServedHub, *options: str) -> "subprocess.Popen[str]":
