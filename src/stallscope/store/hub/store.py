@@ -133,6 +133,9 @@ class HubStore:
         snapshot = self.snapshot(tenant, tables=tables)
         with self._reader.cursor() as db:
             db.execute("SET TimeZone = 'UTC'")
+            db.execute(
+                "SET enable_progress_bar = false"
+            )  # it writes to the hub's output; not an option of connect()
             hot = {}
             for name, rows in snapshot.hot.items():
                 hot[name] = f"hot_{name}"
