@@ -150,6 +150,7 @@ def test_sign_in_lists_the_worst_job_first_and_a_click_shows_the_culprit(hub: Se
     assert "straggler" in first and "llama-70b" in first and f"rank {CULPRIT}" in first
     assert "1 of 2 jobs is slowed down or stopped" in page.locator("h1").inner_text()
     open_job(page, "llama-70b")
+    page.wait_for_selector("dd:has-text('1,023')")  # the details of the verdict follow its row
     card = page.locator("section[aria-label=Verdict]").inner_text()
     with hub.signed_in() as client:
         (wanted,) = client.post("/api/v1/tools/fleet.cluster.verdicts", json={"cluster": "llama-70b"}).json()[
