@@ -125,8 +125,8 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     if job := verdict.evidence.job:
         times = f", {job.since} until {job.until}" if job.since else ""
         rows.append(("job", f"{job.number} of {job.of}{times}"))
-    if verdict.owner:
-        rows.append(("owner", _owner(verdict.owner)))
+    if owner := _owner(verdict.owner):
+        rows.append(("owner", owner))
     if verdict.since_ns is not None:
         rows.append(("since", _since(verdict)))
     for i, part in enumerate(verdict.causes):
@@ -146,13 +146,11 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
 
 
 def _owner(owner: Mapping[str, str]) -> str:
-    """Job, user, account and location; ids that only programs use are in the JSON."""
+    """Job, user, account and location, empty without them; ids that only programs use are in the JSON."""
     name = f" ({owner['job_name']})" if "job_name" in owner else ""
     parts = [f"job {owner['job']}{name}"] if "job" in owner else []
     shown = ("user", "account", "partition", "namespace", "pod", "task", "unit")
     parts += [f"{label} {owner[label]}" for label in shown if label in owner]
-    if not parts:
-        parts = [f"container {owner['container']}"] if "container" in owner else []
     return ", ".join(parts)
 
 
