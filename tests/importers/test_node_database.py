@@ -105,13 +105,13 @@ def test_our_own_trace_and_a_view_are_not_taken(tmp_path):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.floats(0, 1), junk=st.binary(min_size=1, max_size=64))
-def test_a_damaged_file_is_an_error_or_a_trace(tmp_path, index, junk):
+@given(position=st.floats(0, 1), junk=st.binary(min_size=1, max_size=64))
+def test_a_damaged_file_is_an_error_or_a_trace(tmp_path, position, junk):
     path = database(
-        tmp_path / f"{abs(hash((index, junk)))}.db", [(i, i, 7, 7, 1, 1, 5, 0, 0) for i in range(200)]
+        tmp_path / f"{abs(hash((position, junk)))}.db", [(i, i, 7, 7, 1, 1, 5, 0, 0) for i in range(200)]
     )
     content = bytearray(path.read_bytes())
-    at = int(index * (len(content) - len(junk)))
+    at = int(position * (len(content) - len(junk)))
     content[at : at + len(junk)] = junk
     path.write_bytes(content)
     if IMPORTER.sniff(path):
