@@ -286,7 +286,7 @@ def groups(group, words=()):
 def test_no_line_of_a_list_of_commands_is_cut_on_a_narrow_terminal(words):
     done = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
     lines = done.output.split("\nCommands:\n")[1].splitlines()
-    assert len(lines) >= 3
+    assert lines
     assert not [line for line in lines if line.endswith("...") or len(line) > 80]
     # One line a command: nothing is wrapped either.
     assert not [line for line in lines if line.startswith("   ")]

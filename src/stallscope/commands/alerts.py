@@ -38,7 +38,7 @@ def _state(db: Path | None, settings: Path | None) -> AlertState:
 
 @alerts_app.command()
 def check(config: ConfigFile) -> None:
-    """Validate a configuration, and read every secret that it names."""
+    """Validate a configuration, and read its secrets."""
     from stallscope.alerts.config import Secret, load
 
     loaded = load(config)

@@ -22,7 +22,7 @@ def annotate(
     socket: Annotated[Path | None, typer.Option("--annotate-socket", help="Socket of the agent.")] = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Annotate the running trace with the step, epoch or phase of a job."""
+    """Annotate the running trace with the step or phase of a job."""
     from stallscope.annotate import send_labels
 
     chosen = settings_from({"annotate_socket": socket}, settings)

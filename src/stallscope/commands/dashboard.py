@@ -16,7 +16,7 @@ def dashboard(
     ] = "127.0.0.1:0",
     settings: SettingsFile = None,
 ) -> None:
-    """Show a node trace in the browser: verdict, heat map, rounds, timeline, SQL.
+    """Show a node trace in the browser: verdict, map, rounds, SQL.
 
     Prints a link that signs in one browser. Runs until Ctrl-C.
     """
