@@ -141,10 +141,11 @@ class AlertState:
                     if is_due(target.route, incident, now_ns) and not _is_silenced(silences, incident):
                         _join(db, target, incident, now_ns)
             if config:
-                for row in db.execute("SELECT * FROM alerts WHERE delivered != 'resolved'").fetchall():
-                    _refresh(db, row, config, now_ns)
-            newest_ns = max((incident.updated_ns for incident in incidents), default=since_ns)
-            db.execute("INSERT OR REPLACE INTO progress VALUES ('evaluated', ?)", (min(newest_ns, now_ns),))
+                for alert in db.execute("SELECT * FROM alerts WHERE delivered != 'resolved'").fetchall():
+                    _refresh(db, alert, config, now_ns)
+            newest_ns = min(now_ns, max((incident.updated_ns for incident in incidents), default=since_ns))
+            if row is None or int(row[0]) != newest_ns:
+                db.execute("INSERT OR REPLACE INTO progress VALUES ('evaluated', ?)", (newest_ns,))
             _forget(db, now_ns - _KEPT_NS)
 
     def due(self, receiver: str, now_ns: int, *, renew_ns: int = 0) -> list[Delivery]:
@@ -287,6 +288,9 @@ def _refresh(db: sqlite3.Connection, row: sqlite3.Row, config: "Config", now_ns:
     wanted = notice(row["key"], current, config.page_url)
     end_ns = wanted.end_ns
     is_over = end_ns is not None and now_ns - end_ns >= config.resolve_after * 1e9
+    over_ns = end_ns if is_over else None
+    if (row["notice"], row["over_ns"]) == (wanted.as_text(), over_ns):
+        return
     is_louder = severity_rank(wanted.severity) > severity_rank(Notice.from_text(row["notice"]).severity)
     db.execute(
         "UPDATE alerts SET notice = ?, digest = ?, over_ns = ?, acknowledged_ns = CASE WHEN ? THEN NULL "
@@ -294,7 +298,7 @@ def _refresh(db: sqlite3.Connection, row: sqlite3.Row, config: "Config", now_ns:
         (
             wanted.as_text(),
             wanted.digest,
-            end_ns if is_over else None,
+            over_ns,
             is_louder,
             row["key"],
             row["receiver"],
