@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.owner import OWNER_LABELS
 from stallscope.events.trace import Trace
@@ -20,11 +22,11 @@ def _labels(trace: Trace) -> dict[tuple[str, int], dict[str, str]]:
     """By machine and pid: the latest value of each label."""
     names = {name.encode(): name for name in OWNER_LABELS}
     labels: dict[tuple[str, int], dict[str, str]] = {}
-    for row in trace.annotations:
-        if row["label"] in names:
-            value = row["value"].decode("utf-8", "replace")
-            key = (trace.nodes[int(row["node"])], int(row["pid"]))
-            labels.setdefault(key, {})[names[row["label"]]] = value
+    # Most annotations are steps of the job.
+    for row in trace.annotations[np.isin(trace.annotations["label"], list(names))]:
+        value = row["value"].decode("utf-8", "replace")
+        key = (trace.nodes[int(row["node"])], int(row["pid"]))
+        labels.setdefault(key, {})[names[row["label"]]] = value
     return labels
 
 
