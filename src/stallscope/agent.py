@@ -164,7 +164,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         if options.serve:
             stack.enter_context(
                 serving_beside(
-                    options.db, options.serve, node=options.node, words=options.serve_words, say=status.note
+                    options.db, options.serve, node=options.node, words=options.serve_words, note=status.note
                 )
             )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")

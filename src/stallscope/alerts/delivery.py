@@ -117,7 +117,7 @@ def send_once(
 def retry_wait_s(n_failures: int, failure: DeliveryFailed, jitter: float) -> float:
     """Time to the next attempt: 1 s, doubled by each failure, at most 5 minutes, at least the receiver's wish.
 
-    A wrong request is repeated every 5 minutes, because its cause may be a setting that is corrected meanwhile.
+    A wrong request is repeated every 5 minutes, because a user may correct the setting that caused it.
     jitter: 0 to 1; spreads attempts over the second half of the time.
     """
     wait_s = (

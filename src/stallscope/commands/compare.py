@@ -70,7 +70,7 @@ def _report(trace: Any, settings: Settings) -> dict[str, Any]:
 
 
 def _window(text: str) -> tuple[Path, str | None, str | None]:
-    """PATH@FROM..TO; either end may be empty. An @ in a file's name is no window."""
+    """PATH@FROM..TO; either end may be empty. An @ in the name of an existing file starts no window."""
     name, at, window = text.rpartition("@")
     if not at or ".." not in window or Path(text).exists():
         return Path(text), None, None

@@ -52,7 +52,7 @@ def waiting(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     does not exist.
     """
     if not shutil.which(command[0]):
-        raise NotFound(f"{command[0]}: there is no such command; give a path, or check PATH")
+        raise NotFound(f"{command[0]}: the command was not found; give a path, or check PATH")
     gate, begin = os.pipe()
     pid = os.fork()
     if pid == 0:

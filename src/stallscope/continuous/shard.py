@@ -122,7 +122,7 @@ class Shard:
     def _guarded(self, key: Key | None, step: Callable[[], None], *, n_rows: int = 0) -> None:
         """A failure must not end the diagnosis of other clusters, and must not look like a healthy cluster.
 
-        key: the current cluster, None if there is no single cluster. n_rows: not examined if the step fails.
+        key: the current cluster; None if the step covers several clusters. n_rows: not examined if the step fails.
         """
         try:
             step()

@@ -114,7 +114,7 @@ class StreamProcess:
         return self._pipe
 
     def _ended(self, error: Exception) -> str:
-        """End what is left of the process. Returns the reason of its end."""
+        """End the process and close its pipe. Returns the reason of the end."""
         process = self._process
         if process is not None:
             process.kill() if isinstance(error, TimeoutError) else None

@@ -73,7 +73,7 @@ class Page:
 
 
 def shown_ranks(page: Page, view: View) -> list[RankLine]:
-    """The ranks of the selected job in the order of the view; processes without rounds only if there is no rank."""
+    """The ranks of the selected job in the order of the view; processes without rounds only if the job has no ranks."""
     members = [line for line in page.ranks if line.n_rounds and line.job in (view.job, -1)]
     return ordered(members or [line for line in page.ranks if not line.n_rounds], view.order)
 

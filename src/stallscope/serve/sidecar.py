@@ -22,9 +22,9 @@ _END_S = 10.0
 
 @contextmanager
 def serving_beside(
-    db: Path, listen: str, *, node: str, words: tuple[str, ...] = (), say: Callable[[str], None]
+    db: Path, listen: str, *, node: str, words: tuple[str, ...] = (), note: Callable[[str], None]
 ) -> Iterator[None]:
-    """Serve the trace inside the with block. words: further options of `serve`; say: called with each output line.
+    """Serve the trace inside the with block. words: further options of `serve`; note: called with each output line.
 
     Raises StallscopeError with the process's own message when it does not start.
     """
@@ -41,16 +41,16 @@ def serving_beside(
         if not first.startswith("serving "):
             code = server.wait()
             raise StallscopeError(f"--serve {listen}: {first or f'the server ended with code {code}'}")
-        say(first)
-        threading.Thread(target=_read, args=(server, say), daemon=True, name="api-output").start()
+        note(first)
+        threading.Thread(target=_read, args=(server, note), daemon=True, name="api-output").start()
         yield
     finally:
         _end(server)
 
 
-def _read(server: "subprocess.Popen[str]", say: Callable[[str], None]) -> None:
+def _read(server: "subprocess.Popen[str]", note: Callable[[str], None]) -> None:
     for line in server.stderr or ():
-        say(line.strip().removeprefix("stallscope: "))
+        note(line.strip().removeprefix("stallscope: "))
 
 
 def _end(server: "subprocess.Popen[str]") -> None:

@@ -346,7 +346,7 @@ def _summed(rows: Array, seconds: float) -> Calls:
 
 
 def _covered_s(rows: Array, seconds: float) -> float:
-    """The time that counts cover. Probes of frequent calls are off part of the time: then there are no rows."""
+    """The time that counts cover. Probes of frequent calls are off part of the time and write no rows then."""
     if not rows["is_estimate"].any():
         return seconds
     _, first = np.unique(rows["ts_ns"], return_index=True)

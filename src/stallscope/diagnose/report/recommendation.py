@@ -21,7 +21,7 @@ _OF_THE_PROCESS = frozenset({"process_stopped"})
 
 @dataclass(frozen=True)
 class Recommendation:
-    """action: one of ACTIONS. ranks, nodes: what it applies to; empty: the whole job. because: one clause."""
+    """action: one of ACTIONS. ranks, nodes: the target; empty: the whole job. because: one clause."""
 
     action: str
     because: str
