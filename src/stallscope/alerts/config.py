@@ -238,12 +238,17 @@ def validated(data: Any, origin: str) -> Config:
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"] if part not in _TYPES)
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
+        location, message = first_complaint(error)
+        path = ".".join(part for part in location if part not in _TYPES)
+        if error.errors()[0]["type"] == "extra_forbidden":
             message = "unknown key; docs/alerts.md lists the keys"
         raise BadInput(f"{origin}: {path + ': ' if path else ''}{message}") from None
+
+
+def first_complaint(error: ValidationError) -> tuple[list[str], str]:
+    """The location and the message of the first wrong value, without the value, which may be a secret."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return [str(part) for part in first["loc"]], first["msg"].removeprefix("Value error, ")
 
 
 _TYPES = frozenset({"slack", "pagerduty", "opsgenie", "alertmanager", "email", "webhook"})

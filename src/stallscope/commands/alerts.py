@@ -169,14 +169,14 @@ def silence(
 
     from pydantic import ValidationError
 
-    from stallscope.alerts.config import Match
+    from stallscope.alerts.config import Match, first_complaint
 
     conditions = {"cluster": cluster, "node": node, "kind": kind, "severity": severity}
     try:
         match = Match.model_validate({name: values for name, values in conditions.items() if values})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise BadInput(f"--{first['loc'][0]}: {first['msg']}") from None
+        location, message = first_complaint(error)
+        raise BadInput(f"--{location[0]}: {message}") from None
     until_ns = time.time_ns() + duration_ns(duration, "--for")
     with closing(_state(db, settings)) as state:
         made = state.silence(match, until_ns=until_ns, user=user or _user(), comment=comment)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from stallscope.alerts.config import Match, Seconds
+from stallscope.alerts.config import Match, Seconds, first_complaint
 from stallscope.alerts.state import AlertState, Silence
 from stallscope.errors import BadInput
 from stallscope.events.clock_text import iso_utc
@@ -95,6 +95,6 @@ def _parsed(model: type[_Body], body: bytes) -> _Body:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"{path + ': ' if path else ''}{first['msg'].removeprefix('Value error, ')}") from None
+        location, message = first_complaint(error)
+        path = ".".join(location)
+        raise BadInput(f"{path + ': ' if path else ''}{message}") from None
