@@ -22,7 +22,7 @@ from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, CollectiveFlag, Datatype, OffCpuFlag, Op
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 MASK = (1 << 64) - 1
 ID = bytes(range(1, 129))
@@ -321,8 +321,11 @@ def test_more_threads_than_slots_are_followed_in_turn(tracing: Callable[..., Pro
         "import threading, time",
         "many = [threading.Thread(target=lambda: (lib.cudaFree(0), time.sleep(0.3))) for _ in range(12)]",
         "[(each.start(), time.sleep(0.01)) for each in many]; [each.join() for each in many]",
-        f"lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0))",
     )
+    # A thread leaves the kernel's list a moment after its join returns.
+    while len(list(Path(f"/proc/{puppet.pid}/task").iterdir())) > 1:
+        time.sleep(0.01)
+    puppet.does(f"lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0))")
     (arrival,) = told(program, puppet.pid)[0]
     assert arrival["n_threads"] == 1
     total = arrival["ledger_ns"].sum()

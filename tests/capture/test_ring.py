@@ -10,7 +10,7 @@ from stallscope.capture.probes.program import Program
 from stallscope.capture.probes.ring import Ring
 from stallscope.events import kernel
 
-pytestmark = [pytest.mark.bpf, pytest.mark.compiler]
+pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 SMALL = 1 << 16
 CALL = "lib.ncclAllReduce(P(0), P(0), Z({n}), 7, 0, P(99), P(0))"
