@@ -24,7 +24,7 @@ import numpy as np
 from report import RESULTS, commit, report
 
 from stallscope import rates
-from stallscope.continuous import Standing
+from stallscope.continuous import ContinuousDiagnosis
 from stallscope.diagnose import Stream, diagnose
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
@@ -32,7 +32,7 @@ from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
 from stallscope.exporters import hub_arrow, hub_batches
 from stallscope.receive import arrow
-from stallscope.serve.tools.tenant_context import Asker, Hub
+from stallscope.serve.tools.tenant_context import Hub, TenantContext
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import HubStore
 from stallscope.synth import Fault, HostStall, Job, MissingRank, Schedule, SlowDevice, Truth, simulate
@@ -184,9 +184,9 @@ def of_hub(trace: Trace, folder: Path, explained: list[Row]) -> tuple[list[Row],
         while_running: list[Row] = []
 
         def answer() -> list[Row]:
-            return verdicts(Asker(hub, TENANT), VerdictsParams()).rows
+            return verdicts(TenantContext(hub, TENANT), VerdictsParams()).rows
 
-        with closing(Standing(store, lambda: Stream(linger_ns=0))) as standing:
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing:
             for is_last, bodies in requests(trace):
                 if is_last:
                     while_running = _settled(answer, lambda rows: is_same(rows, explained))

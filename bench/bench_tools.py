@@ -27,7 +27,7 @@ from stallscope.events.names import CATEGORY_NAMES
 from stallscope.serve import tools
 from stallscope.serve.sql.sources import of_store
 from stallscope.serve.sql.workers import QueryLimits, Workers
-from stallscope.serve.tools.tenant_context import Asker, Hub
+from stallscope.serve.tools.tenant_context import Hub, TenantContext
 from stallscope.serve.tools.tool_registry import answer, collected
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch, HubStore, Receipt
@@ -176,7 +176,7 @@ def ingest(
 
 def timed(hub: Hub) -> dict[str, float]:
     """Seconds of each tool and of a grouping in SQL: median, and the first time."""
-    known, asker = collected(tools), Asker(hub, "a")
+    known, asker = collected(tools), TenantContext(hub, "a")
     out: dict[str, float] = {}
     calls: dict[str, Callable[[], object]] = {
         name.rsplit(".", 1)[1]: partial(_rows, known[name], asker, arguments)
@@ -193,7 +193,7 @@ def timed(hub: Hub) -> dict[str, float]:
     return out
 
 
-def _rows(tool: Any, asker: Asker, arguments: dict[str, Any]) -> object:
+def _rows(tool: Any, asker: TenantContext, arguments: dict[str, Any]) -> object:
     return answer(tool, asker, arguments)["rows"]
 
 

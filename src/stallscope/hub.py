@@ -20,7 +20,7 @@ from stallscope import rates
 from stallscope.alerts import service as alerts
 from stallscope.alerts.config import load as load_alerts
 from stallscope.alerts.state import AlertState, state_path
-from stallscope.continuous import Standing
+from stallscope.continuous import ContinuousDiagnosis
 from stallscope.diagnose import Retention, Stream, thresholds_of
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
@@ -30,7 +30,7 @@ from stallscope.page.sessions import FILE_NAME as SESSIONS_FILE
 from stallscope.page.sessions import Sessions
 from stallscope.page.sign_in import SignIn
 from stallscope.receive import grpc_port, http_port
-from stallscope.receive.receiver import CAPABILITIES, Audit, Bounds, Receiver
+from stallscope.receive.receiver import CAPABILITIES, Audit, Receiver, RequestLimits
 from stallscope.serve import alerts_api
 from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
@@ -38,7 +38,7 @@ from stallscope.serve.audit import AuditLog
 from stallscope.serve.hub_api import front
 from stallscope.serve.hub_metrics import expose
 from stallscope.serve.refusals import Refusals
-from stallscope.serve.server import Listening, address, bound
+from stallscope.serve.server import RunningServer, address, bound
 from stallscope.serve.tls import Certificates, Files
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.serve.tokens import Identity, Tokens, checked_tenant
@@ -102,14 +102,19 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         memory = _memory(options.settings)
         store = stack.enter_context(closing(HubStore.open(options.db, Limits.within(memory))))
         standing = stack.enter_context(
-            closing(Standing(store, _streams(options.settings, memory), n_processes=_n_processes()))
+            closing(
+                ContinuousDiagnosis(store, _streams(options.settings, memory), n_processes=_n_processes())
+            )
         )
         alert_state = AlertState(state_path(options.db))
         raising = stack.enter_context(closing(alerts.of_hub(store, alert_state, alert_config)))
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
         refusals = stack.enter_context(closing(Refusals(audit)))
         receiver = Receiver(
-            store, _authenticate(tokens), bounds=Bounds.within(memory), audit=_audit_of(audit, refusals)
+            store,
+            _authenticate(tokens),
+            bounds=RequestLimits.within(memory),
+            audit=_audit_of(audit, refusals),
         )
         sessions = Sessions(options.db / SESSIONS_FILE, tokens)
         provider = _provider(options.settings)
@@ -207,7 +212,7 @@ def _state(store: HubStore, certificates: Certificates | None, begin_s: float) -
 
 
 def _health(
-    identity: Identity, receiver: Receiver, standing: Standing, certificates: Certificates | None
+    identity: Identity, receiver: Receiver, standing: ContinuousDiagnosis, certificates: Certificates | None
 ) -> dict[str, object]:
     """The state of the hub on its page; numbers over all tenants only for tokens with the scope admin."""
     state: dict[str, object] = {
@@ -265,9 +270,9 @@ def _grpc_server(receiver: Receiver, text: str, credentials: Any) -> tuple[Any, 
 @contextmanager
 def _served(
     app: Any, listener: socket.socket, certificates: Certificates | None, name: str
-) -> Iterator[Listening]:
+) -> Iterator[RunningServer]:
     context = certificates.context() if certificates else None
-    server = Listening(app, listener, context=context, name=name)
+    server = RunningServer(app, listener, context=context, name=name)
     try:
         yield server
     finally:

@@ -34,7 +34,7 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Found:
+class AppliedRate:
     """The entry that applies to a GPU. how: the provider's own price, or the price of `any` as fallback."""
 
     rate: Rate
@@ -82,7 +82,7 @@ def validated(data: Any, origin: str) -> RateTable:
     return RateTable(_day(data.get("as_of"), origin), rates, aliases, origin)
 
 
-def lookup(table: RateTable, *, gpu: str | None, provider: str | None = None) -> Found | None:
+def lookup(table: RateTable, *, gpu: str | None, provider: str | None = None) -> AppliedRate | None:
     """The price of a GPU, by the name its driver reports and any name of the provider; None if unknown.
 
     A slice of a GPU (MIG) costs less than the whole: it has a price only if the table names it.
@@ -94,12 +94,12 @@ def lookup(table: RateTable, *, gpu: str | None, provider: str | None = None) ->
         fitting = [r for r in table.rates if r.provider == asked and _fits(r.gpu, gpu)]
         if fitting:
             best = max(fitting, key=lambda rate: len(_words(rate.gpu)))
-            return Found(best, "provider" if asked != ANY else "fallback")
+            return AppliedRate(best, "provider" if asked != ANY else "fallback")
     return None
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedPrice:
     """A price from the table of rates."""
 
     usd_per_hour: float
@@ -117,7 +117,9 @@ class Listed:
         )
 
 
-def listed(seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: str = "") -> Listed | None:
+def listed(
+    seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: str = ""
+) -> ListedPrice | None:
     """The price of a GPU by the table of a file, or the shipped table; None if the GPU is not known.
 
     named_gpu: a user's own name for it, which has precedence over the trace. Raises NotFound for a named GPU
@@ -133,7 +135,7 @@ def listed(seen_gpu: str, path: Path | None, *, named_gpu: str = "", provider: s
         raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists all prices")
     if listed_rate is None:
         return None
-    return Listed(
+    return ListedPrice(
         listed_rate.rate.usd_per_hour,
         listed_rate.rate.gpu,
         listed_rate.rate.provider,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from stallscope.capture.rows.call_statistics import Covered
+from stallscope.capture.rows.call_statistics import ProbedInterval
 from stallscope.events.kernel import HookGroup
 
 
@@ -13,8 +13,8 @@ class AlwaysOn:
     since_ns: int
     _since_ns: dict[HookGroup, int] = field(default_factory=dict)
 
-    def covered(self, group: HookGroup, now_ns: int) -> Covered:
+    def covered(self, group: HookGroup, now_ns: int) -> ProbedInterval:
         """The whole interval since the last result."""
         interval_ns = now_ns - self._since_ns.get(group, self.since_ns)
         self._since_ns[group] = now_ns
-        return Covered(interval_ns, interval_ns)
+        return ProbedInterval(interval_ns, interval_ns)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stallscope.capture.probes.program import Program
-from stallscope.capture.process.comm_grow import Grown
+from stallscope.capture.process.comm_grow import GrownCommunicators
 from stallscope.capture.rows import records
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array
@@ -90,7 +90,7 @@ def test_a_grown_communicator_is_one_for_old_and_new_ranks(tracing: Callable[...
     arrivals, born = told(program, puppet.pid)
     assert born["comm_rank"][2:].tolist() == [1, 0, 3]
     assert born["nranks"][2:].tolist() == [4, 4, 4]
-    grown = Grown()
+    grown = GrownCommunicators()
     assert len(set(grown.born(born)["comm_hash"][2:].tolist())) == 1
     assert len(set(grown.renamed(arrivals)["comm_hash"].tolist())) == 1
     assert arrivals["seq"].tolist() == [0, 0, 0]

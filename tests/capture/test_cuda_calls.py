@@ -13,7 +13,7 @@ from stallscope.capture.probes import elf, operations
 from stallscope.capture.probes.operations import SYMBOLS, Hook
 from stallscope.capture.probes.program import MODES, Program
 from stallscope.capture.rows import records
-from stallscope.capture.rows.call_statistics import Tallies
+from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.events.kernel import HookGroup, Kind
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, Direction, HostMemory, MemoryKind, Op
@@ -52,8 +52,8 @@ def hooks(library: Path) -> list[Hook]:
     return operations.hooks({name: symbol.offset for name, symbol in exported.items()}, groups=HookGroup)
 
 
-def tallies(program: Program) -> Tallies:
-    return Tallies(1, program.operations, program.balances, AlwaysOn(time.monotonic_ns()))
+def tallies(program: Program) -> CallSums:
+    return CallSums(1, program.operations, program.balances, AlwaysOn(time.monotonic_ns()))
 
 
 def counted(program: Program, pid: int) -> dict[str, Array]:

@@ -26,7 +26,7 @@ from stallscope.capture.probes.maps import Entries
 from stallscope.capture.probes.operations import FIRST_IOCTL, SYMBOLS
 from stallscope.capture.probes.optional_programs import IOCTL_WAYS
 from stallscope.capture.probes.program import Program
-from stallscope.capture.rows.call_statistics import Tallies
+from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.events import kernel
 from stallscope.events.names import HostKind, Op
 from stallscope.store import node
@@ -344,7 +344,7 @@ def test_who_was_not_traced_is_found_when_it_has_ended(tmp_path: Path):
     values = np.zeros(3, kernel.OPERATION)
     values["n"] = 1
     nothing = Entries(np.zeros(0, kernel.BALANCE_KEY), np.zeros(0, kernel.BALANCE))
-    tallies = Tallies(0, lambda: Entries(keys, values), lambda: nothing, AlwaysOn(0))
+    tallies = CallSums(0, lambda: Entries(keys, values), lambda: nothing, AlwaysOn(0))
     assert tallies.strays(set(), tmp_path) == []
     assert [len(rows) for _, rows in tallies.rows(5)] == [3, 0]
     assert tallies.strays({9}, tmp_path) == [7]

@@ -16,7 +16,7 @@ from stallscope.capture.probes.calibration import AFTERMATH, SCHEDULER_TIMES, ti
 from stallscope.capture.probes.governor import Count, Governor, Group, is_to_be_off, off_until_ns
 from stallscope.capture.probes.operations import SYMBOLS, Hook
 from stallscope.capture.probes.program import Program
-from stallscope.capture.rows.call_statistics import Tallies
+from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.events.kernel import HookGroup
 from stallscope.events.layout import Array
 
@@ -159,7 +159,7 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
 ):
     program = tracing()
     governor = Governor(program, BUDGET, TIMES_WAY)
-    tallies = Tallies(0, program.operations, program.balances, governor, own_pid=os.getpid())
+    tallies = CallSums(0, program.operations, program.balances, governor, own_pid=os.getpid())
     with elf.opened(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(300)")
@@ -303,6 +303,6 @@ def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], 
     assert ways_ns[1] > 2 * ways_ns[0] > 0
 
 
-def launches(tallies: Tallies) -> Array:
+def launches(tallies: CallSums) -> Array:
     (_, rows), _ = tallies.rows(time.monotonic_ns())
     return rows[np.array([SYMBOLS[symbol] == "cudaLaunchKernel" for symbol in rows["symbol"]], bool)]

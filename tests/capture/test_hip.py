@@ -11,7 +11,7 @@ from stallscope.capture.probes import elf, hip_table, operations
 from stallscope.capture.probes.discovery import _LIBRARY
 from stallscope.capture.probes.operations import SYMBOLS, Hook
 from stallscope.capture.probes.program import Program
-from stallscope.capture.rows.call_statistics import Tallies
+from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.events.kernel import HookGroup
 from stallscope.events.names import Direction, Op
 
@@ -89,7 +89,7 @@ def test_calls_of_hip_and_rccl_are_counted(tracing: Callable[..., Program], pupp
         "lib.ncclAllReduce(P(1), P(2), Z(10), 7, 0, P(5), P(0))",
         "lib.hipFree(out)",
     )
-    tallies = Tallies(1, program.operations, program.balances, AlwaysOn(time.monotonic_ns()))
+    tallies = CallSums(1, program.operations, program.balances, AlwaysOn(time.monotonic_ns()))
     (_, rows), _ = tallies.rows(time.monotonic_ns())
     counts = {(SYMBOLS[row["symbol"]], Op(row["op"])): int(row["n"]) for row in rows}
     assert counts[("hipStreamSynchronize", Op.SYNC)] == 3

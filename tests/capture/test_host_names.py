@@ -11,7 +11,7 @@ from stallscope.capture.gpu.devices import Devices
 from stallscope.capture.host import exit_status
 from stallscope.capture.probes.optional_programs import FEATURES, IOCTL_WAYS, Optional, driver_calls
 from stallscope.capture.process.control_groups import ControlGroups
-from stallscope.capture.process.sockets import Owners, other_end
+from stallscope.capture.process.sockets import SocketOwners, other_end
 from stallscope.events import kernel
 
 SECOND_NS = 10**9
@@ -81,7 +81,7 @@ def test_only_the_traced_own_sockets(tmp_path: Path):
     (tmp_path / "8/fd").mkdir(parents=True)
     (tmp_path / "7/fd/3").symlink_to("socket:[100]")
     (tmp_path / "8/fd/3").symlink_to("socket:[200]")
-    owners = Owners(tmp_path)
+    owners = SocketOwners(tmp_path)
     assert owners.of([100, 200], [7], 0) == {100: 7}
     (tmp_path / "7/fd/4").symlink_to("socket:[200]")
     assert owners.of([100, 200], [7], SECOND_NS) == {100: 7}
@@ -93,7 +93,7 @@ def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
     for pid in (7, 8, 9):
         (tmp_path / f"{pid}/fd").mkdir(parents=True)
         (tmp_path / f"{pid}/fd/3").symlink_to("socket:[100]")
-    assert Owners(tmp_path).of([100], [7, 8, 9], 0) == {100: 7}
+    assert SocketOwners(tmp_path).of([100], [7, 8, 9], 0) == {100: 7}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from stallscope.capture.probes import elf, operations
 from stallscope.capture.probes.operations import ENTRIES, SYMBOLS, Entry, Hook
 from stallscope.capture.probes.program import Program
 from stallscope.capture.rows import records
-from stallscope.capture.rows.call_statistics import Tallies
+from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.events.kernel import HookGroup, Kind
 from stallscope.events.names import Direction, Op
 
@@ -230,7 +230,7 @@ def test_every_call_of_the_table_is_counted(
     puppet.does("nothing = [(ctypes.c_ulonglong * 64)() for _ in range(9)]")
     for name in names:
         puppet.does(f"[lib.{name}(*nothing) for _ in range({N_CALLS})]")
-    (_, rows), _ = Tallies(0, program.operations, program.balances, AlwaysOn(0)).rows(time.monotonic_ns())
+    (_, rows), _ = CallSums(0, program.operations, program.balances, AlwaysOn(0)).rows(time.monotonic_ns())
     result: dict[str, int] = {}
     for row in rows:
         result[SYMBOLS[row["symbol"]]] = result.get(SYMBOLS[row["symbol"]], 0) + int(row["n"])

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from stallscope.capture.process.status import StatusLine, Tally, line
+from stallscope.capture.process.status import RecordCounts, StatusLine, line
 from stallscope.events import layout
 from stallscope.events.names import Op
 
@@ -23,7 +23,7 @@ def collectives(comm_hash: int, seqs: list[int], op: Op = Op.ALL_REDUCE) -> layo
 
 
 def test_rounds_are_counted_once_whatever_the_number_of_ranks():
-    tally = Tally()
+    tally = RecordCounts()
     tally.add_rounds(collectives(1 << 63, [5, 5, 6, 6]))
     tally.add_rounds(collectives(1 << 63, [7, 7, 4]))
     tally.add_rounds(collectives(2, [0, 1]))
@@ -33,7 +33,7 @@ def test_rounds_are_counted_once_whatever_the_number_of_ranks():
 
 
 def test_the_line_says_how_many_of_each():
-    tally = Tally(n_processes=1, n_lost=0)
+    tally = RecordCounts(n_processes=1, n_lost=0)
     tally.add([collectives(1, [0, 1]), collectives(1, list(range(1500)))])
     tally.add_rounds(collectives(1, [0]))
     assert line(tally) == "1 process, 1 communicator, 1 round, 1,502 records, 0 lost"

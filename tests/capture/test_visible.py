@@ -10,7 +10,7 @@ import pytest
 
 from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
 from stallscope.capture.process.process_identity import identity
-from stallscope.capture.rows.device_numbers import Renumbering
+from stallscope.capture.rows.device_numbers import DeviceNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import MemoryKind
@@ -83,7 +83,7 @@ def test_rows_have_the_machines_numbers(tmp_path: Path):
     rows = layout.empty(layout.CALLS, 8)
     rows["pid"] = [7, 7, 7, 7, 8, 8, 9, 10]
     rows["device"] = [0, 1, 2, UNKNOWN, 0, UNKNOWN, 2, 4]
-    Renumbering(ALL, tmp_path).renumber(rows)
+    DeviceNumbers(ALL, tmp_path).renumber(rows)
     assert rows["device"].tolist() == [3, 1, 2, UNKNOWN, 6, 6, 2, 4]
 
 
@@ -92,13 +92,13 @@ def test_memory_of_the_host_stays_on_no_device(tmp_path: Path):
     rows = layout.empty(layout.MEMORY, 3)
     rows["pid"], rows["device"] = 8, UNKNOWN
     rows["kind"] = [MemoryKind.DEVICE, MemoryKind.HOST, MemoryKind.MANAGED]
-    Renumbering(ALL, tmp_path).renumber(rows)
+    DeviceNumbers(ALL, tmp_path).renumber(rows)
     assert rows["device"].tolist() == [6, UNKNOWN, UNKNOWN]
 
 
 def test_a_number_given_again_is_looked_at_again(tmp_path: Path):
     process(tmp_path, 8, (6,))
-    renumbering, rows = Renumbering(ALL, tmp_path), layout.empty(layout.CALLS, 1)
+    renumbering, rows = DeviceNumbers(ALL, tmp_path), layout.empty(layout.CALLS, 1)
     rows["pid"] = 8
     renumbering.renumber(rows)
     shutil.rmtree(tmp_path / "8")

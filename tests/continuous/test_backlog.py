@@ -3,11 +3,13 @@
 import pyarrow as pa
 import pytest
 
-from stallscope.continuous.backlog import Backlog, Bounds, Turn
+from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch
 
-BOUNDS = Bounds(turn_rows=10, behind_s=2.0, calm_s=10.0, most_every=4, most_rows=50, most_rows_in=1_000)
+BOUNDS = BacklogLimits(
+    turn_rows=10, behind_s=2.0, calm_s=10.0, most_every=4, most_rows=50, most_rows_in=1_000
+)
 
 
 class Hand:
@@ -41,7 +43,7 @@ def batch(
     return Batch("", tenant, {table: schema.conformed(table, pa.table(rows))})
 
 
-def turns(backlog: Backlog) -> list[Turn]:
+def turns(backlog: Backlog) -> list[ClusterTurn]:
     result = []
     while (turn := backlog.turn()) is not None:
         result.append(turn)
@@ -49,7 +51,7 @@ def turns(backlog: Backlog) -> list[Turn]:
     return result
 
 
-def seqs(turn: Turn) -> list[int]:
+def seqs(turn: ClusterTurn) -> list[int]:
     return turn.tables["collectives"]["seq"].to_pylist()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.continuous import Standing
-from stallscope.continuous.backlog import Bounds
+from stallscope.continuous import ContinuousDiagnosis
+from stallscope.continuous.backlog import BacklogLimits
 from stallscope.diagnose import Stream, diagnose
 from stallscope.events import layout
 from stallscope.events.names import Category
@@ -89,7 +89,7 @@ def verdicts(store: HubStore) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("form", [as_arrow, as_logs], ids=["arrow", "otlp"])
 def test_a_straggler_is_a_row_with_its_cause_whichever_way_the_events_came(store: HubStore, form):
-    with closing(Standing(store)) as standing:
+    with closing(ContinuousDiagnosis(store)) as standing:
         store.append(form(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
         assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
@@ -106,7 +106,7 @@ def test_a_straggler_is_a_row_with_its_cause_whichever_way_the_events_came(store
 
 
 def test_events_that_come_in_pieces_and_twice_make_one_verdict(store: HubStore):
-    with closing(Standing(store)) as standing:
+    with closing(ContinuousDiagnosis(store)) as standing:
         pieces = parts(slow_job(), 6)
         first = max(int(piece.collectives["ts_ns"].max()) for piece in pieces)
         clock = Clock(0, first, time.time_ns())
@@ -130,7 +130,7 @@ COSTS = "gpu_seconds, at_most_gpu_seconds, usd, at_most_usd"
 def test_a_row_has_both_ends_of_a_cost_and_no_upper_one_of_a_number(
     store: HubStore, trace: Trace, is_range: bool
 ):
-    with closing(Standing(store, lambda: Stream(usd_per_gpu_hour=3600.0))):
+    with closing(ContinuousDiagnosis(store, lambda: Stream(usd_per_gpu_hour=3600.0))):
         store.append(as_arrow(trace, "b1")).result(30)
         wait_for(lambda: verdicts(store))
         ((seconds, most_seconds, usd, most_usd, whole),) = sql(
@@ -146,14 +146,14 @@ def test_a_row_has_both_ends_of_a_cost_and_no_upper_one_of_a_number(
 
 
 def test_a_healthy_job_has_no_verdict(store: HubStore):
-    with closing(Standing(store)) as standing:
+    with closing(ContinuousDiagnosis(store)) as standing:
         store.append(as_arrow(dp_trace(n_ranks=8), "b1")).result(30)
         wait_for(lambda: standing.numbers.standing_rows and standing.is_idle())
         assert verdicts(store) == []
 
 
 def test_clusters_are_diagnosed_apart(store: HubStore):
-    with closing(Standing(store)):
+    with closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1", "c1")).result(30)
         store.append(as_arrow(dp_trace(), "b2", "c2")).result(30)
         wait_for(lambda: verdicts(store))
@@ -161,23 +161,23 @@ def test_clusters_are_diagnosed_apart(store: HubStore):
 
 
 def test_after_a_restart_it_goes_on_from_what_is_stored(tmp_path: Path):
-    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
         before = sql(store, "SELECT verdict_id, opened_at FROM verdicts", TENANT)
         store.seal_all()
-    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)) as standing:
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as standing:
         wait_for(lambda: standing.numbers.standing_rows and standing.is_idle())
         assert sql(store, "SELECT verdict_id, opened_at FROM verdicts WHERE state = 'open'", TENANT) == before
 
 
 def test_an_open_incident_that_no_stream_sees_again_is_closed(tmp_path: Path, monkeypatch):
-    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
     monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     monkeypatch.setattr("stallscope.continuous.continued.GRACE_S", 0.0)
-    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)):
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         wait_for(lambda: verdicts(store)[0][-1] == "closed")
 
 
@@ -191,14 +191,14 @@ def test_an_open_incident_keeps_its_id_begin_and_cost_where_a_restart_reads_no_r
     )
     bodies = requests_of(long_job, 8)
     columns = "verdict_id, opened_at, since_ns, gpu_seconds"
-    with closing(HubStore.open(tmp_path)) as store, closing(Standing(store)) as standing:
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as standing:
         for body in bodies[:4]:
             store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
             wait_for(standing.is_idle)
         ((*before, _),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
     monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store:
-        with closing(Standing(store, lambda: Stream(linger_ns=0))) as standing:
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing:
             for body in bodies[4:]:
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
                 wait_for(standing.is_idle)
@@ -232,7 +232,9 @@ def requests_of(trace: Trace, n: int) -> list[bytes]:
 
 def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: HubStore):
     """More of c1 than is looked at, and a straggler in c2 behind it."""
-    with closing(Standing(store, bounds=Bounds(turn_rows=500, most_rows=1_000))) as standing:
+    with closing(
+        ContinuousDiagnosis(store, bounds=BacklogLimits(turn_rows=500, most_rows=1_000))
+    ) as standing:
         with without_commits(store):
             flood = [store.append(as_arrow(dp_trace(seed=seed), f"f{seed}", "c1")) for seed in range(8)]
             late = store.append(as_arrow(slow_job(), "s1", "c2"))

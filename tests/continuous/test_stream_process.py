@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.continuous import Standing
+from stallscope.continuous import ContinuousDiagnosis
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed, StreamProcess
 from stallscope.continuous.streams import Streams
 from stallscope.diagnose import Stream
@@ -58,7 +58,7 @@ def test_after_the_end_of_the_process_the_answer_is_unknown_and_the_incident_con
     monkeypatch.setattr("stallscope.continuous.shard._LEAST_RUN_S", 0.0)
     with (
         closing(HubStore.open(tmp_path, Limits(maintenance_s=3600))) as store,
-        closing(Standing(store, n_processes=1)) as standing,
+        closing(ContinuousDiagnosis(store, n_processes=1)) as standing,
     ):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))

@@ -10,7 +10,7 @@ from typing import Any
 from tests.store.hub.rows import appended, collectives
 
 from stallscope import rates
-from stallscope.continuous import Standing
+from stallscope.continuous import ContinuousDiagnosis
 from stallscope.serve import tools
 from stallscope.serve.tokens import Identity
 from stallscope.serve.tool_calls import called
@@ -50,7 +50,7 @@ def summary_of(store: HubStore, tool: str, cluster: str | None = None) -> str:
 def test_after_a_failed_evaluation_verdicts_are_unknown_and_every_summary_has_the_reason(tmp_path: Path):
     with closing(HubStore.open(tmp_path, Limits(maintenance_s=3600))) as store:
         assert "No verdict matches" in summary_of(store, "fleet.cluster.verdicts")
-        with closing(Standing(store, Broken)):  # type: ignore[arg-type]
+        with closing(ContinuousDiagnosis(store, Broken)):  # type: ignore[arg-type]
             appended(store, collectives=collectives([1, 2, 3]))
             end_s = time.monotonic() + 30
             while not store.unexamined.reason("a", "c1") and time.monotonic() < end_s:

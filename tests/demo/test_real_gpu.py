@@ -123,7 +123,7 @@ def test_without_a_gpu_the_demo_says_what_is_missing():
 
 
 def test_what_needs_emulated_gpus_is_refused_on_real_ones(monkeypatch):
-    monkeypatch.setattr("stallscope.commands.demo._gpus", lambda: real_gpu.Found(None, None, 4))
+    monkeypatch.setattr("stallscope.commands.demo._gpus", lambda: real_gpu.GpuLibraries(None, None, 4))
     done = CliRunner().invoke(app, ["demo", "gpu-steal", "--gpu"])
     assert isinstance(done.exception, BadInput)
     done = CliRunner().invoke(app, ["demo", "hang", "--gpu", "--no-bpf"])

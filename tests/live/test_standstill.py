@@ -9,7 +9,7 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.exporters.incident_finder import incident_finder
 from stallscope.exporters.verdict_journal import VerdictJournal
 from stallscope.live.stall_verdict import Standstill
-from stallscope.live.tail import Following
+from stallscope.live.tail import TraceTail
 from stallscope.live.trace_records import verdict_record
 from stallscope.store import node
 
@@ -46,7 +46,7 @@ def test_the_continuous_diagnosis_reports_a_standstill(tmp_path):
     journal = VerdictJournal(printed.append)
     journal.take(opened)
     with closing(node.NodeTrace(db)) as store, node.reading(db) as connection:
-        following = Following(connection)
+        following = TraceTail(connection)
         journal.write(store.insert)
         store.commit()
         ((at_ns, stored),) = following.verdicts()

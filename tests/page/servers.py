@@ -16,7 +16,7 @@ from stallscope.rates import load
 from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.hub_api import front
-from stallscope.serve.server import Listening, bound
+from stallscope.serve.server import RunningServer, bound
 from stallscope.serve.tokens import Tokens
 from stallscope.settings import Settings
 from stallscope.store.hub.store import HubStore
@@ -76,7 +76,7 @@ def served(
         )
         app = create_app([*parts, *page.routes], context=context, lifespan=lifespan)
         listener = stack.enter_context(bound(f"127.0.0.1:{port}", "--api"))
-        server = Listening(app, listener, context=None, name="api")
+        server = RunningServer(app, listener, context=None, name="api")
         stack.callback(server.stop)
         stack.callback(page.stop)
         yield Served(f"http://127.0.0.1:{server.port}", folder, store, tokens, sign_in, page)

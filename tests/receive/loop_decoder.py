@@ -9,11 +9,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from stallscope.errors import BadInput
 from stallscope.receive.any_value import any_value, as_dict
-from stallscope.receive.decoded import AttributesBuilder, Flat, Group
+from stallscope.receive.decoded import AttributesBuilder, FlatRecords, Group
 from stallscope.receive.logs import RecordColumns, flat_records, group_of_scope
 
 
-def by_loop(body: bytes, now_ns: int) -> Flat:
+def by_loop(body: bytes, now_ns: int) -> FlatRecords:
     """Decode with protobuf's own parser and a loop over all attributes."""
     try:
         message = ExportLogsServiceRequest.FromString(body)

@@ -14,7 +14,7 @@ import uvicorn
 
 from stallscope.errors import NotAllowed, NotAuthenticated
 from stallscope.receive import grpc_port, http_port
-from stallscope.receive.receiver import Bounds, Receiver
+from stallscope.receive.receiver import Receiver, RequestLimits
 from stallscope.store.hub import views
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
@@ -90,7 +90,9 @@ class Hub:
 
 
 @contextmanager
-def running(folder: Path, *, limits: Limits | None = None, bounds: Bounds | None = None) -> Iterator[Hub]:
+def running(
+    folder: Path, *, limits: Limits | None = None, bounds: RequestLimits | None = None
+) -> Iterator[Hub]:
     """A hub's store and receivers, until the end of the with block."""
     with closing(HubStore.open(folder, limits)) as store:
         receiver = Receiver(store, authenticate, bounds=bounds)

@@ -16,7 +16,7 @@ from stallscope.errors import BadInput, Overloaded
 from stallscope.events import layout
 from stallscope.exporters import hub_arrow
 from stallscope.receive import arrow, arrow_batches
-from stallscope.receive.micro_batches import Gathering
+from stallscope.receive.micro_batches import MicroBatches
 from stallscope.receive.otlp_requests import Decoded, Decoder
 from stallscope.store.hub import schema
 
@@ -26,8 +26,8 @@ from .test_logs import KEYS, RECORDS, VALUES
 DECODER = Decoder(now_ns=lambda: NOW_NS)
 
 
-def of_logs() -> Gathering[bytes, Decoded]:
-    return Gathering(lambda body, tenant: DECODER.decode("logs", body, tenant), DECODER.logs_together)
+def of_logs() -> MicroBatches[bytes, Decoded]:
+    return MicroBatches(lambda body, tenant: DECODER.decode("logs", body, tenant), DECODER.logs_together)
 
 
 def told(decoded: Decoded) -> object:
@@ -145,7 +145,7 @@ def test_no_tenant_waits_for_anothers_requests():
             assert may_end.wait(20)
         return request
 
-    gathering: Gathering[str, str] = Gathering(alone, lambda requests, tenant: None)
+    gathering: MicroBatches[str, str] = MicroBatches(alone, lambda requests, tenant: None)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(gathering.decode, "x", "slow", n_bytes=1)
         assert begun.wait(20)
@@ -164,7 +164,7 @@ def test_who_finds_no_place_is_told_so_and_those_beside_it_are_decoded():
         yield
 
     observed: list[str] = []
-    gathering: Gathering[str, str] = Gathering(
+    gathering: MicroBatches[str, str] = MicroBatches(
         lambda request, tenant: observed.append(request) or request,
         lambda requests, tenant: None,
         at_work=at_work,
@@ -227,7 +227,7 @@ def test_an_arrow_request_that_does_not_fit_does_not_harm_those_beside_it():
     good = [arrow.read(body, limit=1 << 24) for body in arrow_bodies()]
     wrong = arrow.Request("w", "n", "c", None, {"calls": pa.table({"ts_ns": [1], "pid": ["no number"]})}, 1)
     requests = [*good, wrong]
-    gathering, barrier = Gathering(arrow.batch, arrow_batches.batches), threading.Barrier(len(requests))
+    gathering, barrier = MicroBatches(arrow.batch, arrow_batches.batches), threading.Barrier(len(requests))
 
     def send(request: arrow.Request) -> object:
         barrier.wait()

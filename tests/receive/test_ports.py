@@ -14,7 +14,7 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from stallscope.receive.receiver import Bounds
+from stallscope.receive.receiver import RequestLimits
 from stallscope.store.hub.limits import Limits
 
 from ..store.hub.rows import without_commits
@@ -29,7 +29,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with running(tmp_path_factory.mktemp("hub"), bounds=Bounds(max_bytes=1 << 20)) as made:
+    with running(tmp_path_factory.mktemp("hub"), bounds=RequestLimits(max_bytes=1 << 20)) as made:
         yield made
 
 

@@ -11,7 +11,7 @@ from stallscope.errors import BadInput
 from stallscope.receive import logs as decoding
 from stallscope.receive import uniform_records
 from stallscope.receive.otlp_requests import Decoder
-from stallscope.receive.record_shape import Unlike
+from stallscope.receive.record_shape import MixedShapes
 from stallscope.store.hub import schema
 
 from .loop_decoder import by_loop
@@ -127,7 +127,7 @@ def test_a_byte_that_is_wrong_is_never_read_as_something_else(data):
         del body[at : at + data.draw(st.integers(0, 3))]
     try:
         result = decoded(bytes(body), decoding.by_shape)
-    except Unlike:
+    except MixedShapes:
         return
     assert result == decoded(bytes(body), by_loop)
 
@@ -155,14 +155,14 @@ def test_the_usual_records_are_read_all_at_once():
 )
 def test_records_of_another_shape_are_left_to_the_others(other):
     body = logs([{"attributes": {"a": 1}, "body": "x"}] * 7 + [other]).SerializeToString()
-    with pytest.raises(Unlike):
+    with pytest.raises(MixedShapes):
         decoding.by_shape(body, NOW_NS)
     assert decoded(body, decoding.decode) == decoded(body, by_loop)
 
 
 def test_text_that_is_none_is_refused_like_by_the_others():
     body = collectives().SerializeToString().replace(b"all_reduce", b"all\xffreduce")
-    with pytest.raises(Unlike):
+    with pytest.raises(MixedShapes):
         decoding.by_shape(body, NOW_NS)
     with pytest.raises(BadInput):
         decoding.decode(body, NOW_NS)
@@ -181,14 +181,14 @@ def test_numbers_of_every_length_are_read():
 def test_a_number_of_more_than_64_bits_is_none():
     body = logs([{"attributes": {"a": -1}}]).SerializeToString()
     assert uniform_records.records(body).attributes.columns["a"].to_pylist() == [-1]
-    with pytest.raises(Unlike):
+    with pytest.raises(MixedShapes):
         uniform_records.records(body.replace(b"\xff" * 9 + b"\x01", b"\xff" * 9 + b"\x02"))
 
 
 @pytest.mark.parametrize("n", [60, 6_000])
 def test_records_of_many_lengths_are_left_to_the_others(n):
     body = logs([{"body": "x" * (i % 60)} for i in range(n)]).SerializeToString()
-    with pytest.raises(Unlike):
+    with pytest.raises(MixedShapes):
         uniform_records.records(body)
 
 

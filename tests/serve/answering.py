@@ -14,7 +14,7 @@ from stallscope.serve.app import create_app
 from stallscope.serve.client import HubClient
 from stallscope.serve.hub_api import mcp_server
 from stallscope.serve.mcp import mounted
-from stallscope.serve.server import Listening, bound
+from stallscope.serve.server import RunningServer, bound
 from stallscope.serve.tools.tenant_context import Hub
 from stallscope.serve.tools.tool_registry import collected
 
@@ -47,7 +47,7 @@ def answering(
         route, lifespan = mounted(dress(mcp_server(hub, tools)))
         app = wrap(create_app([*routes(hub, tools), route], context=house, lifespan=lifespan))
         listener = bound("127.0.0.1:0", "--api")
-        server = Listening(app, listener, context=None, name="api")
+        server = RunningServer(app, listener, context=None, name="api")
         try:
             yield Answering(f"http://127.0.0.1:{server.port}", house.tokens.create, folder, house.tokens)
         finally:

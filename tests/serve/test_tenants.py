@@ -8,7 +8,7 @@ from tests.serve.tools import cluster
 
 from stallscope.errors import StallscopeError
 from stallscope.serve import tools
-from stallscope.serve.tools.tenant_context import Asker
+from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.tool_registry import answer, collected
 from stallscope.store.hub import schema
 
@@ -78,7 +78,7 @@ def test_a_thousand_random_questions_never_show_a_row_of_another_tenant(hub):
     for _ in range(N_CALLS):
         name, arguments = call(rng, hub)
         try:
-            output = answer(known[name], Asker(hub, "a"), arguments)
+            output = answer(known[name], TenantContext(hub, "a"), arguments)
         except StallscopeError:
             continue  # refused: it shows nothing but the words of the question
         n_answers += 1
@@ -90,7 +90,7 @@ def test_a_thousand_random_questions_never_show_a_row_of_another_tenant(hub):
 
 
 def test_the_other_tenant_sees_its_own(hub):
-    output = answer(collected(tools)["fleet.cluster.summary"], Asker(hub, "b"), {})
+    output = answer(collected(tools)["fleet.cluster.summary"], TenantContext(hub, "b"), {})
     assert [row["cluster"] for row in output["rows"]] == [MARK]
-    nobody = answer(collected(tools)["fleet.cluster.summary"], Asker(hub, "c"), {})
+    nobody = answer(collected(tools)["fleet.cluster.summary"], TenantContext(hub, "c"), {})
     assert nobody["rows"] == []

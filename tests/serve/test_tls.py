@@ -16,7 +16,7 @@ import trustme
 from stallscope.errors import BadInput
 from stallscope.serve import server
 from stallscope.serve.app import create_app
-from stallscope.serve.server import Listening, bound
+from stallscope.serve.server import RunningServer, bound
 from stallscope.serve.tls import Certificates, Files, checked, self_signed
 
 from .house import house_in
@@ -58,7 +58,7 @@ def trusting(ca: trustme.CA, **changes: object) -> ssl.SSLContext:
 def serving(folder: Path, certificates: Certificates) -> Iterator[int]:
     """The application on a port with TLS."""
     with house_in(folder) as house:
-        listener = Listening(
+        listener = RunningServer(
             create_app(context=house),
             bound("127.0.0.1:0", "--api"),
             context=certificates.context(),
@@ -246,7 +246,7 @@ def test_the_quick_key_is_secret_where_one_that_was_not_is_left_over(tmp_path: P
 def test_who_sends_too_slowly_is_cut_off_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "READ_S", 0.5)
     with house_in(tmp_path) as house:
-        listener = Listening(
+        listener = RunningServer(
             create_app(context=house), bound("127.0.0.1:0", "--api"), context=None, name="api"
         )
         with closing(socket.create_connection(("127.0.0.1", listener.port), timeout=20)) as slow:
@@ -286,7 +286,7 @@ def test_who_comes_after_many_that_say_nothing_is_answered_at_once(
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 12)
     monkeypatch.setattr(server, "_LOOK_EVERY_S", 3600)  # only being crowded makes it look
     with house_in(tmp_path) as house:
-        listener = Listening(
+        listener = RunningServer(
             create_app(context=house), bound("127.0.0.1:0", "--api"), context=None, name="api"
         )
         silent = [socket.create_connection(("127.0.0.1", listener.port), timeout=20) for _ in range(60)]

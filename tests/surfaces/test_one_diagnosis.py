@@ -15,7 +15,7 @@ from stallscope.assistant.node_context import Node
 from stallscope.assistant.tools.verdicts import VerdictsParams as NodeParams
 from stallscope.assistant.tools.verdicts import verdicts as node_verdicts
 from stallscope.commands.report import diagnosed
-from stallscope.continuous import Standing
+from stallscope.continuous import ContinuousDiagnosis
 from stallscope.diagnose import Answer, Stream, Thresholds, as_json
 from stallscope.events import layout
 from stallscope.events.names import Category
@@ -26,7 +26,7 @@ from stallscope.exporters.verdict_journal import VerdictJournal
 from stallscope.live.incident_lines import ATTRIBUTES, Diagnosis, incident_line
 from stallscope.live.trace_records import verdict_record
 from stallscope.receive import arrow
-from stallscope.serve.tools.tenant_context import Asker, Hub
+from stallscope.serve.tools.tenant_context import Hub, TenantContext
 from stallscope.serve.tools.verdicts import Verdicts, VerdictsParams, verdicts
 from stallscope.settings import Settings
 from stallscope.store import node
@@ -143,14 +143,14 @@ def hub_verdicts(db: Path, trace: Trace) -> Verdicts:
     """Sent as an agent does, diagnosed continuously, asked by the tool."""
     folder = db.with_suffix(".hub")
     with closing(HubStore.open(folder)) as store:
-        with closing(Standing(store, lambda: Stream(linger_ns=0))) as standing:
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing:
             for body in sent(trace):
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
                 wait_until(standing.is_idle)
             time.sleep(1.0)  # a few ticks of the diagnosis
             wait_until(standing.is_idle)
         hub = Hub(store, rates.load(None), None)  # type: ignore[arg-type]
-        return verdicts(Asker(hub, TENANT), VerdictsParams())
+        return verdicts(TenantContext(hub, TENANT), VerdictsParams())
 
 
 def sent(trace: Trace) -> list[bytes]:

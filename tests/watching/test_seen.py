@@ -10,8 +10,8 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
-from stallscope.live.job_state import WINDOW_NS, Seen
-from stallscope.live.tail import Following
+from stallscope.live.job_state import WINDOW_NS, LiveState
+from stallscope.live.tail import TraceTail
 from stallscope.live.trace_records import records, verdict_record
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
@@ -19,8 +19,8 @@ from stallscope.store.node import NodeTrace
 from ..diagnose.builders import MS, dp_trace, every
 
 
-def fed(*batches: Trace) -> Seen:
-    observed = Seen()
+def fed(*batches: Trace) -> LiveState:
+    observed = LiveState()
     for batch in batches:
         observed.feed(batch)
     return observed
@@ -105,7 +105,7 @@ def test_rows_are_followed_as_they_are_committed(tmp_path):
     store = NodeTrace(tmp_path / "trace.db")
     node.add(store, replace(trace, collectives=trace.collectives[:half], lost={"arrivals": 3}))
     with node.reading(tmp_path / "trace.db") as db:
-        following = Following(db)
+        following = TraceTail(db)
         first = following.batch()
         assert np.array_equal(first.collectives["ts_ns"], trace.collectives["ts_ns"][:half])
         assert first.lost == {"arrivals": 3}
@@ -120,7 +120,7 @@ def test_rows_are_followed_as_they_are_committed(tmp_path):
         store.commit()
         assert len(following.batch().collectives) == len(trace.collectives) - half
         since = int(trace.collectives["ts_ns"][-10])
-        assert len(Following(db, since).batch().collectives) == 10
+        assert len(TraceTail(db, since).batch().collectives) == 10
     store.close()
 
 
@@ -161,7 +161,7 @@ def test_that_a_process_has_ended_or_got_a_rank_is_told_once(tmp_path):
     path = tmp_path / "trace.db"
     node.write(path, trace)
     with node.reading(path) as db:
-        following = Following(db)
+        following = TraceTail(db)
 
         def told() -> tuple[int, np.ndarray]:
             batch = following.batch()
@@ -182,7 +182,7 @@ def test_an_end_between_the_two_reads_is_not_lost(tmp_path):
     path = tmp_path / "trace.db"
     node.write(path, dp_trace())
     with node.reading(path) as db:
-        following = Following(db)
+        following = TraceTail(db)
         batch = following.batch()
         with sqlite3.connect(path) as writing:
             writing.execute("UPDATE processes SET ended_ns = 77 WHERE pid = 1001")

@@ -19,7 +19,7 @@ from stallscope.capture.gpu.devices import Devices
 from stallscope.capture.gpu.drivers import Driver
 from stallscope.capture.probes.operations import SYMBOLS
 from stallscope.capture.process.control_groups import ControlGroups
-from stallscope.capture.process.sockets import Owners, other_end
+from stallscope.capture.process.sockets import SocketOwners, other_end
 from stallscope.capture.rows import records
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
@@ -52,14 +52,14 @@ class HostEvents:
     devices: Devices = field(default_factory=Devices)
     drivers: Callable[[], Mapping[int, Driver]] = drivers.majors
     _groups: ControlGroups = field(init=False)
-    _owners: Owners = field(init=False)
+    _owners: SocketOwners = field(init=False)
     _descendants: set[int] = field(default_factory=set)
     _names: dict[int, bytes] = field(default_factory=dict)
     _sums: dict[str, tuple[dict[bytes, int], Array]] = field(default_factory=dict)
     _last_ns: int = 0
 
     def __post_init__(self) -> None:
-        self._groups, self._owners = ControlGroups(self.proc), Owners(self.proc)
+        self._groups, self._owners = ControlGroups(self.proc), SocketOwners(self.proc)
 
     def rows(self, events: Array, pids: Iterable[int], now_ns: int) -> Array:
         """Rows of HOST_EVENTS for the time since the last call."""

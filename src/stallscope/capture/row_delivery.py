@@ -15,16 +15,16 @@ from stallscope.capture.probes.program import Program
 from stallscope.capture.process.annotation_socket import Label, Labels
 from stallscope.capture.process.comm_split import Splits
 from stallscope.capture.process.processes import Processes, Snapshots
-from stallscope.capture.process.status import Tally
+from stallscope.capture.process.status import RecordCounts
 from stallscope.capture.process.workload import workload
 from stallscope.capture.rows import records
-from stallscope.capture.rows.call_statistics import Tallies
-from stallscope.capture.rows.device_numbers import Renumbering
+from stallscope.capture.rows.call_statistics import CallSums
+from stallscope.capture.rows.device_numbers import DeviceNumbers
 from stallscope.capture.rows.lost_records import Losses
 from stallscope.capture.rows.snapshots import snapshots
 from stallscope.capture.sink import Sink
 from stallscope.capture.stacks.sampler import Stacks
-from stallscope.capture.stacks.silent_ranks import Examined, Unseen
+from stallscope.capture.stacks.silent_ranks import ExaminedProcesses, SilentRanks
 from stallscope.capture.stacks.thread_samples import Samples
 from stallscope.events import layout
 from stallscope.events.kernel import Kind
@@ -57,7 +57,7 @@ class Delivery:
         driver_calls: DriverCalls | None = None,
         raw_file: Path | None = None,
     ):
-        self.tally = Tally()
+        self.tally = RecordCounts()
         self.collector = Collector(probes.arrivals, probes.events, probes.natives, probes.stacks)
         self.samples = Samples(probes.processes, peek=probes.peek) if has_stacks else None
         self._events: list[Array] = []
@@ -66,20 +66,20 @@ class Delivery:
         self._governor = governor
         numbers = gpus.gpu_numbers if gpus else GpuNumbers()
         self._processes = Processes(node, gpus=numbers)
-        self._renumbering = Renumbering(numbers)
+        self._renumbering = DeviceNumbers(numbers)
         self._last = Snapshots()
         self._host = HostEvents(
             node, probes.entries, drivers=lambda: driver_calls.known if driver_calls else {}
         )
         self._splits = Splits()
         self._losses = Losses()
-        self._tallies = Tallies(node, probes.operations, probes.balances, governor, own_pid=os.getpid())
+        self._tallies = CallSums(node, probes.operations, probes.balances, governor, own_pid=os.getpid())
         self._stacks = (
             Stacks(node, sink.stack, note, probes.walk_python, probes.peek, probes.know_native)
             if has_stacks
             else None
         )
-        self._unseen = Unseen(node, self._stacks, gpu_processes) if self._stacks else None
+        self._unseen = SilentRanks(node, self._stacks, gpu_processes) if self._stacks else None
 
     def records(self) -> None:
         """Deliver the records since the last call."""
@@ -163,7 +163,7 @@ class Delivery:
             self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
             self._sink.process_ended(pid, ended_ns)
 
-    def _deliver_unseen(self, examined: Examined, now_ns: int) -> None:
+    def _deliver_unseen(self, examined: ExaminedProcesses, now_ns: int) -> None:
         """Ranks that have made no call yet, and their code locations."""
         self._append(layout.PROCESSES, self._processes.first_seen(dict.fromkeys(examined.pids, now_ns)))
         self._append_named(layout.SNAPSHOTS, examined.snapshots)

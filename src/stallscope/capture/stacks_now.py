@@ -18,10 +18,10 @@ from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.stack_target import Target
 
-__all__ = ["Now", "stacks_now"]
+__all__ = ["CurrentStack", "stacks_now"]
 
 
-class Now(NamedTuple):
+class CurrentStack(NamedTuple):
     """A process's stack. state: the kernel's letter for its main thread. waits_for: the object of its system call."""
 
     pid: int
@@ -32,7 +32,7 @@ class Now(NamedTuple):
     frames: tuple[str, ...]
 
 
-def stacks_now(proc: Path = Path("/proc")) -> list[Now]:
+def stacks_now(proc: Path = Path("/proc")) -> list[CurrentStack]:
     """The stacks of all GPU processes that may be read."""
     discovery = Discovery()
     discovery.scan(time.monotonic_ns())
@@ -40,7 +40,7 @@ def stacks_now(proc: Path = Path("/proc")) -> list[Now]:
     return [_now(pid, objects, files, proc) for pid in discovery.gpu_processes()]
 
 
-def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> Now:
+def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> CurrentStack:
     memory = Memory(pid)
     try:
         python = interpreter_in(pid, proc)
@@ -55,7 +55,7 @@ def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> Now:
         stacks = {}
     blocked = objects.of(pid, pid, memory)
     stat = small_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
-    return Now(
+    return CurrentStack(
         pid=pid,
         rank=identity(pid, proc).rank,
         command=small_file(f"{proc}/{pid}/comm").decode("utf-8", "replace").strip(),

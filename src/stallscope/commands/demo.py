@@ -12,7 +12,7 @@ from stallscope.commands.report import print_report
 from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
-    from stallscope.demo.real_gpu import Found
+    from stallscope.demo.real_gpu import GpuLibraries
     from stallscope.demo.scenarios import Scenario
     from stallscope.events.trace import Trace
 
@@ -147,7 +147,7 @@ def _can_trace() -> bool:
     return True
 
 
-def _gpus() -> Found:
+def _gpus() -> GpuLibraries:
     """The GPUs, after checking that this machine can trace. Raises NotFound, CannotTrace."""
     from stallscope.capture.probes import preflight
     from stallscope.demo import real_gpu
@@ -174,7 +174,7 @@ def _on_real_gpus(wanted: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
     return remaining
 
 
-def _traced(scenario: Scenario, db: Path | None, gpus: Found | None) -> Trace:
+def _traced(scenario: Scenario, db: Path | None, gpus: GpuLibraries | None) -> Trace:
     """Run the scenario as real processes under the agent."""
     from stallscope.demo import traced
 

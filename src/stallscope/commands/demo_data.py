@@ -102,7 +102,7 @@ def _by_node(trace: Trace) -> Iterator[Trace]:
 
 def _write_hub(folder: Path, traces: list[Trace]) -> None:
     """The folder of a hub that received the traces in small requests and diagnosed them continuously."""
-    from stallscope.continuous import Standing
+    from stallscope.continuous import ContinuousDiagnosis
     from stallscope.diagnose import Stream
     from stallscope.receive import arrow
     from stallscope.store.hub.store import HubStore
@@ -110,7 +110,7 @@ def _write_hub(folder: Path, traces: list[Trace]) -> None:
     now_ns = time.time_ns()
     with (
         closing(HubStore.open(folder)) as store,
-        closing(Standing(store, lambda: Stream(linger_ns=0))) as standing,
+        closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing,
     ):
         for part in range(_N_REQUESTS):
             for trace in traces:

@@ -11,7 +11,7 @@ from stallscope.commands.options import HubDb, SettingsFile, settings_from
 from stallscope.errors import StorageFailed
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.upkeep import Findings
+    from stallscope.store.hub.upkeep import FolderProblems
 
 
 def check(
@@ -59,7 +59,7 @@ def restore(
     _print(upkeep.restore(source, settings_from({"hub_db": db}, settings).hub_db))
 
 
-def _print(findings: Findings) -> None:
+def _print(findings: FolderProblems) -> None:
     for problem in findings.problems:
         typer.echo(problem)
     repaired = f", {findings.n_repaired} repaired" if findings.n_repaired else ""

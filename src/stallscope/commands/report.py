@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
     from stallscope.diagnose import Answer, Report
     from stallscope.events.trace import Trace
-    from stallscope.rates import Listed
+    from stallscope.rates import ListedPrice
     from stallscope.settings import Settings
 
 
@@ -81,7 +81,7 @@ def _write_html(path: Path, trace: Trace, report: Report) -> None:
     typer.echo(f"{path}: {n_bytes:,} bytes; it contains host names", err=True)
 
 
-def _usable_report(trace: Trace, settings: Settings, listed: Listed | None) -> Report | None:
+def _usable_report(trace: Trace, settings: Settings, listed: ListedPrice | None) -> Report | None:
     """The report on a trace; None for a trace without usable data."""
     from stallscope.diagnose import can_diagnose, has_calls
     from stallscope.events.exported import EXPORTED
@@ -94,7 +94,7 @@ def _usable_report(trace: Trace, settings: Settings, listed: Listed | None) -> R
     return report
 
 
-def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) -> Report:
+def diagnosed(trace: Trace, settings: Settings, listed: ListedPrice | None = None) -> Report:
     """The report on a trace, with the thresholds of the settings, and the price of the settings or the listed price."""
     from stallscope.diagnose import diagnose, thresholds_of
 
@@ -102,7 +102,7 @@ def diagnosed(trace: Trace, settings: Settings, listed: Listed | None = None) ->
     return diagnose(trace, thresholds_of(settings), usd_per_gpu_hour=price)
 
 
-def listed_price(trace: Trace, settings: Settings) -> Listed | None:
+def listed_price(trace: Trace, settings: Settings) -> ListedPrice | None:
     """The listed price of the trace's GPU; None if the settings have a price, or the GPU is unknown.
 
     Raises NotFound for a named GPU without a price, BadInput for an invalid price file.

@@ -9,6 +9,6 @@ continued       incidents that keep their id over restarts and gaps
 rows            the change of an incident as rows of the hub
 """
 
-from stallscope.continuous.diagnosis import Standing
+from stallscope.continuous.diagnosis import ContinuousDiagnosis
 
-__all__ = ["Standing"]
+__all__ = ["ContinuousDiagnosis"]

@@ -28,7 +28,7 @@ _ALWAYS_KEPT = ("processes", "communicators")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class BacklogLimits:
     """turn_rows: rows of one cluster per turn. behind_s: rows that wait longer are examined in larger batches.
 
     While they wait longer and do not fit into a turn, the cluster is sampled twice as coarsely with each turn; after
@@ -47,7 +47,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ClusterTurn:
     """Rows of one cluster to examine. n_left_out: rows that were left out since the previous turn. every: the sample
     is every k-th round.
     """
@@ -87,13 +87,13 @@ class Backlog:
 
     def __init__(
         self,
-        bounds: Bounds | None = None,
+        bounds: BacklogLimits | None = None,
         *,
         owns: Callable[[Key], bool] = lambda key: True,
         clock_s: Callable[[], float] = time.monotonic,
     ):
         """owns: the clusters whose rows are kept."""
-        self._bounds, self._owns, self._clock_s = bounds or Bounds(), owns, clock_s
+        self._bounds, self._owns, self._clock_s = bounds or BacklogLimits(), owns, clock_s
         self._changed = threading.Condition()
         self._came: deque[tuple[Batch, float]] = deque()
         self._n_in = 0
@@ -154,7 +154,7 @@ class Backlog:
         with self._changed:
             self._changed.wait_for(lambda: self._came or self._order or self._is_ended, timeout=timeout_s)
 
-    def turn(self) -> Turn | None:
+    def turn(self) -> ClusterTurn | None:
         """The rows of the next cluster in turn, until done() is called; None if nothing waits."""
         self._split_by_cluster()
         with self._changed:
@@ -177,7 +177,7 @@ class Backlog:
                 self._order.append(key)
             else:
                 del self._lanes[key]
-        return Turn(key, _joined(parts), n_rows, n_left_out, is_behind, every)
+        return ClusterTurn(key, _joined(parts), n_rows, n_left_out, is_behind, every)
 
     def done(self) -> None:
         """The rows of the last turn have been examined."""

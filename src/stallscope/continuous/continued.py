@@ -22,22 +22,22 @@ _UPPER = {"at_most_gpu_seconds": "gpu_seconds", "at_most_usd": "usd"}
 
 
 @dataclass
-class _Offer:
+class _OpenIncident:
     row: Row
     until_s: float
     has_rows: bool = False
 
 
 @dataclass
-class Continued:
+class ContinuedIncidents:
     """offers: incidents that may continue. first_rows: rows of incidents that do, by the id of their stream."""
 
-    offers: dict[Incident, _Offer] = field(default_factory=dict)
+    offers: dict[Incident, _OpenIncident] = field(default_factory=dict)
     first_rows: dict[Incident, Row] = field(default_factory=dict)
 
     def offer(self, tenant: str, row: Row, *, now_s: float) -> None:
         """Note the row of an incident that may be seen again. now_s: monotonic."""
-        self.offers[tenant, row["verdict_id"]] = _Offer(row, now_s + GRACE_S)
+        self.offers[tenant, row["verdict_id"]] = _OpenIncident(row, now_s + GRACE_S)
 
     def rows_arrived(self, tenant: str, cluster: str, *, now_s: float) -> None:
         """Note that a cluster sends rows."""

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 
-from stallscope.continuous.backlog import Bounds, Key
-from stallscope.continuous.shard import Numbers, Shard, stored_tail
+from stallscope.continuous.backlog import BacklogLimits, Key
+from stallscope.continuous.shard import Shard, ShardTotals, stored_tail
 from stallscope.continuous.stream_process import StreamProcess
 from stallscope.continuous.streams import Streams
 from stallscope.diagnose import Stream
 from stallscope.store.hub.store import Batch, HubStore
 
 
-class Standing:
+class ContinuousDiagnosis:
     """The continuous diagnosis of one hub. close() before the store is closed."""
 
     def __init__(
@@ -25,7 +25,7 @@ class Standing:
         store: HubStore,
         make_stream: Callable[[], Stream] = Stream,
         *,
-        bounds: Bounds | None = None,
+        bounds: BacklogLimits | None = None,
         n_processes: int = 0,
     ):
         """make_stream: creates a stream with the current limits and prices. n_processes: 0 uses a thread instead."""
@@ -39,14 +39,14 @@ class Standing:
         store.subscribe(self._on_commit)
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> ShardTotals:
         """The totals of all shards; the largest lag."""
         each = [shard.numbers for shard in self._shards]
         totals = {
-            field.name: sum(getattr(numbers, field.name) for numbers in each) for field in fields(Numbers)
+            field.name: sum(getattr(numbers, field.name) for numbers in each) for field in fields(ShardTotals)
         }
         totals["standing_lag_s"] = max(numbers.standing_lag_s for numbers in each)
-        return Numbers(**totals)
+        return ShardTotals(**totals)
 
     def close(self) -> None:
         """Stop. Open incidents stay open in the table, and are examined again at the next start."""

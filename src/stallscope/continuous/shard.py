@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
-from stallscope.continuous.backlog import Backlog, Bounds, Key, Turn, by_cluster
-from stallscope.continuous.continued import Continued, joined
+from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster
+from stallscope.continuous.continued import ContinuedIncidents, joined
 from stallscope.continuous.job_rows import JobRows
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed
 from stallscope.continuous.streams import Diagnoses
@@ -36,7 +36,7 @@ _MOST_TAIL_ROWS = 500_000
 
 
 @dataclass
-class Numbers:
+class ShardTotals:
     """Totals since the start, for /metrics; standing_lag_s: current waiting time of the oldest row."""
 
     standing_rows: int = 0
@@ -57,17 +57,17 @@ class Shard:
         tail: list[Batch],
         *,
         owns: Callable[[Key], bool],
-        bounds: Bounds | None = None,
+        bounds: BacklogLimits | None = None,
     ):
         """tail: the latest stored rows, of any clusters."""
-        self.numbers = Numbers()
+        self.numbers = ShardTotals()
         self._store, self._streams, self._owns = store, streams, owns
         self._left_out: dict[Key, tuple[int, int]] = {}
         self._open: set[tuple[str, str]] = set()
         self._opened_us: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._confirmed_ns: dict[Key, dict[str, int]] = {}
-        self._continued = Continued()
+        self._continued = ContinuedIncidents()
         self._job_rows = JobRows()
         self._backlog = Backlog(bounds, owns=owns)
         self._ticked_s = 0.0
@@ -152,7 +152,7 @@ class Shard:
             self._backlog.clear()
             self._guarded(None, lambda: self._resume(stored_tail(self._store)))
 
-    def _examine(self, turn: Turn | None) -> None:
+    def _examine(self, turn: ClusterTurn | None) -> None:
         """Feed the rows of a turn, advance the time, and store the changes."""
         if turn is not None:
             self._guarded(turn.key, lambda: self._feed(turn), n_rows=turn.n_rows)
@@ -182,7 +182,7 @@ class Shard:
             for key in ended:
                 del self._confirmed_ns[key]
 
-    def _feed(self, turn: Turn) -> None:
+    def _feed(self, turn: ClusterTurn) -> None:
         if turn.n_left_out:
             self._report_left_out(turn)
         changes = self._streams.feed(
@@ -199,7 +199,7 @@ class Shard:
         self._continued.rows_arrived(*turn.key, now_s=time.monotonic())
         self._note(turn.key, changes)
 
-    def _report_left_out(self, turn: Turn) -> None:
+    def _report_left_out(self, turn: ClusterTurn) -> None:
         tenant, cluster = turn.key
         self.numbers.standing_rows_left_out += turn.n_left_out
         self._store.unexamined.add(tenant, cluster, n_rows=turn.n_left_out, every=turn.every)
@@ -288,7 +288,7 @@ class Shard:
             for key, tables in by_cluster(batch).items():
                 if not self._owns(key):
                     continue
-                self._examine(Turn(key, tables, sum(map(len, tables.values()))))
+                self._examine(ClusterTurn(key, tables, sum(map(len, tables.values()))))
 
     def _write_jobs(self, key: Key, jobs: list[JobState]) -> None:
         """Store the changed rows of jobs. Raises Overloaded if the store has no room for them."""

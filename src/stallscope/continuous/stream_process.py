@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from stallscope.continuous.backlog import Key
-from stallscope.continuous.streams import Advance, Streams
+from stallscope.continuous.streams import AdvancedStream, Streams
 from stallscope.diagnose import Change, Stream
 
 _PATIENCE_S = 120.0
@@ -60,11 +60,11 @@ class StreamProcess:
         )
         return changes
 
-    def tick(self) -> dict[Key, Advance]:
+    def tick(self) -> dict[Key, AdvancedStream]:
         """See streams.Diagnoses."""
         if self._process is None:
             return {}
-        advances: dict[Key, Advance] = self._answer("tick", {})
+        advances: dict[Key, AdvancedStream] = self._answer("tick", {})
         return advances
 
     def forget(self, keys: Iterable[Key]) -> None:

@@ -17,7 +17,7 @@ _SKIPPED = "skipped_by_hub"
 
 
 @dataclass(frozen=True)
-class Advance:
+class AdvancedStream:
     """A stream after its time has advanced.
 
     confirmed_ns, jobs: see Stream. failure: the kind of a failure, "" for none.
@@ -38,7 +38,7 @@ class Diagnoses(Protocol):
     ) -> list[Change] | None:
         """The changes by new rows of a cluster; None if there are too many clusters."""
 
-    def tick(self) -> dict[Key, Advance]:
+    def tick(self) -> dict[Key, AdvancedStream]:
         """The changes by passing time, of all clusters."""
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -70,7 +70,7 @@ class Streams:
             trace = replace(trace, lost={_SKIPPED: n_left_out})
         return stream.feed(trace, is_behind=is_behind)
 
-    def tick(self) -> dict[Key, Advance]:
+    def tick(self) -> dict[Key, AdvancedStream]:
         """See Diagnoses. A failure of one stream is part of its answer, and does not end the others."""
         return {key: _advance(stream) for key, stream in self._streams.items()}
 
@@ -93,9 +93,9 @@ class Streams:
                 stream.retention = part
 
 
-def _advance(stream: Stream) -> Advance:
+def _advance(stream: Stream) -> AdvancedStream:
     try:
-        return Advance(stream.tick(), stream.n_jobs, stream.confirmed_ns(), stream.jobs())
+        return AdvancedStream(stream.tick(), stream.n_jobs, stream.confirmed_ns(), stream.jobs())
     except Exception as error:  # noqa: BLE001 (logged here, and stated in every answer about the cluster)
         _LOG.exception("the continuous diagnosis failed at a tick")
-        return Advance(n_jobs=stream.n_jobs, failure=type(error).__name__)
+        return AdvancedStream(n_jobs=stream.n_jobs, failure=type(error).__name__)

@@ -24,7 +24,7 @@ from stallscope.page.sign_in import SignIn
 from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.hub_api import front
-from stallscope.serve.server import Listening, address, bound, is_loopback
+from stallscope.serve.server import RunningServer, address, bound, is_loopback
 from stallscope.serve.tokens import Identity, Tokens
 from stallscope.settings import Settings
 from stallscope.store import node
@@ -100,7 +100,7 @@ def _serving(stack: ExitStack, trace_store: TraceStore, options: Options) -> tup
     )
     listener = stack.enter_context(bound(options.listen, "--listen"))
     app = create_app([*parts, *page.routes], context=context, lifespan=lifespan)
-    server = Listening(app, listener, context=None, name="dashboard")
+    server = RunningServer(app, listener, context=None, name="dashboard")
     stack.callback(server.stop)
     stack.callback(page.stop)
     host = options.listen.rpartition(":")[0]

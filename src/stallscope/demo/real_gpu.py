@@ -60,7 +60,7 @@ AGAIN:
 
 
 @dataclass(frozen=True)
-class Found:
+class GpuLibraries:
     """The libraries and GPUs of this machine: the two libraries, and the number of GPUs."""
 
     cudart: Path
@@ -74,7 +74,7 @@ class Found:
         return folder
 
 
-def found(driver: str = DRIVER, folders: Sequence[str] | None = None) -> Found:
+def found(driver: str = DRIVER, folders: Sequence[str] | None = None) -> GpuLibraries:
     """The GPUs and the newest libraries that fit the driver. Raises NotFound, which names the missing part.
 
     folders: patterns of folders to search; None: the usual library folders.
@@ -89,7 +89,7 @@ def found(driver: str = DRIVER, folders: Sequence[str] | None = None) -> Found:
     collectives = sorted(_libraries("libnccl.so.2*", folders), key=_version)
     if not collectives:
         raise NotFound(f"no NCCL on this machine ({NCCL}): {_INSTALL}{_BESIDE}")
-    return Found(runtimes[max(fitting)], collectives[-1], n_gpus)
+    return GpuLibraries(runtimes[max(fitting)], collectives[-1], n_gpus)
 
 
 def _driver(name: str) -> tuple[int, int]:

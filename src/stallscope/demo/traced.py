@@ -18,7 +18,7 @@ from pathlib import Path
 from stallscope.demo import build, live_demo
 from stallscope.demo.faults import FAULTS
 from stallscope.demo.plan import Plan
-from stallscope.demo.real_gpu import Found
+from stallscope.demo.real_gpu import GpuLibraries
 from stallscope.errors import CannotTrace
 from stallscope.events.trace import Trace
 from stallscope.store import node
@@ -59,7 +59,7 @@ def run(
     seconds: float | None = None,
     first_step: int | None = None,
     trace_db: Path | None = None,
-    gpus: Found | None = None,
+    gpus: GpuLibraries | None = None,
     note: Callable[[str], None] = _print_line,
 ) -> Iterator[Trace]:
     """Runs a scenario under the agent and yields the trace; see trace_job.

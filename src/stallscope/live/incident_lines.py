@@ -22,7 +22,7 @@ from stallscope.errors import StallscopeError
 from stallscope.events.trace import Trace
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.live.stall_verdict import Standstill
-from stallscope.live.tail import Following
+from stallscope.live.tail import TraceTail
 from stallscope.store import node
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def find(
     with ExitStack() as stack:
         connection = stack.enter_context(node.reading(db))
         raising = stack.enter_context(closing(_alerts(db, alerts))) if alerts else None
-        following = Following(connection, since_ns)
+        following = TraceTail(connection, since_ns)
         is_last = False
         while not is_last:
             is_last = is_over.wait(_EVERY_S)

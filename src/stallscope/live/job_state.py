@@ -90,7 +90,7 @@ class OpLine:
 
 
 @dataclass
-class Seen:
+class LiveState:
     """The state. Feed it with batches in order; read lines at any time."""
 
     now_ns: int = 0

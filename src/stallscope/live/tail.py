@@ -19,7 +19,7 @@ _IDS = "SELECT id FROM processes WHERE id > ? AND id <= ? ORDER BY id"
 
 
 @dataclass
-class Following:
+class TraceTail:
     """db: a connection from store.node.reading(). since_ns: ignore older rows, on CLOCK_MONOTONIC of this machine."""
 
     db: sqlite3.Connection

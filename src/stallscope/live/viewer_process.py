@@ -20,10 +20,10 @@ from stallscope.errors import StallscopeError
 from stallscope.events.counted import counted
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.host_load import System
-from stallscope.live.job_state import Seen
+from stallscope.live.job_state import LiveState
 from stallscope.live.keyboard import opened
 from stallscope.live.page_view import Panel, View
-from stallscope.live.tail import Following
+from stallscope.live.tail import TraceTail
 from stallscope.live.terminal_page import Page, VerdictLine, drawn, n_jobs, shown_ranks
 from stallscope.live.trace_records import records, verdict_record
 from stallscope.store import node
@@ -38,11 +38,11 @@ _LAST_HEIGHT = 60
 
 
 Verdicts = list[tuple[int, dict[str, Any]]]
-"""Changes of incidents, see Following.verdicts()."""
+"""Changes of incidents, see TraceTail.verdicts()."""
 
 
 @dataclass(frozen=True)
-class Task:
+class ViewerTask:
     """Contents to show. since_ns: ignore older rows. agent: its process. is_json: records instead of the page."""
 
     db: Path
@@ -52,7 +52,7 @@ class Task:
 
 
 @dataclass
-class Notes:
+class AgentNotes:
     """The agent's notes; is_over once the agent has ended."""
 
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=20))
@@ -70,8 +70,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     arguments = json.loads(sys.argv[1])
-    task = Task(**(arguments | {"db": Path(arguments["db"])}))
-    notes = Notes()
+    task = ViewerTask(**(arguments | {"db": Path(arguments["db"])}))
+    notes = AgentNotes()
     threading.Thread(target=notes.read, daemon=True, name="notes").start()
     try:
         watch(task, notes)
@@ -81,13 +81,13 @@ def main() -> None:
         print(f"stallscope: {error}", file=sys.stderr)
 
 
-def watch(task: Task, notes: Notes) -> None:
+def watch(task: ViewerTask, notes: AgentNotes) -> None:
     """Follow the trace and show it. Raises StallscopeError, BrokenPipeError."""
     if not _has_begun(task.db, notes):
         return
     with ExitStack() as stack:
         db = stack.enter_context(node.reading(task.db))
-        following = Following(db, task.since_ns)
+        following = TraceTail(db, task.since_ns)
         show = _Records() if task.is_json else stack.enter_context(_Screen(task, notes))
         is_last = False
         while not is_last:
@@ -95,7 +95,7 @@ def watch(task: Task, notes: Notes) -> None:
             show.show(following.batch(), following.verdicts())
 
 
-def _has_begun(db: Path, notes: Notes) -> bool:
+def _has_begun(db: Path, notes: AgentNotes) -> bool:
     """Wait until the trace exists; False if the agent ended before."""
     end_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end_s and not notes.is_over.is_set():
@@ -129,12 +129,12 @@ class _Records:
 class _Screen:
     """Draws the page on the terminal; the last page stays visible at the end."""
 
-    def __init__(self, task: Task, notes: Notes):
+    def __init__(self, task: ViewerTask, notes: AgentNotes):
         from rich.console import Console
         from rich.live import Live
 
         self._task, self._notes = task, notes
-        self._state, self._system = Seen(), System(task.agent)
+        self._state, self._system = LiveState(), System(task.agent)
         self._verdicts: dict[str, VerdictLine] = {}
         self._begin_s = time.monotonic()
         self._console = Console(highlight=False)

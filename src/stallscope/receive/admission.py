@@ -13,7 +13,7 @@ from stallscope.errors import Overloaded
 _TENANT_SHARE = 0.75
 
 
-class Bound:
+class SharedLimit:
     """A bounded quantity that requests hold while they are in flight. Thread-safe."""
 
     def __init__(self, total: int, name: str):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 MOST_SERIES = 200_000
 
 
-class Growth(NamedTuple):
+class CounterIncrease(NamedTuple):
     """increase: None without an earlier point, or if this point is older. is_reset: the counter restarted."""
 
     increase: float | None
@@ -35,14 +35,16 @@ class Series:
         self._lock = threading.Lock()
         self._last: OrderedDict[object, _Point] = OrderedDict()
 
-    def growth(self, key: object, *, ts_ns: int, start_ns: int, value: float, is_monotonic: bool) -> Growth:
+    def growth(
+        self, key: object, *, ts_ns: int, start_ns: int, value: float, is_monotonic: bool
+    ) -> CounterIncrease:
         """The growth of the counter. start_ns: 0 if the sender does not report when counting began."""
         with self._lock:
             last = self._last.get(key)
             is_again = last is not None and last.ts_ns == ts_ns
             before = last.before if last is not None and is_again else last
             if last is not None and ts_ns < last.ts_ns:
-                return Growth(None, False)
+                return CounterIncrease(None, False)
             point = _Point(
                 ts_ns, start_ns, value, before and _Point(before.ts_ns, before.start_ns, before.value)
             )
@@ -51,8 +53,8 @@ class Series:
             while len(self._last) > self._most:
                 self._last.popitem(last=False)
         if before is None:
-            return Growth(None, False)
+            return CounterIncrease(None, False)
         began_anew = bool(start_ns and before.start_ns and start_ns > before.ts_ns)
         if began_anew or (is_monotonic and value < before.value):
-            return Growth(value, True)
-        return Growth(value - before.value, False)
+            return CounterIncrease(value, True)
+        return CounterIncrease(value - before.value, False)

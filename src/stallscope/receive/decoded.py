@@ -95,7 +95,7 @@ class Attributes:
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedAttributes:
     """Attributes of n records that all have the same keys, in the same order.
 
     columns: by key (n,), without NULL: string, int64, float64 or bool.
@@ -130,7 +130,7 @@ class Aligned:
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatRecords:
     """n records. group: int64 (n,), index into groups.
 
     given: columns of the target table that do not come from attributes, by name (n,).
@@ -141,7 +141,7 @@ class Flat:
     n: int
     given: dict[str, pa.Array]
     extra: dict[str, pa.Array]
-    attributes: Attributes | Aligned
+    attributes: Attributes | AlignedAttributes
     group: Array
     groups: list[Group]
     counts: dict[str, int] = field(default_factory=dict)

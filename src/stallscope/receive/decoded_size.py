@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, TooLarge
-from stallscope.receive.decoded import Flat
+from stallscope.receive.decoded import FlatRecords
 from stallscope.store.hub import schema
 
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
@@ -41,7 +41,7 @@ def check_otlp_body(signal: str, body: bytes, limit: int) -> None:
         raise too_large(limit)
 
 
-def check_flat(flat: Flat, limit: int) -> None:
+def check_flat(flat: FlatRecords, limit: int) -> None:
     """Raises TooLarge if the rows of the records, including the shared attributes of groups, exceed the limit."""
     shared = np.array([len(group.text) for group in flat.groups], np.int64)
     n_shared = 0 if not flat.n else int(shared[flat.group].sum())

@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], ReceiveMessage, Send], Awaitable[None]]
 
 
-class Unsupported(BadInput):
+class UnsupportedRequest(BadInput):
     """A content type or method that OTLP/HTTP does not support."""
 
     http_status = 415
@@ -86,9 +86,9 @@ def _signal(scope: MutableMapping[str, Any], kind: str) -> str:
     if signal is None:
         raise NotFound(f"no resource at {scope['path'][:100]}; this port accepts {', '.join(_PATHS)}")
     if scope["method"] != "POST":
-        raise Unsupported(f"{scope['path']} accepts only POST")
+        raise UnsupportedRequest(f"{scope['path']} accepts only POST")
     if kind not in (PROTOBUF, JSON):
-        raise Unsupported(f"unsupported content-type {kind[:50]!r}; send {PROTOBUF} or {JSON}")
+        raise UnsupportedRequest(f"unsupported content-type {kind[:50]!r}; send {PROTOBUF} or {JSON}")
     return signal
 
 
@@ -144,7 +144,7 @@ async def _refuse(
     send: Send, receiver: Receiver, error: Exception, scope: MutableMapping[str, Any], *, is_json: bool
 ) -> None:
     refusal = receiver.refused(error, peer=scope["client"][0] if scope.get("client") else "")
-    http = error.http_status if isinstance(error, NotFound | Unsupported) else refusal.http
+    http = error.http_status if isinstance(error, NotFound | UnsupportedRequest) else refusal.http
     after = retry_after_header(refusal)
     more = [(b"retry-after", after.encode())] if after else []
     if refusal.http == 401:

@@ -16,26 +16,26 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput
 from stallscope.receive import uniform_records
 from stallscope.receive.any_value import any_value, as_dict
-from stallscope.receive.decoded import Aligned, Array, Attributes, Flat, Group, dumped
+from stallscope.receive.decoded import AlignedAttributes, Array, Attributes, FlatRecords, Group, dumped
 from stallscope.receive.record_attributes import of_one_type, quoted
-from stallscope.receive.record_shape import Unlike
+from stallscope.receive.record_shape import MixedShapes
 from stallscope.receive.timestamps import moments
 from stallscope.store.hub.arrow_tables import nulls
 
 _VALUES = ("string_value", "int_value", "double_value", "bool_value")
 _NESTED = ("array_value", "kvlist_value", "bytes_value")
 _Typed = tuple[pa.Array, pa.Array, pa.Array, pa.Array, pa.Array]
-Decoder = Callable[[bytes, int], Flat]
+Decoder = Callable[[bytes, int], FlatRecords]
 
 
-def decode(body: bytes, now_ns: int) -> Flat:
+def decode(body: bytes, now_ns: int) -> FlatRecords:
     """Decode a request: as matrices if its records are uniform, otherwise by ptars. now_ns: the hub's time.
 
     Raises BadInput.
     """
     try:
         return by_shape(body, now_ns)
-    except Unlike:
+    except MixedShapes:
         return by_ptars(body, now_ns)
 
 
@@ -48,8 +48,8 @@ def _handler() -> Any:
     return pool.get_for_message(service.ExportLogsServiceRequest.DESCRIPTOR)
 
 
-def by_shape(body: bytes, now_ns: int) -> Flat:
-    """Decode records that all have the same fields and attributes. Raises Unlike for other records."""
+def by_shape(body: bytes, now_ns: int) -> FlatRecords:
+    """Decode records that all have the same fields and attributes. Raises MixedShapes for other records."""
     decoded = uniform_records.records(body)
     fields, n = decoded.fields, decoded.attributes.n
     columns = RecordColumns(
@@ -67,7 +67,7 @@ def by_shape(body: bytes, now_ns: int) -> Flat:
     return flat_records(columns, decoded.attributes, decoded.group, decoded.groups, now_ns)
 
 
-def by_ptars(body: bytes, now_ns: int) -> Flat:
+def by_ptars(body: bytes, now_ns: int) -> FlatRecords:
     """Decode in Rust, into Arrow, without a Python object for each attribute."""
     try:
         batch = _handler().list_to_record_batch([body])
@@ -126,8 +126,12 @@ class RecordColumns:
 
 
 def flat_records(
-    columns: RecordColumns, attributes: Attributes | Aligned, group: Array, groups: list[Group], now_ns: int
-) -> Flat:
+    columns: RecordColumns,
+    attributes: Attributes | AlignedAttributes,
+    group: Array,
+    groups: list[Group],
+    now_ns: int,
+) -> FlatRecords:
     n = len(group)
     times = moments(columns.time, columns.observed, now_ns)
     ts_ns = times.ts_ns.astype(np.uint64)
@@ -150,7 +154,7 @@ def flat_records(
     }
     output = {key: values for key, values in extra.items() if values is not None}
     counts = {"untimed_records": times.n_replaced} if times.n_replaced else {}
-    return Flat(n, direct_columns, output, attributes, group, groups, counts)
+    return FlatRecords(n, direct_columns, output, attributes, group, groups, counts)
 
 
 def _of_body(body: _Typed | None) -> dict[str, pa.Array]:

@@ -42,7 +42,7 @@ class _Line(Generic[Request, Decoded]):
     n_last: int = 0
 
 
-class Gathering(Generic[Request, Decoded]):
+class MicroBatches(Generic[Request, Decoded]):
     """Thread-safe. Tenants come from the tokens, so their number is small."""
 
     def __init__(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from stallscope.errors import BadInput
 from stallscope.receive.any_value import any_value, as_dict
 from stallscope.receive.cumulative_counters import Series
-from stallscope.receive.decoded import AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.decoded import AttributesBuilder, FlatRecords, Group, dumped
 from stallscope.receive.logs import group_of_scope
 from stallscope.receive.timestamps import moments
 
@@ -30,7 +30,7 @@ class _Point(NamedTuple):
     group: int
 
 
-def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
+def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> FlatRecords:
     """The data points of a request. series: remembers the previous points."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -79,7 +79,7 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> Flat:
             counts["counter_resets"] += grown.is_reset
         rows.append(row)
         extra.append(more)
-    return Flat(
+    return FlatRecords(
         len(points),
         {"ts_ns": pa.array(times.ts_ns), **_columns(rows)},
         _extra(extra),

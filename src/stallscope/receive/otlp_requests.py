@@ -17,7 +17,7 @@ from stallscope.errors import BadInput
 from stallscope.receive import logs, otlp_metrics, otlp_spans, sender_aliases
 from stallscope.receive.attributes import OURS
 from stallscope.receive.cumulative_counters import Series
-from stallscope.receive.decoded import Array, Attributes, Flat, Group
+from stallscope.receive.decoded import Array, Attributes, FlatRecords, Group
 from stallscope.receive.decoded_size import check_flat, check_otlp_body
 from stallscope.receive.rows import REQUEST, about_nodes, table_rows
 from stallscope.store.hub import schema
@@ -72,7 +72,7 @@ class Decoder:
         batch = Batch(_batch_id(flat.groups), tenant, accepted)
         return Decoded(batch, flat.n, n_rejected, _TOO_LONG if n_rejected else "", flat.counts)
 
-    def _flat(self, signal: str, body: bytes, tenant: str) -> Flat:
+    def _flat(self, signal: str, body: bytes, tenant: str) -> FlatRecords:
         if signal not in SIGNALS:
             raise BadInput(f"unknown OTLP signal {signal!r}; the signals are {', '.join(SIGNALS)}")
         check_otlp_body(signal, body, self.max_bytes)
@@ -159,7 +159,7 @@ def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table, int
         yield number, part, n_bytes
 
 
-def _tables_of_logs(flat: Flat) -> dict[str, pa.Table]:
+def _tables_of_logs(flat: FlatRecords) -> dict[str, pa.Table]:
     """Rows by table. Most requests have records of only one table and are not split."""
     if not flat.n:
         return {}
@@ -187,9 +187,9 @@ def _table_named(event_name: str) -> str:
     return name if event_name.startswith(OURS) and name in schema.SENT and name != "events" else ""
 
 
-def _without_name(flat: Flat) -> Flat:
+def _without_name(flat: FlatRecords) -> FlatRecords:
     """Drop the event names of our agents' records: the table states the same, and the records have no body."""
-    return Flat(
+    return FlatRecords(
         flat.n,
         {name: flat.given[name] for name in ("ts_ns", REQUEST) if name in flat.given},
         {k: v for k, v in flat.extra.items() if k != "otel.severity_number"},
@@ -199,7 +199,7 @@ def _without_name(flat: Flat) -> Flat:
     )
 
 
-def _of_others(flat: Flat) -> dict[str, pa.Table]:
+def _of_others(flat: FlatRecords) -> dict[str, pa.Table]:
     """Records of other senders: known collectives go to `collectives`, all others to `events`."""
     rows = table_rows(flat, "events")
     if not {"op", "comm_hash", "seq"} <= set(rows.column_names):
@@ -216,7 +216,7 @@ def _of_others(flat: Flat) -> dict[str, pa.Table]:
     return {"collectives": rows.filter(is_one), "events": rows.filter(pc.invert(is_one))}
 
 
-def _part(flat: Flat, which: Array) -> Flat:
+def _part(flat: FlatRecords, which: Array) -> FlatRecords:
     """The selected records."""
     at = pa.array(np.flatnonzero(which))
     number_of = np.cumsum(which) - 1
@@ -230,7 +230,7 @@ def _part(flat: Flat, which: Array) -> Flat:
             for column in (listed.key, listed.text, listed.integer, listed.number, listed.truth, listed.json)
         ),
     )
-    return Flat(
+    return FlatRecords(
         int(which.sum()),
         {name: values.take(at) for name, values in flat.given.items()},
         {name: values.take(at) for name, values in flat.extra.items()},

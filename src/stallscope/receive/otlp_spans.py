@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from stallscope.errors import BadInput
 from stallscope.receive.any_value import any_value, as_dict
-from stallscope.receive.decoded import AttributesBuilder, Flat, Group, dumped
+from stallscope.receive.decoded import AttributesBuilder, FlatRecords, Group, dumped
 from stallscope.receive.logs import group_of_scope
 from stallscope.receive.timestamps import moments
 
@@ -18,7 +18,7 @@ _KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
 _MOST_NS = 1 << 62
 
 
-def decode(body: bytes, now_ns: int) -> Flat:
+def decode(body: bytes, now_ns: int) -> FlatRecords:
     """The spans of a request."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -43,7 +43,7 @@ def decode(body: bytes, now_ns: int) -> Flat:
     times = moments(np.array([s.start_time_unix_nano for s in spans], np.uint64), None, now_ns)
     more = [_more(span, ts_ns) for span, ts_ns in zip(spans, times.ts_ns.tolist(), strict=True)]
     keys = dict.fromkeys(key for fields in more for key in fields)
-    return Flat(
+    return FlatRecords(
         len(spans),
         {
             "ts_ns": pa.array(times.ts_ns),

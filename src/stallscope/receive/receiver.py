@@ -19,10 +19,10 @@ from stallscope.errors import (
     TooLarge,
 )
 from stallscope.receive import arrow, arrow_batches, otlp_requests
-from stallscope.receive.admission import Bound
+from stallscope.receive.admission import SharedLimit
 from stallscope.receive.counters import Counters
 from stallscope.receive.error_status import Refusal, refusal
-from stallscope.receive.micro_batches import SMALL_BYTES, Gathering
+from stallscope.receive.micro_batches import SMALL_BYTES, MicroBatches
 from stallscope.store.hub.store import Batch, HubStore, Receipt
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp_requests.SIGNALS), "arrow": arrow.VERSION}
@@ -51,7 +51,7 @@ Audit = Callable[[str, StallscopeError], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class RequestLimits:
     """Limits of a request, and of all requests together.
 
     max_bytes: of one request, after decompression; max_json_bytes: in JSON, which needs many times the memory.
@@ -75,7 +75,7 @@ class Bounds:
     max_at_once: int = field(default_factory=lambda: os.cpu_count() or 2)
 
     @classmethod
-    def within(cls, memory_bytes: int) -> "Bounds":
+    def within(cls, memory_bytes: int) -> "RequestLimits":
         """The limits of a hub with this memory limit."""
         eighth = memory_bytes // 8
         return cls(
@@ -106,24 +106,24 @@ class Receiver:
         store: HubStore,
         authenticate: Authenticate,
         *,
-        bounds: Bounds | None = None,
+        bounds: RequestLimits | None = None,
         audit: Audit | None = None,
     ):
-        self.bounds = bounds or Bounds()
+        self.bounds = bounds or RequestLimits()
         self.counters = Counters()
-        self.requests = Bound(self.bounds.max_requests, "requests")
-        self.reading = Bound(self.bounds.max_reading, "incoming messages")
-        self.bodies = Bound(self.bounds.max_bodies_bytes, "bytes of requests")
+        self.requests = SharedLimit(self.bounds.max_requests, "requests")
+        self.reading = SharedLimit(self.bounds.max_reading, "incoming messages")
+        self.bodies = SharedLimit(self.bounds.max_bodies_bytes, "bytes of requests")
         self._store, self._authenticate, self._audit = store, authenticate, audit
         self._logged = ("", 0.0)
         self._decoder = otlp_requests.Decoder(max_bytes=self.bounds.max_decoded_bytes)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
-        self._small_logs = Gathering(
+        self._small_logs = MicroBatches(
             lambda body, tenant: self._decoder.decode("logs", body, tenant),
             self._decoder.logs_together,
             at_work=self._at_work,
         )
-        self._small_arrow = Gathering(arrow.batch, arrow_batches.batches, at_work=self._at_work)
+        self._small_arrow = MicroBatches(arrow.batch, arrow_batches.batches, at_work=self._at_work)
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
         """The sender, authenticated before the body is read. Raises NotAuthenticated, NotAllowed."""
@@ -230,14 +230,14 @@ class Receiver:
         if len(body) > self.bounds.max_bytes:
             raise TooLarge(f"the request exceeds {self.bounds.max_bytes:,} bytes; send smaller requests")
 
-    def _at_work(self) -> "_Held":
+    def _at_work(self) -> "_DecodingSlot":
         if not self._decoding.acquire(timeout=self.bounds.patience_s):
             raise Overloaded("too many requests are being decoded; send again later", 2.0)
-        return _Held(self._decoding)
+        return _DecodingSlot(self._decoding)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _DecodingSlot:
     """A decoding slot, given back at the end of the with block."""
 
     slot: threading.BoundedSemaphore

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from stallscope.receive import sender_aliases
 from stallscope.receive.attributes import keys_of
-from stallscope.receive.decoded import Aligned, Array, Attributes, dumped
+from stallscope.receive.decoded import AlignedAttributes, Array, Attributes, dumped
 from stallscope.store.hub import schema
 from stallscope.store.hub.arrow_tables import nulls
 
@@ -21,7 +21,7 @@ _HANDLES = ("comm_handle", "stream")
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
-class Own(Protocol):
+class RecordAttributes(Protocol):
     """Attributes of n records. Call column() before fragments(), which leaves out the attributes used by columns."""
 
     def column(self, column: schema.Column) -> pa.Array | None:
@@ -31,21 +31,21 @@ class Own(Protocol):
         """`"key":value,...` of each record's attributes without a column; NULL if there are none."""
 
 
-class NotInEvery(Exception):
+class MixedTypes(Exception):
     """Some records' values match the column's type and others do not."""
 
 
-class OfAligned:
-    """For records that all have the same attributes. column() raises NotInEvery."""
+class AlignedRecordAttributes:
+    """For records that all have the same attributes. column() raises MixedTypes."""
 
-    def __init__(self, attributes: Aligned):
+    def __init__(self, attributes: AlignedAttributes):
         self._attributes = attributes
         self._lifted: dict[
             str, Array | None
         ] = {}  # by key: the records whose value is in a column, None for all
 
     def column(self, column: schema.Column) -> pa.Array | None:
-        """See Own. Uses the best name whose values match the column's type."""
+        """See RecordAttributes. Uses the best name whose values match the column's type."""
         for key in keys_of(column.name):
             values = self._attributes.columns.get(key)
             if values is None or not self._attributes.n:
@@ -61,11 +61,11 @@ class OfAligned:
                     self._lifted[key] = None if is_same.all() else is_same
                 return _cast(converted, column)
             if fits.any():
-                raise NotInEvery
+                raise MixedTypes
         return None
 
     def fragments(self) -> list[pa.Array]:
-        """See Own."""
+        """See RecordAttributes."""
         return [
             self._fragment(key, values)
             for key, values in self._attributes.columns.items()
@@ -78,7 +78,7 @@ class OfAligned:
         return texts if lifted is None else pc.if_else(pa.array(lifted), pa.scalar(None, pa.string()), texts)
 
 
-class OfListed:
+class ListedRecordAttributes:
     """For records with individual attributes."""
 
     def __init__(self, attributes: Attributes, n: int):
@@ -88,7 +88,7 @@ class OfListed:
         self._every = np.arange(n)
 
     def column(self, column: schema.Column) -> pa.Array | None:
-        """See Own."""
+        """See RecordAttributes."""
         codes = [self._code_of[key] for key in keys_of(column.name) if key in self._code_of]
         if not codes or not self._n:
             return None
@@ -99,7 +99,7 @@ class OfListed:
         if is_integer:
             values, fits = _as_wide(attributes.integers[at], column.kind)
         else:
-            values, fits = _as_kind(column, _Selected(attributes, at))
+            values, fits = _as_kind(column, _SelectedAttributes(attributes, at))
         if fits.all() and np.array_equal(
             attributes.parent[at], self._every
         ):  # typical of one program's records
@@ -120,13 +120,13 @@ class OfListed:
         return _cast(picked, column)
 
     def fragments(self) -> list[pa.Array]:
-        """See Own."""
+        """See RecordAttributes."""
         at = np.flatnonzero(~self._is_lifted)
         if not len(at):
             return []
         attributes = self._attributes
         keys = pa.array([quoted_key(name) for name in attributes.names], pa.string())
-        texts = _as_json(_Selected(attributes, at))
+        texts = _as_json(_SelectedAttributes(attributes, at))
         fragments = pc.binary_join_element_wise(keys.take(pa.array(attributes.code[at])), texts, "")
         parents = attributes.parent[at]
         offsets = np.searchsorted(parents, np.arange(self._n + 1)).astype(np.int32)
@@ -149,7 +149,7 @@ class _Values(Protocol):
     def json(self) -> pa.Array: ...
 
 
-class _Selected:
+class _SelectedAttributes:
     """The attributes at some positions of a list."""
 
     def __init__(self, attributes: Attributes, at: Array):
@@ -161,7 +161,7 @@ class _Selected:
         return taken
 
 
-class _OfOneType(NamedTuple):
+class _SameTypeAttributes(NamedTuple):
     """The attributes of one key, all of the same type."""
 
     text: pa.Array
@@ -171,13 +171,13 @@ class _OfOneType(NamedTuple):
     json: pa.Array
 
 
-def of_one_type(values: pa.Array) -> _OfOneType:
+def of_one_type(values: pa.Array) -> _SameTypeAttributes:
     """Text, integer, number, boolean and JSON: NULL in all arrays except the array of the values' type."""
     text, integer, number, truth = (
         values if values.type == kind else nulls(len(values), kind)
         for kind in (pa.string(), pa.int64(), pa.float64(), pa.bool_())
     )
-    return _OfOneType(text, integer, number, truth, nulls(len(values), pa.string()))
+    return _SameTypeAttributes(text, integer, number, truth, nulls(len(values), pa.string()))
 
 
 def _as_kind(column: schema.Column, values: _Values) -> tuple[pa.Array, Array]:

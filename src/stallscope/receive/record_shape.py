@@ -24,7 +24,7 @@ _MOST_SEVERITY = 24
 _WORD = 8
 
 
-class Unlike(Exception):
+class MixedShapes(Exception):
     """Records differ in shape, or are irregular: a general decoder has to read them."""
 
 
@@ -54,7 +54,7 @@ class Shape:
 
 
 def shape_of(record: bytes) -> Shape:
-    """The shape of a record. Raises Unlike for irregular records: lists, duplicate or unknown fields."""
+    """The shape of a record. Raises MixedShapes for irregular records: lists, duplicate or unknown fields."""
     reading = _Reading(record, bytearray(_ALL * len(record)))
     fields: dict[int, Position] = {}
     attributes: dict[str, Position] = {}
@@ -65,11 +65,11 @@ def shape_of(record: bytes) -> Shape:
             begin, at = reading.delimited(at + 1, len(record))
             key, position = reading.attribute(begin, at)
             if key in attributes:
-                raise Unlike
+                raise MixedShapes
             attributes[key] = position
             continue
         if tag >> 3 in fields or tag not in _READ:
-            raise Unlike
+            raise MixedShapes
         position = fields[tag >> 3] = _READ[tag](reading, at + 1)
         at = position.end
     return Shape(fields, attributes, bytes(reading.mask))
@@ -93,7 +93,7 @@ class _Reading:
         for index in range(begin - 1, at - 1, -1):
             length = length << 7 | self.record[index] & 0x7F
         if begin + length > end:
-            raise Unlike
+            raise MixedShapes
         return begin, begin + length
 
     def bytes_(self, at: int, end: int, kind: str = "bytes") -> Position:
@@ -105,19 +105,19 @@ class _Reading:
 
     def fixed(self, at: int, end: int, n: int, kind: str) -> Position:
         if at + n > end:
-            raise Unlike
+            raise MixedShapes
         return self._value(kind, at, at + n, _NONE)
 
     def attribute(self, at: int, end: int) -> tuple[str, Position]:
         """A KeyValue: field 1 the key, field 2 the value."""
         if self.record[at : at + 1] != bytes([tag_of(1, 2)]):
-            raise Unlike
+            raise MixedShapes
         begin, stop = self.delimited(at + 1, end)
         if self.record[stop : min(stop + 1, end)] != bytes([tag_of(2, 2)]):
-            raise Unlike
+            raise MixedShapes
         value, value_end = self.delimited(stop + 1, end)
         if value_end != end:
-            raise Unlike
+            raise MixedShapes
         return as_text(self.record[begin:stop]), self.any_value(value, end)
 
     def any_value(self, at: int, end: int) -> Position:
@@ -132,9 +132,9 @@ class _Reading:
         elif tag == tag_of(2, 0):
             position = self.varint(at + 1, end, "truth")
         else:
-            raise Unlike
+            raise MixedShapes
         if position.end != end:
-            raise Unlike
+            raise MixedShapes
         return position
 
     def body(self, at: int) -> Position:
@@ -144,7 +144,7 @@ class _Reading:
         for index in range(at, min(at + _MOST_VARINT, end)):
             if self.record[index] < 0x80:
                 return index + 1
-        raise Unlike
+        raise MixedShapes
 
     def _value(self, kind: str, begin: int, end: int, mask: bytes) -> Position:
         self.mask[begin:end] = mask * (end - begin)
@@ -170,7 +170,7 @@ def values(position: Position, records: Array) -> Any:
     """The values at the same position of all records (n, bytes).
 
     text: a string if all are equal, otherwise an Arrow array, as for bytes, which become hexadecimal digits; others:
-    numpy arrays (n,): uint64 of fixed64, int64 of varints, float64, bool. Raises Unlike.
+    numpy arrays (n,): uint64 of fixed64, int64 of varints, float64, bool. Raises MixedShapes.
     """
     matrix = records[:, position.begin : position.end]
     if position.kind in ("text", "bytes"):
@@ -181,7 +181,7 @@ def values(position: Position, records: Array) -> Any:
         return np.ascontiguousarray(matrix).view("<u8" if position.kind == "fixed64" else "<f8").ravel()
     numbers = _varints(matrix)
     if (most := _MOST.get(position.kind)) is not None and numbers.max() > most:
-        raise Unlike
+        raise MixedShapes
     return numbers.astype(bool) if position.kind == "truth" else numbers.view(np.int64)
 
 
@@ -194,7 +194,7 @@ def _varints(matrix: Array) -> Array:
     for number in range(1, matrix.shape[1]):
         part = matrix[:, number] & 0x7F
         if number == _MOST_VARINT - 1 and part.max() > 1:
-            raise Unlike  # more than 64 bits
+            raise MixedShapes  # more than 64 bits
         out |= part.astype(np.uint64) << np.uint64(7 * number)
     return out
 
@@ -210,7 +210,7 @@ def _texts(matrix: Array) -> str | pa.Array:
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise Unlike from error
+            raise MixedShapes from error
     return texts
 
 
@@ -222,8 +222,8 @@ def _digits(matrix: Array) -> pa.Array:
 
 
 def as_text(raw: bytes) -> str:
-    """UTF-8 as text. Raises Unlike."""
+    """UTF-8 as text. Raises MixedShapes."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise Unlike from error
+        raise MixedShapes from error

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from stallscope.receive import record_attributes, sender_aliases
 from stallscope.receive.attributes import ABOUT_NODE, keys_of, lifted_columns
-from stallscope.receive.decoded import Aligned, Attributes, Flat, Group
+from stallscope.receive.decoded import AlignedAttributes, Attributes, FlatRecords, Group
 from stallscope.store.hub import schema
 
 _MOST_ABOUT = 200
@@ -25,16 +25,16 @@ REQUEST = "request"
 """Not a column of any table: rows of several requests carry their request's number in it until they are split."""
 
 
-def table_rows(flat: Flat, table: str) -> pa.Table:
+def table_rows(flat: FlatRecords, table: str) -> pa.Table:
     """The rows of a table for the records; without the columns that no record fills."""
-    if isinstance(flat.attributes, Aligned):
-        with suppress(record_attributes.NotInEvery):
-            return _rows(flat, record_attributes.OfAligned(flat.attributes), table)
-    return _rows(flat, record_attributes.OfListed(flat.attributes.listed(), flat.n), table)
+    if isinstance(flat.attributes, AlignedAttributes):
+        with suppress(record_attributes.MixedTypes):
+            return _rows(flat, record_attributes.AlignedRecordAttributes(flat.attributes), table)
+    return _rows(flat, record_attributes.ListedRecordAttributes(flat.attributes.listed(), flat.n), table)
 
 
-def _rows(flat: Flat, attributes: record_attributes.Own, table: str) -> pa.Table:
-    lifting = _Lifting(flat, attributes)
+def _rows(flat: FlatRecords, attributes: record_attributes.RecordAttributes, table: str) -> pa.Table:
+    lifting = _RecordPass(flat, attributes)
     columns: dict[str, pa.Array] = {}
     for column in lifted_columns(table):
         values = lifting.column(column)
@@ -50,7 +50,7 @@ def _rows(flat: Flat, attributes: record_attributes.Own, table: str) -> pa.Table
     return pa.table(columns)
 
 
-def about_nodes(flat: Flat, request: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+def about_nodes(flat: FlatRecords, request: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
     """Rows for `nodes`, by request: the machine's description from resources, and from records that describe a GPU.
     request: the request number of each group.
     """
@@ -83,7 +83,7 @@ def _keys_about_node() -> frozenset[str]:
     return frozenset(key for name in ABOUT_NODE for key in keys_of(name))
 
 
-def _of_gpu_model(attribute_table: Aligned | Attributes) -> list[tuple[int, dict[str, Any]]]:
+def _of_gpu_model(attribute_table: AlignedAttributes | Attributes) -> list[tuple[int, dict[str, Any]]]:
     """Index and attributes of records that name a GPU model; at most a few thousand."""
     if _keys_about_node().isdisjoint(attribute_table.names):
         return []
@@ -99,11 +99,11 @@ def _of_gpu_model(attribute_table: Aligned | Attributes) -> list[tuple[int, dict
 
 
 @dataclass
-class _Lifting:
+class _RecordPass:
     """One pass over the records."""
 
-    flat: Flat
-    attributes: record_attributes.Own
+    flat: FlatRecords
+    attributes: record_attributes.RecordAttributes
 
     def __post_init__(self) -> None:
         groups = self.flat.groups

@@ -13,8 +13,17 @@ import numpy as np
 import pyarrow as pa
 
 from stallscope.receive.any_value import as_dict
-from stallscope.receive.decoded import Aligned, Array, Group
-from stallscope.receive.record_shape import BODY, Position, Shape, Unlike, as_text, shape_of, tag_of, values
+from stallscope.receive.decoded import AlignedAttributes, Array, Group
+from stallscope.receive.record_shape import (
+    BODY,
+    MixedShapes,
+    Position,
+    Shape,
+    as_text,
+    shape_of,
+    tag_of,
+    values,
+)
 from stallscope.store.hub.arrow_tables import repeated
 
 _REMEMBERED_BYTES = 4096
@@ -29,7 +38,7 @@ _RUN = 4
 """Number of records of equal length after which the next records are compared in blocks."""
 
 
-class _Kin(NamedTuple):
+class _UniformGroup(NamedTuple):
     """Records of one shape: their indexes, ascending, and their bytes (n, bytes)."""
 
     shape: Shape
@@ -40,7 +49,9 @@ class _Kin(NamedTuple):
 class Records:
     """Records of one shape. fields: by field number; attributes: of every record; group: int64 (n,)."""
 
-    def __init__(self, fields: dict[int, Any], attributes: Aligned, group: Array, groups: list[Group]):
+    def __init__(
+        self, fields: dict[int, Any], attributes: AlignedAttributes, group: Array, groups: list[Group]
+    ):
         self.fields, self.attributes, self.group, self.groups = fields, attributes, group, groups
 
 
@@ -48,17 +59,17 @@ def records(body: bytes) -> Records:
     """The records of an ExportLogsServiceRequest.
 
     Their fields: times and flags as numpy arrays, texts, event name and the body as Arrow arrays, trace and span ids
-    as hexadecimal digits; fields that no record has are missing. Raises Unlike.
+    as hexadecimal digits; fields that no record has are missing. Raises MixedShapes.
     """
     groups: list[Group] = []
     indexes: list[tuple[list[int], list[int]]] = []
     for number, (tag, begin, end) in enumerate(_parts(body, 0, len(body))):
         if tag != tag_of(1, 2):
-            raise Unlike
+            raise MixedShapes
         _add_resource(body, begin, end, number, groups, indexes)
     starts = [start for part_starts, _ in indexes for start in part_starts]
     if not starts:
-        raise Unlike
+        raise MixedShapes
     group = np.repeat(np.arange(len(groups)), [len(part_starts) for part_starts, _ in indexes])
     at = np.array(starts, np.int64)
     ends = np.array([end for _, part_starts in indexes for end in part_starts], np.int64)
@@ -85,7 +96,7 @@ def records(body: bytes) -> Records:
     }
     if BODY in fields:
         fields[BODY] = _as_arrow(fields[BODY])
-    return Records(fields, Aligned(len(at), attributes), group, groups)
+    return Records(fields, AlignedAttributes(len(at), attributes), group, groups)
 
 
 def _as_arrow(column: Any) -> pa.Array:
@@ -93,7 +104,7 @@ def _as_arrow(column: Any) -> pa.Array:
 
 
 def _parts(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Tag, begin and end of each part of a message with only length-delimited parts. Raises Unlike."""
+    """Tag, begin and end of each part of a message with only length-delimited parts. Raises MixedShapes."""
     while at < end:
         tag, at = body[at], at + 1
         length, at = _length(body, at, end)
@@ -102,17 +113,17 @@ def _parts(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _length(body: bytes, at: int, end: int) -> tuple[int, int]:
-    """A length, and the offset where its content begins. Raises Unlike if the content would end after end."""
+    """A length, and the offset where its content begins. Raises MixedShapes if the content would end after end."""
     length, shift = 0, 0
     while at < end and body[at] >= 0x80 and shift < 28:
         length |= (body[at] & 0x7F) << shift
         shift, at = shift + 7, at + 1
     if at >= end or body[at] >= 0x80:
-        raise Unlike
+        raise MixedShapes
     length |= body[at] << shift
     at += 1
     if at + length > end:
-        raise Unlike
+        raise MixedShapes
     return length, at
 
 
@@ -136,7 +147,7 @@ def _add_resource(
         elif tag == tag_of(3, 2):
             url = as_text(body[begin:stop])
         else:
-            raise Unlike
+            raise MixedShapes
     for scope, own_url, offsets in scopes:
         name, version, attributes = _scope_told(scope)
         groups.append(Group(resource or {}, attributes, name, version, own_url or url, number))
@@ -174,13 +185,13 @@ def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, t
         elif tag == tag_of(3, 2):
             url = as_text(body[begin : begin + size])
         else:
-            raise Unlike
+            raise MixedShapes
         at = begin + size
     return scope or b"", url, (starts, ends)
 
 
 def _look_at_first(body: bytes, starts: list[int], ends: list[int]) -> None:
-    """Raises Unlike if these records already have too many shapes."""
+    """Raises MixedShapes if these records already have too many shapes."""
     at = np.array(starts, np.int64)
     _split(body, at, np.array(ends, np.int64) - at, most=_SHAPES_AT_FIRST)
 
@@ -210,7 +221,7 @@ def _resource(raw: bytes) -> dict[str, Any]:
     try:
         return as_dict(Resource.FromString(raw).attributes)
     except DecodeError as error:
-        raise Unlike from error
+        raise MixedShapes from error
 
 
 def _scope_told(raw: bytes) -> tuple[str, str, dict[str, Any]]:
@@ -221,16 +232,16 @@ def _scope_told(raw: bytes) -> tuple[str, str, dict[str, Any]]:
     try:
         scope = InstrumentationScope.FromString(raw)
     except DecodeError as error:
-        raise Unlike from error
+        raise MixedShapes from error
     return scope.name, scope.version, as_dict(scope.attributes)
 
 
-def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
-    """The records, grouped by shape. Raises Unlike for too many shapes, or irregular records."""
+def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_UniformGroup]:
+    """The records, grouped by shape. Raises MixedShapes for too many shapes, or irregular records."""
     padded = body + bytes(_WORD)
     if len(np.unique(lengths)) > most:
-        raise Unlike
-    groups: list[_Kin] = []
+        raise MixedShapes
+    groups: list[_UniformGroup] = []
     rest = np.arange(len(at))
     while len(rest):
         first = rest[0]
@@ -238,7 +249,7 @@ def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
         begin = int(at[first])
         shape = shape_of(body[begin : begin + length])
         if not length or len(groups) == most or (groups and not shape.is_like(groups[0].shape)):
-            raise Unlike
+            raise MixedShapes
         is_same = lengths[rest] == length
         which = rest if is_same.all() else rest[is_same]
         width = -(-length // _WORD) * _WORD
@@ -253,7 +264,7 @@ def _split(body: bytes, at: Array, lengths: Array, *, most: int) -> list[_Kin]:
             is_left = np.ones(len(at), bool)
             is_left[which] = False
             rest = rest[is_left[rest]]
-        groups.append(_Kin(shape, which, matrix))
+        groups.append(_UniformGroup(shape, which, matrix))
     return groups
 
 

@@ -29,7 +29,7 @@ from stallscope.query.wire_format import packed
 from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.node_files import NodeFiles, prepare_tls, prepare_token
-from stallscope.serve.server import Listening, address, bound
+from stallscope.serve.server import RunningServer, address, bound
 from stallscope.serve.tls import Certificates
 from stallscope.serve.tokens import Identity, Tokens
 from stallscope.store import node as store
@@ -216,7 +216,7 @@ def serve(
 
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     app = application(options, audit, parts=parts, lifespan=lifespan)
-    listening = Listening(app, listener, context=context, name="node-api")
+    listening = RunningServer(app, listener, context=context, name="node-api")
     try:
         say(_start_message(options, listening.port, files))
         with set_by_signals(stop or threading.Event()) as stop_event:

@@ -17,7 +17,7 @@ _ELSEWHERE = (
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFiles:
     """Paths of the files. names: covered by the certificate, the name for other machines first."""
 
     tls: Files
@@ -26,7 +26,7 @@ class Prepared:
     names: tuple[str, ...]
 
 
-def prepared(folder: Path, names: tuple[str, ...] = ()) -> Prepared:
+def prepared(folder: Path, names: tuple[str, ...] = ()) -> PreparedFiles:
     """Create missing files: certificate, a token to send and a token to query. Raises StorageFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -37,7 +37,7 @@ def prepared(folder: Path, names: tuple[str, ...] = ()) -> Prepared:
     ingest, read = folder / "ingest.token", folder / "read.token"
     _keep_token(tokens, ingest, ["ingest"])
     _keep_token(tokens, read, ["read", "sql", "admin"])
-    return Prepared(tls, ingest, read, _names_in(tls.cert))
+    return PreparedFiles(tls, ingest, read, _names_in(tls.cert))
 
 
 def own_names() -> list[str]:

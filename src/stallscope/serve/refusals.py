@@ -22,7 +22,7 @@ _CHECK_EVERY_S = 1.0
 
 
 @dataclass
-class _Minute:
+class _MinuteCount:
     began_s: float
     began_at: float
     n: int = 0
@@ -37,7 +37,7 @@ class Refusals:
     ):
         self._audit, self._per_minute, self._clock_s = audit, per_minute, clock_s
         self._lock = threading.Lock()
-        self._minutes: dict[tuple[str, str | None], _Minute] = {}
+        self._minutes: dict[tuple[str, str | None], _MinuteCount] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="refusals", daemon=True)
         self._thread.start()
@@ -54,7 +54,7 @@ class Refusals:
         with self._lock:
             if key not in self._minutes and len(self._minutes) >= _MOST_PEERS:
                 key = (_OTHERS, None)
-            minute = self._minutes.setdefault(key, _Minute(self._clock_s(), time.time()))
+            minute = self._minutes.setdefault(key, _MinuteCount(self._clock_s(), time.time()))
             minute.n += 1
             if minute.n > self._per_minute:
                 minute.left_out[reason] += 1

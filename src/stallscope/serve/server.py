@@ -120,7 +120,7 @@ class _Gate:
         return self._since_s
 
 
-class Listening:
+class RunningServer:
     """A running server; stop() ends it."""
 
     def __init__(self, app: "ASGIApp", listener: socket.socket, *, context: ssl.SSLContext | None, name: str):

@@ -10,7 +10,7 @@ from stallscope.errors import StallscopeError, TookTooLong
 from stallscope.serve.http_errors import error_body, kind_of, public_message
 from stallscope.serve.plain_text import visible
 from stallscope.serve.tokens import Identity
-from stallscope.serve.tools.tenant_context import Asker, Hub
+from stallscope.serve.tools.tenant_context import Hub, TenantContext
 from stallscope.serve.tools.tool_registry import Tools, answer, tool_named
 
 TIMEOUT_S = 30.0
@@ -23,7 +23,7 @@ async def called(
     """The tool's answer. Raises NotFound, NotAllowed, BadInput, TookTooLong, and the tool's own errors."""
     tool = tool_named(tools, name)
     identity.require(tool.scope)
-    asker = Asker(hub, identity.tenant)
+    asker = TenantContext(hub, identity.tenant)
     with anyio.move_on_after(timeout_s):
         result = await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
         cluster = arguments.get("cluster") if isinstance(arguments, Mapping) else None

@@ -8,7 +8,7 @@ from tests.serve.tools import cluster
 from stallscope.serve.tools.answer_summary import SummaryParams, summary
 from stallscope.serve.tools.get_cost import Cost, CostParams, get_cost
 from stallscope.serve.tools.run_analysis import AnalysisParams, run_analysis
-from stallscope.serve.tools.tenant_context import Asker
+from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import Batch
 
@@ -31,7 +31,7 @@ def asker_of(tmp_path):
     """Gives who asks a hub that holds these verdicts."""
     with cluster.hub_in(tmp_path) as hub:
 
-        def asker(*message: dict[str, Any], **machines: Any) -> Asker:
+        def asker(*message: dict[str, Any], **machines: Any) -> TenantContext:
             same = {
                 "cluster_id": "alpha",
                 "node_id": "alpha-node-0",
@@ -43,7 +43,7 @@ def asker_of(tmp_path):
             rows = cluster.table("verdicts", [same | entry for entry in message])
             tables = {"verdicts": rows, "nodes": cluster.machines("alpha", **machines)}
             hub.store.append(Batch("", "a", tables)).result(timeout=30)
-            return Asker(hub, "a")
+            return TenantContext(hub, "a")
 
         yield asker
 
@@ -56,7 +56,7 @@ def ends(cost: Any) -> tuple[Any, ...]:
     return cost.gpu_seconds, cost.at_most_gpu_seconds, cost.usd, cost.at_most_usd
 
 
-def asked(asker: Asker, **params: Any) -> Cost:
+def asked(asker: TenantContext, **params: Any) -> Cost:
     return get_cost(asker, CostParams(**params))
 
 

@@ -10,7 +10,7 @@ from stallscope.errors import NotFound
 from stallscope.serve.tools.answer_summary import SummaryParams, summary
 from stallscope.serve.tools.explain_rank import ExplainParams, explain_rank
 from stallscope.serve.tools.find_nccl_processes import ProcessesParams, find_nccl_processes
-from stallscope.serve.tools.tenant_context import Asker
+from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import Batch
 
@@ -61,7 +61,7 @@ def asker(tmp_path_factory):
             ("verdicts", cluster.table("verdicts", [verdict])),
         ):
             hub.store.append(Batch("", "a", {name: table})).result(30)
-        yield Asker(hub, "a")
+        yield TenantContext(hub, "a")
 
 
 def test_a_rank_is_explained_within_one_job(asker):

@@ -119,13 +119,13 @@ def test_a_log_that_lost_its_tail_is_reported_and_remembered(tmp_path: Path):
 
 def test_check_names_the_damage_and_repair_keeps_the_rest(tmp_path: Path):
     first, _ = two_files(tmp_path)
-    assert upkeep.check(tmp_path) == upkeep.Findings(n_segments=2, n_rows=12)
+    assert upkeep.check(tmp_path) == upkeep.FolderProblems(n_segments=2, n_rows=12)
     truncate(first)
     findings = upkeep.check(tmp_path)
     assert (findings.n_rows, len(findings.problems), findings.n_repaired) == (7, 1, 0)
     assert first.name in findings.problems[0]
     assert upkeep.check(tmp_path, repair=True).n_repaired == 1
-    assert upkeep.check(tmp_path) == upkeep.Findings(n_segments=1, n_rows=7)
+    assert upkeep.check(tmp_path) == upkeep.FolderProblems(n_segments=1, n_rows=7)
     with pytest.raises(BadInput, match="is not a hub"):
         upkeep.check(tmp_path / "segments")
 

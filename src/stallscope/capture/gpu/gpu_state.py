@@ -36,7 +36,7 @@ _NVLINK_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuReading:
     """One reading of all GPUs. gpus: rows of GPUS, one for each. processes: rows of GPU_PROCESSES; None if not queried.
 
     use: rows of GPU_USE; empty where the driver does not count by process.
@@ -90,7 +90,7 @@ class GpuStates:
             by_uuid={device.uuid.decode(): device.gpu for device in (*self._whole, *parts)},
         )
 
-    def read(self, now_ns: int) -> Reading:
+    def read(self, now_ns: int) -> GpuReading:
         """Query all GPUs. The row of a GPU that has fallen off the bus is all unknown."""
         if self._n_readings % _SELDOM_EVERY == 0:
             self._read_seldom()
@@ -109,7 +109,7 @@ class GpuStates:
             for name, value in (device.seldom | dict(self._often(device))).items():
                 row[name] = value
             row["n_processes"] = self._n_processes.get((device.gpu, device.mig), UNKNOWN)
-        return Reading(rows, processes, self._use(now_ns))
+        return GpuReading(rows, processes, self._use(now_ns))
 
     def _use(self, now_ns: int) -> Array:
         """The mean share of each process since the last reading, by the driver's own samples."""

@@ -32,7 +32,7 @@ from stallscope.capture.probes.libbpf import Refused
 from stallscope.capture.probes.maps import Entries
 from stallscope.capture.probes.operations import GOVERNED, Hook
 from stallscope.capture.probes.program import Link, Program
-from stallscope.capture.rows.call_statistics import Covered
+from stallscope.capture.rows.call_statistics import ProbedInterval
 from stallscope.events.kernel import HookGroup
 
 _FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 2 * 10**9
@@ -248,14 +248,14 @@ class Governor:
             notes, self._notes = self._notes, []
         return notes
 
-    def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
+    def covered(self, group: HookGroup, now_ns: int) -> ProbedInterval | None:
         """The time since the last result that was not None; None while a period of a cycling group continues."""
         with self._lock:
             since_ns, on_then_ns = self._covered_until[group]
             state = self.groups.get(group)
             if state is None:
                 self._covered_until[group] = (now_ns, 0)
-                return Covered(now_ns - since_ns, now_ns - since_ns)
+                return ProbedInterval(now_ns - since_ns, now_ns - since_ns)
             is_overdue = now_ns - since_ns > _OVERDUE_NS or self._stop.is_set()
             on_ns = state.on_so_far_ns(now_ns)
             if group in self._renewed and on_ns == on_then_ns:
@@ -264,7 +264,7 @@ class Governor:
             if on_ns == on_then_ns or (state.is_cycling and state.is_on and not is_overdue):
                 return None
             self._covered_until[group] = (now_ns, on_ns)
-            return Covered(now_ns - since_ns, on_ns - on_then_ns)
+            return ProbedInterval(now_ns - since_ns, on_ns - on_then_ns)
 
     def _run(self) -> None:
         try:

@@ -20,7 +20,7 @@ _OF_GROWS = 2 << 32
 
 
 @dataclass
-class Grown:
+class GrownCommunicators:
     """The identities known so far: the hash of the id by the hash of the parent's growth."""
 
     _id_of: dict[int, int] = field(default_factory=dict)

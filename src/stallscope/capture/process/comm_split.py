@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.capture.process.comm_grow import Grown
+from stallscope.capture.process.comm_grow import GrownCommunicators
 from stallscope.events import kernel
 from stallscope.events.layout import Array
 
@@ -19,7 +19,7 @@ class Splits:
     """The splits known so far. n_patience: number of batches for which an incomplete split is held back."""
 
     n_patience: int = 3
-    grown: Grown = field(default_factory=Grown)
+    grown: GrownCommunicators = field(default_factory=GrownCommunicators)
     _held: Array = field(default_factory=lambda: np.zeros(0, kernel.LIFE))
     _n_held: int = 0
     _known: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ class Group(NamedTuple):
         return "/" + "/".join(self.path.relative_to(self.root).parts)
 
 
-class Throttled(NamedTuple):
+class Throttling(NamedTuple):
     """A group was throttled between two readings. n: periods; ns: sum over the CPUs. quota: kernel text."""
 
     since_ns: int
@@ -62,7 +62,7 @@ class ControlGroups:
     _next_roots_ns: int = 0
     _groups_of: dict[str, list[Group]] = field(default_factory=dict)
 
-    def throttled(self, pids: Iterable[int], now_ns: int) -> list[Throttled]:
+    def throttled(self, pids: Iterable[int], now_ns: int) -> list[Throttling]:
         """Throttled groups since the last reading; for a new group, since its first reading."""
         if now_ns >= self._next_roots_ns:
             self._next_roots_ns = now_ns + _ROOTS_EVERY_NS
@@ -82,7 +82,7 @@ class ControlGroups:
             before = self._last.get(group.path)
             if before and counters.n > before.n:
                 n, ns = counters.n - before.n, max(counters.ns - before.ns, 0)
-                groups.append(Throttled(before.at_ns, group, n, ns, quota, tuple(inside)))
+                groups.append(Throttling(before.at_ns, group, n, ns, quota, tuple(inside)))
         self._last = counters_of
         return groups
 

@@ -19,7 +19,7 @@ _FORGET_AFTER_NS = 10 * 10**9
 
 
 @dataclass
-class Owners:
+class SocketOwners:
     """The owner of each open socket. proc: where /proc is mounted."""
 
     proc: Path = Path("/proc")

@@ -15,7 +15,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 @dataclass
-class Tally:
+class RecordCounts:
     """The records captured so far."""
 
     n_processes: int = 0
@@ -49,7 +49,7 @@ class Tally:
         return sum(last - first + 1 for first, last in self._rounds.values())
 
 
-def line(tally: Tally) -> str:
+def line(tally: RecordCounts) -> str:
     """The status in one line."""
     return (
         f"{counted(tally.n_processes, 'process', 'processes')}, "

@@ -1,7 +1,7 @@
 """The object that a blocked system call waits for, in words: a file, a pipe and its other end, a lock and its holder.
 
     objects = WaitObjects()
-    objects.of(pid, tid)       # Blocked(nr, "pipe to 812 loader"), from /proc; None while the thread runs
+    objects.of(pid, tid)       # BlockedCall(nr, "pipe to 812 loader"), from /proc; None while the thread runs
 
 Only /proc/PID/task/TID/syscall is read and, for poll and select, the list of descriptors in the thread's memory. Only
 x86-64 system call numbers are known; on other architectures the object is empty.
@@ -61,7 +61,7 @@ _FUTEXES = frozenset((202, 449))
 _WRITES = frozenset((1, 18, 20, 296, 328))
 
 
-class Blocked(NamedTuple):
+class BlockedCall(NamedTuple):
     """nr: the system call, -1 for a page fault. object: in words, empty if there is none or if it is unknown."""
 
     nr: int
@@ -76,16 +76,16 @@ class WaitObjects:
     proc: Path = Path("/proc")
     _kept: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
 
-    def of(self, pid: int, tid: int, memory: Memory | None = None) -> Blocked | None:
+    def of(self, pid: int, tid: int, memory: Memory | None = None) -> BlockedCall | None:
         """The system call that a thread is blocked in, and its object; None while it runs or cannot be read."""
         words = small_file(f"{self.proc}/{pid}/task/{tid}/syscall").split()
         if not words or words[0] == b"running":
             return None
         nr = int(words[0])
         if nr < 0 or platform.machine() != "x86_64" or len(words) < 7:
-            return Blocked(nr, "")
+            return BlockedCall(nr, "")
         arguments = [int(word, 16) for word in words[1:7]]
-        return Blocked(nr, self._object(pid, nr, arguments, memory))
+        return BlockedCall(nr, self._object(pid, nr, arguments, memory))
 
     def _object(self, pid: int, nr: int, arguments: list[int], memory: Memory | None) -> str:
         if nr in _FUTEXES or not (descriptor := self._key(nr, arguments, memory)):

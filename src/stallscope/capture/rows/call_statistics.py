@@ -23,7 +23,7 @@ _ENOUGH = 0.98
 """If the probes were on for this share of an interval, the counts of the interval are complete."""
 
 
-class Covered(NamedTuple):
+class ProbedInterval(NamedTuple):
     """An interval, and how long the probes were on in it."""
 
     interval_ns: int
@@ -33,12 +33,12 @@ class Covered(NamedTuple):
 class Coverage(Protocol):
     """Reports when the probes of a group were on: governor.Governor."""
 
-    def covered(self, group: HookGroup, now_ns: int) -> Covered | None:
+    def covered(self, group: HookGroup, now_ns: int) -> ProbedInterval | None:
         """The interval since the last result that was not None; None while the interval is not complete."""
 
 
 @dataclass
-class Tallies:
+class CallSums:
     """The sums reported so far. operations, balances: read the kernel's maps, as Program does."""
 
     node: int
@@ -98,7 +98,7 @@ class Tallies:
         ]
         return np.concatenate([layout.empty(layout.OPERATIONS), *parts])
 
-    def _growth_rows(self, keys: Array, values: Array, covered: Covered, now_ns: int) -> Array:
+    def _growth_rows(self, keys: Array, values: Array, covered: ProbedInterval, now_ns: int) -> Array:
         names = keys.view(np.uint64).tolist()
         nothing = np.zeros((), kernel.OPERATION)
         before = np.array([self._last.get(name, nothing) for name in names], kernel.OPERATION)

@@ -14,7 +14,7 @@ _ON_DEVICE = (MemoryKind.DEVICE, MemoryKind.POOL, MemoryKind.VMM)
 
 
 @dataclass
-class Renumbering:
+class DeviceNumbers:
     """numbers: of the GPUs of this machine. proc: where /proc is mounted."""
 
     numbers: GpuNumbers

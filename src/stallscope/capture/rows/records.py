@@ -21,7 +21,7 @@ _N_DATATYPES = len(DATATYPE_BYTES)
 _SIZES = np.array(DATATYPE_BYTES, np.int64)
 
 
-class Ended(NamedTuple):
+class EndedCommunicators(NamedTuple):
     """Communicators that were destroyed or aborted: arrays (n,)."""
 
     pids: Array
@@ -109,12 +109,12 @@ def communicators(born: Array, *, node: int) -> Array:
     return _rows(layout.COMMUNICATORS, born[born["comm"] != 0], node)
 
 
-def communicators_ended(events: Array, splits: Splits | None = None) -> Ended:
+def communicators_ended(events: Array, splits: Splits | None = None) -> EndedCommunicators:
     """The destroyed or aborted communicators among kernel.EVENT of any kinds."""
     dead = of_kind(events, Kind.COMM_DEAD)
     if splits:
         dead = splits.grown.renamed(dead.copy())
-    return Ended(dead["pid"], dead["comm_hash"], dead["ts_ns"])
+    return EndedCommunicators(dead["pid"], dead["comm_hash"], dead["ts_ns"])
 
 
 def _with_stacks(rows: Array) -> Array:

@@ -20,7 +20,7 @@ _BYTES_DATA = 32
 """Offset of the content of a bytes object."""
 
 
-class Named(NamedTuple):
+class NamedFrame(NamedTuple):
     """A frame in words. line: None where the code has no line."""
 
     file: str
@@ -54,7 +54,7 @@ class Codes:
         self._memory, self._python = memory, python
         self._known: OrderedDict[int, _Code] = OrderedDict()
 
-    def named(self, frame: Frame, *, identity: Identity | None = None) -> Named:
+    def named(self, frame: Frame, *, identity: Identity | None = None) -> NamedFrame:
         """File, function and line of a frame. identity: the expected identity of the code object.
 
         Raises Refused if the code object has been replaced or is not valid; Unreadable.
@@ -69,7 +69,7 @@ class Codes:
             if len(self._known) > _MAX_KEPT:
                 self._known.popitem(last=False)
         line = line_of(known.table, now.first_line, frame.unit, minor=self._python.layout.minor)
-        return Named(known.file, known.function, line)
+        return NamedFrame(known.file, known.function, line)
 
     def _identity(self, code: int) -> Identity:
         layout = self._python.layout

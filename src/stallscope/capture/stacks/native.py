@@ -26,7 +26,7 @@ _MASK = (1 << 64) - 1
 _REGISTERS = {IP: "ip", SP: "sp", BP: "bp", BX: "bx", 12: "r12", 13: "r13", 14: "r14", 15: "r15"}
 
 
-class Standing(NamedTuple):
+class StoppedThread(NamedTuple):
     """A thread that does not run. registers: in user mode, by the ABI's numbers. stack: the bytes from `sp` on, with
     the original return addresses where probes have replaced them.
     syscall_nr: its present system call; -1: none. n_switches: how often it has left the CPU. has_returned: it has just
@@ -51,7 +51,7 @@ class Calls(NamedTuple):
     is_cut: bool
 
 
-def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> Standing | None:
+def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> StoppedThread | None:
     """A thread that does not move; None if it runs, ran during the reading, has ended, or cannot be read."""
     data = peek(tid, 0, n_pieces)
     rows = thread_rows(data)
@@ -67,13 +67,13 @@ def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> Sta
         return None
     registers = _registers(first)
     stack = _unhooked(first, memory_in(data, registers[SP]))
-    return Standing(registers, stack, int(first["syscall_nr"]), int(first["n_switches"]))
+    return StoppedThread(registers, stack, int(first["syscall_nr"]), int(first["n_switches"]))
 
 
-def copied(row: Array) -> Standing:
+def copied(row: Array) -> StoppedThread:
     """The thread in a copy by the kernel side: a row of kernel.NATIVE."""
     stack = _unhooked(row, row["stack"][: int(row["n_bytes"])].tobytes())
-    return Standing(_registers(row), stack, has_returned=bool(row["is_return"]))
+    return StoppedThread(_registers(row), stack, has_returned=bool(row["is_return"]))
 
 
 def shape(native: Array, calls: Calls) -> Array:
@@ -110,7 +110,7 @@ def _unhooked(row: Array, stack: bytes) -> bytes:
     return bytes(mended)
 
 
-def is_still(peek: Peek, tid: int, thread: Standing) -> bool:
+def is_still(peek: Peek, tid: int, thread: StoppedThread) -> bool:
     """Whether the thread has not run between the two readings."""
     rows = thread_rows(peek(tid, 0, 0))
     return rows is not None and not rows[1]["is_on_cpu"] and int(rows[1]["n_switches"]) == thread.n_switches
@@ -118,7 +118,7 @@ def is_still(peek: Peek, tid: int, thread: Standing) -> bool:
 
 def addresses(
     code: MappedCode,
-    thread: Standing,
+    thread: StoppedThread,
     *,
     until: Callable[[int], bool] = lambda _: False,
     most: int = MAX_FRAMES,

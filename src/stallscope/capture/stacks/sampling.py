@@ -1,6 +1,6 @@
 """A thread that runs, at a tick of its CPU time: registers in user mode and a copy of its stack.
 
-    found = sampled(tid)        # native.Standing, or None if it does not run, or if the kernel refuses
+    thread = sampled(tid)        # native.StoppedThread, or None if it does not run, or if the kernel refuses
 
 By a sampling event on that single thread (perf_event_open), open for some milliseconds: it costs the thread one
 interrupt. Registers and stack are taken together, so they are consistent. Return addresses that probes have replaced
@@ -16,7 +16,7 @@ import struct
 import time
 
 from stallscope.capture.stacks.eh_frame import BP, BX, IP, SP
-from stallscope.capture.stacks.native import Standing
+from stallscope.capture.stacks.native import StoppedThread
 
 _SYSCALL, _ATTR_BYTES = 298, 120
 _SOFTWARE, _CPU_CLOCK = 1, 0
@@ -32,7 +32,7 @@ _RECORD_SAMPLE = 9
 _LOOK_EVERY_S, _N_LOOKS = 0.004, 8
 
 
-def sampled(tid: int) -> Standing | None:
+def sampled(tid: int) -> StoppedThread | None:
     """The thread at one moment; None if it did not run, has ended, or may not be sampled."""
     if platform.machine() != "x86_64":
         return None
@@ -58,7 +58,7 @@ def sampled(tid: int) -> Standing | None:
     return None
 
 
-def _first(data: bytes) -> Standing | None:
+def _first(data: bytes) -> StoppedThread | None:
     """The first record, if it is a sample of a thread with registers in user mode."""
     kind, _, n_bytes = struct.unpack_from("=IHH", data)
     if kind != _RECORD_SAMPLE or n_bytes < 8 + 8 + 8 * len(_NUMBERS) + 8:
@@ -72,4 +72,4 @@ def _first(data: bytes) -> Standing | None:
         return None
     (n_copied,) = struct.unpack_from("=Q", data, at + 8 + room)
     registers = dict(zip(_NUMBERS.values(), values, strict=True))
-    return Standing(registers, data[at + 8 : at + 8 + min(n_copied, room)])
+    return StoppedThread(registers, data[at + 8 : at + 8 + min(n_copied, room)])

@@ -1,7 +1,7 @@
 """Ranks that have made no call since the capture began, perhaps because they already hung: their present stacks.
 
-    unseen = Unseen(node, stacks, gpu_processes)
-    examined = unseen.examine(known, now_ns)      # once a second; known: the processes that have made a traced call
+    silent = SilentRanks(node, stacks, gpu_processes)
+    examined = silent.examine(known, now_ns)      # once a second; known: the processes that have made a traced call
 
 A process is examined if it has a GPU library, a rank set by its launcher, and a parent that is not the same rank (a
 data loader's worker is left out). Its main thread and its Python threads are examined; a few ms per process each time.
@@ -32,7 +32,7 @@ many examinations.
 _MOST_PROCESSES = 64
 
 
-class Examined(NamedTuple):
+class ExaminedProcesses(NamedTuple):
     """The examined processes, and rows of SNAPSHOTS and POSITIONS."""
 
     pids: list[int]
@@ -41,27 +41,28 @@ class Examined(NamedTuple):
 
 
 @dataclass
-class _Watched:
+class _WatchedProcess:
     next_ns: int
     n_examinations: int = 0
     is_rank: bool | None = None
 
 
 @dataclass
-class Unseen:
+class SilentRanks:
     """node: our number. gpu_processes: the processes that have a GPU library mapped."""
 
     node: int
     stacks: Stacks
     gpu_processes: Callable[[], Iterable[int]]
     proc: Path = Path("/proc")
-    _watched: dict[int, _Watched] = field(default_factory=dict)
+    _watched: dict[int, _WatchedProcess] = field(default_factory=dict)
 
-    def examine(self, known: Collection[int], now_ns: int) -> Examined:
+    def examine(self, known: Collection[int], now_ns: int) -> ExaminedProcesses:
         """Examine the processes that are due."""
         pids = [pid for pid in self.gpu_processes() if pid not in known]
         self._watched = {
-            pid: self._watched.get(pid) or _Watched(now_ns + _SILENT_NS) for pid in pids[:_MOST_PROCESSES]
+            pid: self._watched.get(pid) or _WatchedProcess(now_ns + _SILENT_NS)
+            for pid in pids[:_MOST_PROCESSES]
         }
         due = [
             pid
@@ -77,7 +78,7 @@ class Unseen:
         positions["ts_ns"], positions["node"] = now_ns, self.node
         for i, (pid, tid, number) in enumerate(numbers):
             positions[i]["pid"], positions[i]["tid"], positions[i]["stack"] = pid, tid, number
-        return Examined(due, self._states(due, now_ns), positions)
+        return ExaminedProcesses(due, self._states(due, now_ns), positions)
 
     def _where(self, pid: int) -> dict[int, int]:
         return self.stacks.now(pid, [pid, *self.stacks.python_threads(pid)])
@@ -102,7 +103,7 @@ class Unseen:
                 row["category"] = Category.ON_CPU
         return rows
 
-    def _is_rank(self, pid: int, watched: _Watched) -> bool:
+    def _is_rank(self, pid: int, watched: _WatchedProcess) -> bool:
         if watched.is_rank is None:
             rank = identity(pid, self.proc).rank
             fields = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()

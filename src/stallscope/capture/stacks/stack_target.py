@@ -14,7 +14,7 @@ from stallscope.capture.stacks.eh_frame import IP
 from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
 from stallscope.capture.stacks.interpreter import Interpreter
 from stallscope.capture.stacks.memory import Memory, Unreadable
-from stallscope.capture.stacks.native import MAX_FRAMES, Calls, Standing, addresses, is_still, standing
+from stallscope.capture.stacks.native import MAX_FRAMES, Calls, StoppedThread, addresses, is_still, standing
 from stallscope.capture.stacks.peek_abi import Peek
 from stallscope.capture.stacks.sampling import sampled
 from stallscope.events.kernel import N_RETURNS
@@ -58,7 +58,7 @@ class Target:
                 return python
         return self.in_words(self._calls(thread, has_python=bool(python)), python)
 
-    def calls(self, thread: Standing, *, has_python: bool) -> Calls:
+    def calls(self, thread: StoppedThread, *, has_python: bool) -> Calls:
         """The native calls in a stack that the kernel side has copied, down to the last call that it can recognise."""
         if not self.code.region(thread.registers[IP]):
             self.code.refresh()
@@ -68,7 +68,7 @@ class Target:
         """Native frames, then Python's."""
         return (*map(self.code.name, calls.addresses), *(CUT,) * calls.is_cut, *python)
 
-    def _calls(self, thread: Standing, *, has_python: bool, most: int = MAX_FRAMES) -> Calls:
+    def _calls(self, thread: StoppedThread, *, has_python: bool, most: int = MAX_FRAMES) -> Calls:
         until = self.code.is_interpreter if has_python else _never
         return addresses(self.code, thread, until=until, most=most)
 

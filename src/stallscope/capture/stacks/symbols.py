@@ -25,7 +25,7 @@ class Functions(NamedTuple):
     names: Array
 
 
-class Named(NamedTuple):
+class NamedFunction(NamedTuple):
     """A function, and the offset of an address in it."""
 
     name: str
@@ -41,7 +41,7 @@ def functions_of(image: Image) -> Functions:
     )
 
 
-def named(image: Image, functions: Functions, address: int) -> Named | None:
+def named(image: Image, functions: Functions, address: int) -> NamedFunction | None:
     """The function that holds an address; None if no function holds it. Raises NotElf."""
     if not 0 <= address < 1 << 64:
         return None
@@ -54,7 +54,7 @@ def named(image: Image, functions: Functions, address: int) -> Named | None:
     symbol = [name for i in holding if (name := _name(image, int(functions.names[i])))]
     if not symbol:
         return None
-    return Named(min(symbol, key=_plainness), address - begin)
+    return NamedFunction(min(symbol, key=_plainness), address - begin)
 
 
 def _name(image: Image, position: int) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from stallscope.capture.probes.program import State
 from stallscope.capture.process.process_identity import small_file
-from stallscope.capture.process.wait_objects import Blocked, WaitObjects
+from stallscope.capture.process.wait_objects import BlockedCall, WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
 from stallscope.capture.stacks.frames import Refused, frames_once, states, threads_of
@@ -231,11 +231,11 @@ class Samples:
         words = self._words(sampled, tid, by_tid)
         blocked = None
         if category in _BLOCKED:
-            blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None) or Blocked(
+            blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None) or BlockedCall(
                 LEFT, ""
             )
         elif category == Category.ON_CPU and self._is_in_faults(pid, tid, now_ns):
-            blocked = Blocked(UNKNOWN, "page faults of new memory")
+            blocked = BlockedCall(UNKNOWN, "page faults of new memory")
         return self._key(pid, SampleRole.GPU, pid, tid, category, blocked, words)
 
     def _python(self, pid: int, now_ns: int) -> tuple[_Sampled | None, dict[int, int]]:
@@ -290,7 +290,14 @@ class Samples:
         return stacks.get(tid, ())[:_MOST_FRAMES]
 
     def _key(
-        self, pid: int, role: int, owner: int, tid: int, category: int, blocked: Blocked | None, words: Words
+        self,
+        pid: int,
+        role: int,
+        owner: int,
+        tid: int,
+        category: int,
+        blocked: BlockedCall | None,
+        words: Words,
     ) -> _Key:
         if owner not in self._names:
             self._names[owner] = small_file(f"{self._proc}/{owner}/comm").rstrip(b"\n")[:16]
@@ -331,7 +338,7 @@ class Samples:
         return _Sampled(Target(pid, memory, code, python, Codes(memory, python) if python else None))
 
 
-def _category(blocked: Blocked | None) -> Category:
+def _category(blocked: BlockedCall | None) -> Category:
     """The category of a thread that is not a GPU thread, by its system call."""
     if blocked is None:
         return Category.ON_CPU

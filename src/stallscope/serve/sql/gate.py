@@ -29,7 +29,7 @@ _TREE = "SELECT json_serialize_sql($1::VARCHAR, skip_null := true, skip_empty :=
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AllowedStatement:
     """A text that may run. tables: the tables that it reads. parameters: names of its $parameters."""
 
     sql: str
@@ -47,7 +47,7 @@ class _Walk:
     n_nodes: int = 0
 
 
-def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -> Admitted:
+def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -> AllowedStatement:
     """The admitted text. Raises RefusedQuery with the reason, and BadInput for invalid SQL."""
     _check_text(sql)
     kind, parameters = _only_statement(sql, connection)
@@ -60,7 +60,7 @@ def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -
     if kind != "SELECT":
         raise RefusedQuery(f"{_readable(kind)} is not allowed; use one SELECT, or EXPLAIN of one SELECT")
     walk = _walked(_tree(query, connection), names)
-    return Admitted(sql, frozenset(walk.tables), parameters)
+    return AllowedStatement(sql, frozenset(walk.tables), parameters)
 
 
 def _check_text(sql: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from stallscope.errors import BadInput, OverLimits, RefusedQuery, StallscopeError, StorageFailed
 from stallscope.serve.sql import worker_messages
 from stallscope.serve.sql.allowed_names import Names, allowed
-from stallscope.serve.sql.gate import Admitted, admitted
+from stallscope.serve.sql.gate import AllowedStatement, admitted
 from stallscope.serve.sql.values import rows_within
 from stallscope.store.hub import views
 
@@ -92,7 +92,7 @@ def _answer(
         connection.close()
 
 
-def _check_parameters(query: Admitted, values: dict[str, Any]) -> None:
+def _check_parameters(query: AllowedStatement, values: dict[str, Any]) -> None:
     unnamed = sorted(name for name in query.parameters if not name.isidentifier())
     if unnamed:
         raise BadInput("positional parameters are not supported; write $name and pass the values by name")
@@ -140,7 +140,11 @@ def _engine(data: dict[str, Any], blobs: list[bytes], *, limits: dict[str, Any])
 
 
 def _rows(
-    query: Admitted, connection: duckdb.DuckDBPyConnection, *, request: dict[str, Any], limits: dict[str, Any]
+    query: AllowedStatement,
+    connection: duckdb.DuckDBPyConnection,
+    *,
+    request: dict[str, Any],
+    limits: dict[str, Any],
 ) -> dict[str, Any]:
     """The answer's frame. `gone` marks a segment that retention removed during the query: the hub repeats the query."""
     import duckdb

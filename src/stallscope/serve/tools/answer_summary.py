@@ -4,7 +4,7 @@ from pydantic import Field
 
 from stallscope.events.counted import counted
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
-from stallscope.serve.tools.tenant_context import Asker, Cluster, Job, window
+from stallscope.serve.tools.tenant_context import Cluster, Job, TenantContext, window
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
@@ -34,7 +34,7 @@ class Summary(Result):
     open_verdicts: list[StoredVerdict] = Field(description="The five newest open verdicts.")
 
 
-def summary(asker: Asker, params: SummaryParams) -> Summary:
+def summary(asker: TenantContext, params: SummaryParams) -> Summary:
     """Clusters with their machines, ranks, time of last contact, and open verdicts. Start here."""
     rows = [
         ClusterRow(cluster=row.pop("cluster_id"), **row)

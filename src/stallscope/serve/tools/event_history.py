@@ -7,12 +7,12 @@ from pydantic import Field
 from stallscope.events.counted import counted
 from stallscope.serve.tools.tenant_context import (
     MAX_TEXT,
-    Asker,
     Cluster,
     From,
     Job,
     Node,
     Rank,
+    TenantContext,
     To,
     said,
     window,
@@ -65,7 +65,7 @@ class EventHistory(Result):
     next_cursor: str | None = Field(description="For the next, older page; null on the last page.")
 
 
-def event_history(asker: Asker, params: EventHistoryParams) -> EventHistory:
+def event_history(asker: TenantContext, params: EventHistoryParams) -> EventHistory:
     """Individual events, newest first, in pages. Their names, texts and attrs come from the traced processes."""
     before_ns, n_skipped = _position(params.cursor)
     filters: dict[str, Any] = {

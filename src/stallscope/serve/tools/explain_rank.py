@@ -10,7 +10,7 @@ from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.serve.sql.values import clean
 from stallscope.serve.tools.job_answer import job_rows
-from stallscope.serve.tools.tenant_context import Asker, Cluster, From, Job, To, said, window
+from stallscope.serve.tools.tenant_context import Cluster, From, Job, TenantContext, To, said, window
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
@@ -73,7 +73,7 @@ class Explained(Result):
     verdicts: list[StoredVerdict] = Field(description="The verdicts that name this rank.")
 
 
-def explain_rank(asker: Asker, params: ExplainParams) -> Explained:
+def explain_rank(asker: TenantContext, params: ExplainParams) -> Explained:
     """One rank in detail: its rounds, its time ledger against its peers, longest calls and waits with stacks."""
     times = window(params.from_, params.to)
     jobs = [row.job for row in job_rows(asker, cluster=params.cluster, rank=params.rank, times=times)]

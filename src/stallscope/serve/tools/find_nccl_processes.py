@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.tenant_context import Asker, Cluster, Job, Node, said
+from stallscope.serve.tools.tenant_context import Cluster, Job, Node, TenantContext, said
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
@@ -35,7 +35,7 @@ class Processes(Result):
     rows: list[ProcessRow]
 
 
-def find_nccl_processes(asker: Asker, params: ProcessesParams) -> Processes:
+def find_nccl_processes(asker: TenantContext, params: ProcessesParams) -> Processes:
     """Processes that use NCCL, with rank, device and the time of their last collective."""
     rows = asker.rows(
         "nccl_processes", only_job=params.job, cluster=params.cluster, node=params.node, max_rows=params.limit

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.serve.tools.node_lag import scores
-from stallscope.serve.tools.tenant_context import MAX_TEXT, Asker, Cluster, From, Job, To, window
+from stallscope.serve.tools.tenant_context import MAX_TEXT, Cluster, From, Job, TenantContext, To, window
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 _FLOOR_NS = 100_000.0
@@ -53,7 +53,7 @@ class Outliers(Result):
     n_compared: int = Field(description="Number of compared ranks (for a metric: ranks or machines).")
 
 
-def find_outlier_nodes(asker: Asker, params: OutlierParams) -> Outliers:
+def find_outlier_nodes(asker: TenantContext, params: OutlierParams) -> Outliers:
     """Ranks that arrive late in the rounds they share with others (not by call duration), most lag first.
 
     Lateness is by the senders' clocks. A late rank is not always the culprit: fleet.cluster.verdicts follows the waits.
@@ -115,7 +115,7 @@ def _late_summary(rows: list[OutlierRow], n: int) -> str:
     )
 
 
-def _by_metric(asker: Asker, params: OutlierParams, metric: str) -> Outliers:
+def _by_metric(asker: TenantContext, params: OutlierParams, metric: str) -> Outliers:
     rows = asker.rows(
         "named_values",
         only_job=params.job,

@@ -9,8 +9,17 @@ from pydantic import Field
 
 from stallscope import rates
 from stallscope.events.counted import counted
-from stallscope.rates import Found, RateTable
-from stallscope.serve.tools.tenant_context import MAX_TEXT, Asker, Cluster, From, Job, To, said, window
+from stallscope.rates import AppliedRate, RateTable
+from stallscope.serve.tools.tenant_context import (
+    MAX_TEXT,
+    Cluster,
+    From,
+    Job,
+    TenantContext,
+    To,
+    said,
+    window,
+)
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 _HOUR_NS = 3_600_000_000_000
@@ -87,7 +96,7 @@ class _Loss:
     row: dict[str, Any]
     gpu_seconds: float
     at_most_gpu_seconds: float | None
-    price: Found | None
+    price: AppliedRate | None
 
     @property
     def rate_class(self) -> str | None:
@@ -133,7 +142,7 @@ class _Sum:
         }
 
 
-def get_cost(asker: Asker, params: CostParams) -> Cost:
+def get_cost(asker: TenantContext, params: CostParams) -> Cost:
     """The cost of delays: GPU time that other ranks lost by waiting, multiplied by the price of their GPUs.
 
     An incident that crosses the window's bounds counts in proportion. A missing price is reported, never counted as 0.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stallscope.serve.tools.tenant_context import Asker, said
+from stallscope.serve.tools.tenant_context import TenantContext, said
 from stallscope.serve.tools.tool_registry import Row
 
 Answer = Literal["healthy", "found", "inconclusive"]
@@ -37,7 +37,7 @@ class JobRow(Row):
 
 
 def job_rows(
-    asker: Asker,
+    asker: TenantContext,
     *,
     cluster: str | None,
     times: Mapping[str, int | None],

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.tenant_context import Asker, Cluster, From, Job, Node, To, window
+from stallscope.serve.tools.tenant_context import Cluster, From, Job, Node, TenantContext, To, window
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
@@ -35,7 +35,7 @@ class Launches(Result):
     rows: list[LaunchRow]
 
 
-def kernel_launch_summary(asker: Asker, params: LaunchesParams) -> Launches:
+def kernel_launch_summary(asker: TenantContext, params: LaunchesParams) -> Launches:
     """Kernel launches of each process: their number, the number per collective, and the duration of slow launches."""
     rows = asker.rows(
         "launches",

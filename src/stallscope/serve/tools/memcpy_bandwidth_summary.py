@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.tenant_context import Asker, Cluster, From, Job, Node, To, window
+from stallscope.serve.tools.tenant_context import Cluster, From, Job, Node, TenantContext, To, window
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
@@ -35,7 +35,7 @@ class Copies(Result):
     rows: list[CopyRow]
 
 
-def memcpy_bandwidth_summary(asker: Asker, params: CopiesParams) -> Copies:
+def memcpy_bandwidth_summary(asker: TenantContext, params: CopiesParams) -> Copies:
     """Bandwidth of memory copies by machine, rank, function and size class, most time first.
 
     Covers only copies that agents sent, by default the slow ones: compare ranks with each other, not with a data sheet.

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from stallscope.serve.sql.gate import MAX_SQL_BYTES
-from stallscope.serve.tools.tenant_context import Asker
+from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.tool_registry import Cell, Params, Result, Tool
 
 
@@ -32,7 +32,7 @@ class Analysis(Result):
     )
 
 
-def run_analysis(asker: Asker, params: AnalysisParams) -> Analysis:
+def run_analysis(asker: TenantContext, params: AnalysisParams) -> Analysis:
     """Run your own SQL over the tables events, collectives, verdicts, causal_chains, node_metrics, nodes, gpu_rates.
 
     DESCRIBE events lists its columns. Times are ts (UTC) and ts_ns. Time, rows and memory are limited.

@@ -38,7 +38,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Asker:
+class TenantContext:
     """A hub as seen by one tenant: the context of a tool."""
 
     hub: Hub

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from stallscope.events.verdict_fields import FIELDS, STATES, FieldType
-from stallscope.serve.tools.tenant_context import Asker, said
+from stallscope.serve.tools.tenant_context import TenantContext, said
 
 _JSON_SCHEMAS: Mapping[FieldType, dict[str, Any]] = {
     "text": {"type": "string"},
@@ -61,7 +61,7 @@ StoredVerdict = Annotated[dict[str, Any], WithJsonSchema(_schema(_STORED, {}))]
 
 
 def stored_verdicts(
-    asker: Asker,
+    asker: TenantContext,
     *,
     cluster: str | None = None,
     node: str | None = None,

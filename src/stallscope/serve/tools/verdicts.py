@@ -10,7 +10,17 @@ from stallscope.events.counted import counted
 from stallscope.events.verdict_fields import KINDS, SEVERITIES
 from stallscope.serve.sql.values import plain
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows, sentence
-from stallscope.serve.tools.tenant_context import MAX_TEXT, Asker, Cluster, From, Job, Node, Rank, To, window
+from stallscope.serve.tools.tenant_context import (
+    MAX_TEXT,
+    Cluster,
+    From,
+    Job,
+    Node,
+    Rank,
+    TenantContext,
+    To,
+    window,
+)
 from stallscope.serve.tools.tool_registry import Params, Result, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
@@ -45,7 +55,7 @@ class Verdicts(Result):
     )
 
 
-def verdicts(asker: Asker, params: VerdictsParams) -> Verdicts:
+def verdicts(asker: TenantContext, params: VerdictsParams) -> Verdicts:
     """Verdicts of the continuous diagnosis: rank, start, cause and loss. Open verdicts first, then the newest.
 
     With verdict_id: that verdict with its causes, evidence and advice.

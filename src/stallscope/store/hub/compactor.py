@@ -17,7 +17,7 @@ import pyarrow as pa
 from stallscope.errors import StallscopeError, StorageFailed
 from stallscope.store.hub import round_lateness
 from stallscope.store.hub.file_sums import FileSums
-from stallscope.store.hub.hot import Hot, Piece
+from stallscope.store.hub.hot import CommittedRows, HotRows
 from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
@@ -51,7 +51,7 @@ class Compactor:
     """Maintenance of one store. start() starts the thread; every step can also be called directly."""
 
     journal: Journal
-    hot: Hot
+    hot: HotRows
     writer: Writer
     lateness: FileSums
     ledgers: FileSums
@@ -243,7 +243,7 @@ class Compactor:
             self.numbers.checkpoints += 1
 
 
-def _rows(pieces: Sequence[Piece]) -> list[pa.Table]:
+def _rows(pieces: Sequence[CommittedRows]) -> list[pa.Table]:
     return [piece.rows for piece in pieces]
 
 

@@ -22,7 +22,7 @@ _JOINED_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Piece:
+class CommittedRows:
     """Rows committed up to last_us, after the rows of the previous piece.
 
     first_s, last_s: time.monotonic() of the first and the last commit; setting the clock does not change their age.
@@ -45,12 +45,12 @@ class Snapshot:
 
 @dataclass
 class _Tenant:
-    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    pieces: dict[str, list[CommittedRows]] = field(default_factory=dict)
     segments: dict[str, tuple[Segment, ...]] = field(default_factory=dict)
     borders: dict[str, int] = field(default_factory=dict)
 
 
-class Hot:
+class HotRows:
     """Hot rows and the list of sealed files, changed together. Thread-safe."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Hot:
             self._grow(tenant, n_bytes)
             data = self._tenants.setdefault(tenant, _Tenant())
             pieces = data.pieces.setdefault(table, [])
-            pieces.append(Piece(received_us, rows, n_bytes, at_s, at_s))
+            pieces.append(CommittedRows(received_us, rows, n_bytes, at_s, at_s))
             while n := _n_to_join(pieces, data.borders.get(table, 0)):
                 pieces[-n:] = [_joined(pieces[-n:])]
 
@@ -106,7 +106,7 @@ class Hot:
 
     def begin_seal(
         self, tenant: str, table: str, settle_s: float | None, *, most_rows: int
-    ) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+    ) -> tuple[tuple[CommittedRows, ...], tuple[CommittedRows, ...]]:
         """The oldest rows committed at least settle_s ago (None: all rows), and the later rows, until sealed().
 
         most_rows: at most this many rows at a time, but always a piece.
@@ -155,7 +155,7 @@ class Hot:
         self._bytes_of[tenant] += n_bytes
 
 
-def _n_to_join(pieces: Sequence[Piece], border_us: int) -> int:
+def _n_to_join(pieces: Sequence[CommittedRows], border_us: int) -> int:
     """How many of the last pieces to join now, 0 for none: pieces are few, and each row is copied only a few times.
 
     A run of pieces that are not much larger than the last piece is joined once it is long enough.
@@ -169,8 +169,8 @@ def _n_to_join(pieces: Sequence[Piece], border_us: int) -> int:
     return n if n >= _JOINED_AT_ONCE else 0
 
 
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    return Piece(
+def _joined(pieces: Sequence[CommittedRows]) -> CommittedRows:
+    return CommittedRows(
         pieces[-1].last_us,
         joined([piece.rows for piece in pieces]),
         sum(piece.n_bytes for piece in pieces),

@@ -16,7 +16,7 @@ from stallscope.store.hub import schema, segments, views
 from stallscope.store.hub.batches import Batch, Receipt, completed
 from stallscope.store.hub.compactor import Compactor, CompactorTotals
 from stallscope.store.hub.damage import Damage, Position, reason_unreadable_inside, whole
-from stallscope.store.hub.hot import Hot, Snapshot
+from stallscope.store.hub.hot import HotRows, Snapshot
 from stallscope.store.hub.job_filter import MEMBERS, JobFilter
 from stallscope.store.hub.journal import Journal, Segment, line
 from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
@@ -40,7 +40,7 @@ class HubStore:
         self.folder = folder
         self._journal, self._limits = journal, limits
         self._is_closed = False
-        self._hot = Hot()
+        self._hot = HotRows()
         self.damage = Damage(folder)
         self.unexamined = Unexamined()
         self._checked_s: dict[str, float] = {}

@@ -24,7 +24,7 @@ _ALSO = ("tokens.json", GAPS_NAME, POSITION_NAME)
 
 
 @dataclass
-class Findings:
+class FolderProblems:
     """Problems of a folder as sentences, of which n_repaired were repaired. n_rows: readable rows."""
 
     n_segments: int = 0
@@ -33,7 +33,7 @@ class Findings:
     n_repaired: int = 0
 
 
-def check(folder: Path, *, repair: bool = False) -> Findings:
+def check(folder: Path, *, repair: bool = False) -> FolderProblems:
     """Read everything in the folder of a stopped hub. Raises StorageFailed, NewerSchema, BadInput.
 
     repair: keep the readable row groups of damaged segments, and remove unreadable parts from the lists. The damaged
@@ -44,7 +44,7 @@ def check(folder: Path, *, repair: bool = False) -> Findings:
             f"{folder} is not a hub's folder ({FILE_NAME} is missing); give the folder of the hub's --db"
         )
     folder = folder.absolute()
-    out = Findings()
+    out = FolderProblems()
     with closing(Journal.open(folder)) as journal:
         known = journal.segments()
         for segment in known:
@@ -54,7 +54,7 @@ def check(folder: Path, *, repair: bool = False) -> Findings:
     return out
 
 
-def _check_segment(journal: Journal, segment: Segment, out: Findings, *, repair: bool) -> None:
+def _check_segment(journal: Journal, segment: Segment, out: FolderProblems, *, repair: bool) -> None:
     out.n_segments += 1
     reason = reason_unreadable_inside(journal.folder, segment)
     if not reason:
@@ -107,7 +107,7 @@ def _set_aside(folder: Path, segment: Segment) -> None:
         (folder / segment.path).rename(target)
 
 
-def _check_journal(journal: Journal, out: Findings, *, repair: bool) -> None:
+def _check_journal(journal: Journal, out: FolderProblems, *, repair: bool) -> None:
     for key, n_rows, reason in journal.checked_entries():
         if not reason:
             out.n_rows += n_rows
@@ -119,7 +119,7 @@ def _check_journal(journal: Journal, out: Findings, *, repair: bool) -> None:
 
 
 def _check_other_files(
-    folder: Path, journal: Journal, known: list[Segment], out: Findings, *, repair: bool
+    folder: Path, journal: Journal, known: list[Segment], out: FolderProblems, *, repair: bool
 ) -> None:
     if repair:
         known = journal.segments()
@@ -136,7 +136,7 @@ def _check_other_files(
         out.problems.append(f"the write-ahead log lost its tail: the commits of its last {lost_s:.1f} s")
 
 
-def back_up(folder: Path, target: Path) -> Findings:
+def back_up(folder: Path, target: Path) -> FolderProblems:
     """Copy the folder of a hub, running or not, to a new folder. Raises BadInput, StorageFailed."""
     if not (folder / FILE_NAME).is_file():
         raise BadInput(
@@ -184,7 +184,7 @@ def _linked_or_copied(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def restore(backup: Path, folder: Path) -> Findings:
+def restore(backup: Path, folder: Path) -> FolderProblems:
     """Restore a copy as the folder of a hub. Raises BadInput, StorageFailed."""
     _check_empty(folder, "--db")
     if not (backup / FILE_NAME).is_file():

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, kept_rows, packed_early
-from stallscope.store.hub.hot import Hot
+from stallscope.store.hub.hot import HotRows
 from stallscope.store.hub.journal import Entry, Journal
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory import resident_bytes
@@ -77,7 +77,7 @@ class Writer:
     def __init__(
         self,
         journal: Journal,
-        hot: Hot,
+        hot: HotRows,
         *,
         nodes: Nodes,
         limits: Limits,
