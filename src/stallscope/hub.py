@@ -148,7 +148,11 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             )
         )
         parts, lifespan = stack.enter_context(front(store, rates.load(options.settings.rates)))
-        routes = [*parts, *alerts_api.routes(alert_state), *page.routes]
+        routes = [
+            *parts,
+            *alerts_api.routes(alert_state, has_receivers=alert_config is not None),
+            *page.routes,
+        ]
         app = create_app(routes, context=context, lifespan=lifespan)
         grpc.start()
         stack.callback(lambda: grpc.stop(_GRACE_S).wait())

@@ -30,7 +30,7 @@ def incident(
         "is_lower_bound": False,
         "since_ns": T0_NS + round(begin_s * S),
     }
-    own = {name: values.pop(name) for name in ("tenant", "cluster") if name in values}
+    own = {name: values.pop(name) for name in ("tenant", "cluster", "owner") if name in values}
     updated_ns = values.pop("updated_ns", T0_NS + round((begin_s if end_s is None else end_s) * S))
     return Incident(
         verdict_id=verdict_id,

@@ -104,7 +104,9 @@ def application(state: AlertState, identity: Identity) -> ASGIApp:
         assert isinstance(raised, StallscopeError)
         return refused(raised)
 
-    inner = Starlette(routes=alerts_api.routes(state), exception_handlers={StallscopeError: error})
+    inner = Starlette(
+        routes=alerts_api.routes(state, has_receivers=True), exception_handlers={StallscopeError: error}
+    )
 
     async def app(scope, receive, send):
         scope.setdefault("state", {})["identity"] = identity
@@ -148,7 +150,7 @@ def test_tenant_manages_only_its_own_alerts_over_http(config_file, db):
                 ("POST", "/api/v1/alerts/silences", silencing | {"duration": "900d"}),
             )
         )
-        assert answers[0].json() == {"alerts": [], "silences": []}
+        assert answers[0].json() == {"has_receivers": True, "alerts": [], "silences": []}
         assert [answer.status_code for answer in answers[1:]] == [404, 404, 400]
         done = asyncio.run(
             exchange(

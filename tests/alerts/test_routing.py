@@ -39,6 +39,22 @@ def test_every_condition_must_accept_the_incident(match, expected):
     assert matches(Match(**match), incident()) is expected
 
 
+@pytest.mark.parametrize(
+    ("match", "owner", "expected"),
+    [
+        ({"owner": ("ann",)}, {"user": "ann", "account": "vision"}, True),
+        ({"owner": ("vis*",)}, {"user": "ann", "account": "vision"}, True),
+        ({"owner": ("bob",)}, {"user": "ann", "account": "vision"}, False),
+        ({"owner": ("*",)}, {}, False),
+        ({"namespace": ("train-?",)}, {"namespace": "train-a"}, True),
+        ({"namespace": ("train-?",)}, {"user": "train-a"}, False),
+        ({"namespace": ("train-a",), "owner": ("ann",)}, {"namespace": "train-a", "user": "bob"}, False),
+    ],
+)
+def test_owner_and_namespace_of_the_job_decide_the_route(match, owner, expected):
+    assert matches(Match(**match), incident(owner=owner)) is expected
+
+
 def test_group_key_depends_on_the_grouped_fields_only():
     first, second = incident("a", cluster="c1"), incident("b", cluster="c2")
     assert group_key(("incident",), first) != group_key(("incident",), second)

@@ -145,13 +145,18 @@ Receiver = Annotated[
 
 
 class Match(_Part):
-    """Conditions on an incident; an empty condition accepts every value. Names may contain * and ?."""
+    """Conditions on an incident; an empty condition accepts every value. Names may contain * and ?.
+
+    owner: the user or the account of the job. namespace: of Kubernetes. An incident without a known owner has none.
+    """
 
     severity: Annotated[tuple[Literal[SEVERITIES], ...], BeforeValidator(_words)] = ()  # type: ignore[valid-type]
     kind: Annotated[tuple[Literal[KINDS], ...], BeforeValidator(_words)] = ()  # type: ignore[valid-type]
     tenant: Words = ()
     cluster: Words = ()
     node: Words = ()
+    owner: Words = ()
+    namespace: Words = ()
 
 
 class QuietHours(_Part):

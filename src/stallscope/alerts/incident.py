@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stallscope.events.verdict_fields import FIELDS, SEVERITIES
@@ -16,6 +16,7 @@ class Incident:
     """One incident. row: the values of events/verdict_fields.py. Times are ns since 1970.
 
     closed_ns: None while the incident is open. code: the innermost stack frame of the culprit, "" without a stack.
+    owner: labels of events/owner.py. recommendation: the action for programs, empty where none is known.
     """
 
     tenant: str
@@ -26,6 +27,8 @@ class Incident:
     closed_ns: int | None
     row: Mapping[str, Any]
     code: str = ""
+    owner: Mapping[str, str] = field(default_factory=dict)
+    recommendation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +74,7 @@ def from_hub(rows: Iterable[Mapping[str, Any]]) -> list[Incident]:
             updated_ns=_ns(row["updated_at"]),
             closed_ns=None if row["state"] == "open" else _ns(row["closed_at"] or row["updated_at"]),
             row={name: json.loads(row[name] or "[]") if name in _LISTS else row[name] for name in _NAMES},
-            code=_code(json.loads(row["verdict"] or "{}")),
+            **_of_verdict(json.loads(row["verdict"] or "{}")),
         )
         for row in rows
     ]
@@ -90,8 +93,17 @@ def from_agent(line: Mapping[str, Any], cluster: str = "") -> Incident:
         updated_ns=at_ns,
         closed_ns=at_ns if line["state"] == "closed" else None,
         row=values | {name: values[name] or [] for name in _LISTS} | times,
-        code=_code(line["verdict"]),
+        **_of_verdict(line["verdict"]),
     )
+
+
+def _of_verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that only the whole verdict has."""
+    return {
+        "code": _code(verdict),
+        "owner": verdict.get("owner") or {},
+        "recommendation": verdict.get("recommendation") or {},
+    }
 
 
 def _code(verdict: Mapping[str, Any]) -> str:

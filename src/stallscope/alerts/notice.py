@@ -107,6 +107,8 @@ def _member(incident: Incident) -> dict[str, Any]:
         "verdict_id": incident.verdict_id,
         "cluster": incident.cluster,
         "state": "open" if incident.is_open else "closed",
+        "owner": dict(incident.owner),
+        "recommendation": dict(incident.recommendation),
         **{name: incident.row[name] for name in names},
     }
 

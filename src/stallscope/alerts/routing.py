@@ -44,6 +44,8 @@ def matches(match: "Match", incident: Incident) -> bool:
         and _accepts(match.tenant, [incident.tenant])
         and _accepts(match.cluster, [incident.cluster])
         and _accepts(match.node, incident.row["nodes"])
+        and _accepts(match.owner, _labels(incident, "user", "account"))
+        and _accepts(match.namespace, _labels(incident, "namespace"))
     )
 
 
@@ -72,6 +74,10 @@ def group_key(group_by: Sequence[str], incident: Incident) -> str:
         values = [incident.tenant, *(f"{name}={value_of[name]}" for name in sorted(set(group_by)))]
     digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=12).hexdigest()
     return f"stallscope-{digest}"
+
+
+def _labels(incident: Incident, *names: str) -> list[str]:
+    return [incident.owner[name] for name in names if incident.owner.get(name)]
 
 
 def _accepts(patterns: Sequence[str], values: Sequence[str]) -> bool:

@@ -193,23 +193,34 @@ class AlertState:
                 (next_attempt_ns, error, delivery.notice.key, receiver),
             )
 
-    def listed(self, tenant: str | None = None, *, is_open: bool = False) -> list[dict[str, Any]]:
-        """The alerts, newest first. tenant: None lists all tenants."""
+    def listed(
+        self, tenant: str | None = None, *, is_open: bool = False, incident: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The alerts, newest first. tenant: None lists all tenants. incident: only the alerts of this incident."""
         with self._lock:
             rows = self._db.execute(
-                "SELECT * FROM alerts WHERE (?1 IS NULL OR tenant = ?1) AND (NOT ?2 OR over_ns IS NULL) "
+                "SELECT * FROM alerts AS a WHERE (?1 IS NULL OR tenant = ?1) AND (NOT ?2 OR over_ns IS NULL) "
+                "AND (?3 IS NULL OR EXISTS (SELECT 1 FROM members AS m WHERE m.key = a.key "
+                "AND m.receiver = a.receiver AND m.tenant = a.tenant AND m.verdict_id = ?3)) "
                 "ORDER BY raised_ns DESC",
-                (tenant, is_open),
+                (tenant, is_open, incident),
             ).fetchall()
         return [_listed(row) for row in rows]
 
     def acknowledge(self, key: str, user: str, now_ns: int, tenant: str | None = None) -> None:
         """Send no further updates of an alert, only its end or a higher severity. Raises NotFound."""
+        self._set_acknowledged(key, user, now_ns, tenant)
+
+    def end_acknowledgement(self, key: str, tenant: str | None = None) -> None:
+        """Send updates of an alert again. Raises NotFound."""
+        self._set_acknowledged(key, None, None, tenant)
+
+    def _set_acknowledged(self, key: str, user: str | None, at_ns: int | None, tenant: str | None) -> None:
         with self._transaction() as db:
             n_rows = db.execute(
                 "UPDATE alerts SET acknowledged_by = ?2, acknowledged_ns = ?3 "
                 "WHERE key = ?1 AND (?4 IS NULL OR tenant = ?4)",
-                (key, user, now_ns, tenant),
+                (key, user, at_ns, tenant),
             ).rowcount
         if not n_rows:
             raise NotFound(f"no alert {key[:80]!r}; `stallscope alerts list` lists the alerts")
@@ -220,7 +231,7 @@ class AlertState:
         """Silence matching incidents. tenant: "" covers all tenants. Raises BadInput for a silence of everything."""
         conditions = match.model_dump(exclude_defaults=True, mode="json")
         if not conditions:
-            raise BadInput("a silence needs a condition: severity, kind, cluster or node")
+            raise BadInput(f"a silence needs a condition: {', '.join(type(match).model_fields)}")
         silence = Silence(
             silence_id=secrets.token_hex(4),
             tenant=tenant,
@@ -352,6 +363,7 @@ def _as_incident(wanted: Notice, member: dict[str, Any]) -> Incident:
         updated_ns=wanted.begin_ns,
         closed_ns=wanted.end_ns,
         row=member,
+        owner=member.get("owner") or {},
     )
 
 

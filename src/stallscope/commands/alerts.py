@@ -138,6 +138,7 @@ def list_(
 @alerts_app.command()
 def acknowledge(
     key: Annotated[str, typer.Argument(help="The alert's key, as `alerts list` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Send updates again.")] = False,
     user: User = "",
     db: StateDb = None,
     settings: SettingsFile = None,
@@ -147,8 +148,11 @@ def acknowledge(
     from contextlib import closing
 
     with closing(_state(db, settings)) as state:
-        state.acknowledge(key, user or _user(), time.time_ns())
-    typer.echo(f"{key} is acknowledged")
+        if undo:
+            state.end_acknowledgement(key)
+        else:
+            state.acknowledge(key, user or _user(), time.time_ns())
+    typer.echo(f"{key} is {'not acknowledged any more' if undo else 'acknowledged'}")
 
 
 @alerts_app.command()
@@ -158,6 +162,8 @@ def silence(
     node: Annotated[list[str] | None, typer.Option(help="Machines; * and ? match.")] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Kinds of verdict.")] = None,
     severity: Annotated[list[str] | None, typer.Option(help="Severities.")] = None,
+    owner: Annotated[list[str] | None, typer.Option(help="Users or accounts; * and ? match.")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="Namespaces; * and ? match.")] = None,
     comment: Annotated[str, typer.Option(help="Reason, for the other users.")] = "",
     user: User = "",
     db: StateDb = None,
@@ -172,6 +178,7 @@ def silence(
     from stallscope.alerts.config import Match, first_complaint
 
     conditions = {"cluster": cluster, "node": node, "kind": kind, "severity": severity}
+    conditions |= {"owner": owner, "namespace": namespace}
     try:
         match = Match.model_validate({name: values for name, values in conditions.items() if values})
     except ValidationError as error:

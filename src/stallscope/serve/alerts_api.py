@@ -15,6 +15,7 @@ from stallscope.events.clock_text import iso_utc
 from stallscope.serve.tokens import Identity
 
 _MOST_SILENCE_S = 30 * 86_400
+_NO_STORE = {"Cache-Control": "no-store"}
 
 
 class _Silencing(BaseModel):
@@ -26,21 +27,34 @@ class _Silencing(BaseModel):
     comment: Annotated[str, BeforeValidator(str), Field(max_length=500)] = ""
 
 
-def routes(state: AlertState) -> list[BaseRoute]:
-    """The routes over a state file. A tenant sees and changes only its own alerts and silences."""
+def routes(state: AlertState, *, has_receivers: bool) -> list[BaseRoute]:
+    """The routes over a state file. A tenant sees and changes only its own alerts and silences.
+
+    A request with the cookie of a session passes the same check of its origin as all requests of the page. A share
+    link lacks the scope read. has_receivers: whether the hub sends alerts.
+    """
 
     async def listed(request: Request) -> Response:
         identity = _reader(request)
         is_open = request.query_params.get("state") == "open"
-        alerts = [_with_times(alert) for alert in state.listed(identity.tenant, is_open=is_open)]
-        silences = [_silence(silence) for silence in state.silences(time.time_ns(), identity.tenant)]
-        return JSONResponse({"alerts": alerts, "silences": silences})
+        incident = request.query_params.get("incident")
+        alerts = state.listed(identity.tenant, is_open=is_open, incident=incident)
+        silences = state.silences(time.time_ns(), identity.tenant)
+        answer = {
+            "has_receivers": has_receivers,
+            "alerts": [_with_times(alert) for alert in alerts],
+            "silences": [_silence(silence) for silence in silences],
+        }
+        return JSONResponse(answer, headers=_NO_STORE)
 
     async def acknowledge(request: Request) -> Response:
-        identity = _reader(request)
+        identity, key = _reader(request), request.path_params["key"]
+        if request.method == "DELETE":
+            state.end_acknowledgement(key, identity.tenant)
+            return Response(status_code=204)
         user = f"token {identity.token_id}"
-        state.acknowledge(request.path_params["key"], user, time.time_ns(), identity.tenant)
-        return JSONResponse({"key": request.path_params["key"], "acknowledged_by": user})
+        state.acknowledge(key, user, time.time_ns(), identity.tenant)
+        return JSONResponse({"key": key, "acknowledged_by": user})
 
     async def silence(request: Request) -> Response:
         identity = _reader(request)
@@ -62,7 +76,7 @@ def routes(state: AlertState) -> list[BaseRoute]:
         Route("/api/v1/alerts", listed, methods=["GET"]),
         Route("/api/v1/alerts/silences", silence, methods=["POST"]),
         Route("/api/v1/alerts/silences/{silence_id}", end_silence, methods=["DELETE"]),
-        Route("/api/v1/alerts/{key}/acknowledge", acknowledge, methods=["POST"]),
+        Route("/api/v1/alerts/{key}/acknowledge", acknowledge, methods=["POST", "DELETE"]),
     ]
 
 
