@@ -1,0 +1,159 @@
+"""The answer of a verdict in one or two sentences."""
+
+from stallscope.diagnose.causes import leading
+from stallscope.diagnose.report.hang_sentences import failure_sentence, hang_sentence
+from stallscope.diagnose.report.phrases import identity_text, ms_text, name_text, ranks_text, short_frame
+from stallscope.diagnose.report.verdict import Verdict
+
+_MOST_RANKS = 12
+
+
+def summary(verdict: Verdict) -> str:
+    """One or two sentences: the rank, its lateness, how often, and the cause."""
+    sentences = {
+        "straggler": _straggler,
+        "device": _device,
+        "process": _process,
+        "failure": failure_sentence,
+        "hang": hang_sentence,
+        "mismatch": _mismatch,
+        "imbalance": _imbalance,
+        "change": _change,
+        "link": _link,
+        "inconclusive": _inconclusive,
+    }
+    return sentences[verdict.kind](verdict)
+
+
+def _straggler(verdict: Verdict) -> str:
+    if stated := verdict.evidence.stated:
+        return f"{ranks_text(verdict.ranks).capitalize()} is slower than the others: {stated}."
+    late = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    is_plural = len(verdict.ranks) > 1 and len(verdict.nodes) > 1
+    verb = "slow down" if is_plural else "slows down"
+    return f"{_subject(verdict)} {verb} the job: {late} late {_how_often(verdict)}{_because(verdict)}."
+
+
+def _subject(verdict: Verdict) -> str:
+    """The rank with its host and process, or the nodes whose ranks are all named."""
+    if len(verdict.ranks) > 1:
+        named = ", ".join(verdict.nodes[:4]) + (
+            f" and {len(verdict.nodes) - 4} more" if verdict.nodes[4:] else ""
+        )
+        ranks = (
+            f"{len(verdict.ranks)} ranks" if len(verdict.ranks) > _MOST_RANKS else ranks_text(verdict.ranks)
+        )
+        return f"Node{'s' if len(verdict.nodes) > 1 else ''} {named} ({ranks})"
+    return f"Rank {verdict.ranks[0]}{identity_text(verdict)}"
+
+
+def _because(verdict: Verdict) -> str:
+    states = [part.state for part in leading(verdict.causes)]
+    return f", {' and '.join(states)}" if states else ""
+
+
+def _how_often(verdict: Verdict) -> str:
+    if verdict.evidence.is_one_off:
+        return "once"
+    if verdict.period_steps:
+        return f"every {verdict.period_steps} steps"
+    return f"in {verdict.evidence.n_late_steps} of {verdict.evidence.n_steps} steps"
+
+
+def _device(verdict: Verdict) -> str:
+    held = verdict.causes[0].evidence if verdict.causes else None
+    if held and held.clock_held_by and verdict.late_ms is None:
+        return (
+            f"The GPU of {ranks_text(verdict.ranks)}{identity_text(verdict)} runs at {held.clock_mhz} MHz instead of "
+            f"{held.usual_mhz} MHz, held down by {', '.join(held.clock_held_by)}; the other ranks wait for it."
+        )
+    late = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    return (
+        f"The GPU of {ranks_text(verdict.ranks)}{identity_text(verdict)} is {late} slower per step "
+        f"{_how_often(verdict)}{_because(verdict)}."
+    )
+
+
+def _process(verdict: Verdict) -> str:
+    facts = verdict.evidence
+    where = f" on {', '.join(verdict.nodes)}" if any(verdict.nodes) else ""
+    if (gain := facts.gain_at_most) is not None and verdict.causes:
+        at = short_frame(facts.line or "")
+        line = f", at {at}" if at.strip() and at not in verdict.causes[0].title else ""
+        return (
+            f"Process {facts.pid} ({facts.command}){where} {verdict.causes[0].title}{line}: "
+            f"{facts.share:.0%} of its time; at most {gain:.1f} times faster without it."
+        )
+    return (
+        f"Process {facts.pid} ({facts.command}){where} keeps its GPU waiting: "
+        f"{facts.n_late_steps} of {facts.n_steps} steps take {_ms_of(facts.step_ms_late)} "
+        f"instead of {_ms_of(facts.step_ms_usual)}{_because(verdict)}."
+    )
+
+
+def _ms_of(value: float | None) -> str:
+    return "some time" if value is None else ms_text(value)
+
+
+def _mismatch(verdict: Verdict) -> str:
+    return (
+        f"{ranks_text(verdict.ranks).capitalize()} entered round {verdict.first_round} of communicator "
+        f"{verdict.comm_hash} with a different operation, size or type than the other ranks{_since_then(verdict)}."
+    )
+
+
+def _since_then(verdict: Verdict) -> str:
+    waited = verdict.evidence.waited_s
+    return f"; since then the job has made no progress for {waited} s" if waited is not None else ""
+
+
+def _imbalance(verdict: Verdict) -> str:
+    if stage := verdict.evidence.slow_stage:
+        extra = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "more"
+        return (
+            f"Uneven work, no faulty machine: the stage of {ranks_text(stage)} works {extra} longer per step, "
+            "and the others wait for it."
+        )
+    if more := verdict.evidence.more_work:
+        extra = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "more"
+        return (
+            f"Uneven work, no faulty machine: {ranks_text(more)} {'works' if len(more) == 1 else 'work'} {extra} "
+            f"longer {_how_often(verdict)}, and the others wait."
+        )
+    return (
+        f"Uneven work, no faulty machine: in {verdict.evidence.n_late_steps} of "
+        f"{verdict.evidence.n_steps} steps a rank is late, and the late rank changes."
+    )
+
+
+def _inconclusive(verdict: Verdict) -> str:
+    if verdict.evidence.largest_item:
+        because = verdict.abstained_because
+        return (
+            f"Process {verdict.evidence.pid} has no known fault, but is not shown to be healthy: {because}."
+        )
+    if verdict.cost is None and verdict.evidence.suspects and verdict.late_ms is None:
+        return f"The job makes no more calls: {verdict.abstained_because}."
+    return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
+
+
+def _change(verdict: Verdict) -> str:
+    """The whole job became slower: when, by how much, and which part of the step grew."""
+    facts = verdict.evidence
+    before, after = facts.step_ms_before or 0.0, facts.step_ms_after or 0.0
+    parts = [f"{name_text(name)} +{ms_text(ms)}" for name, ms in (facts.grew_ms or {}).items()]
+    growth = f" ({', '.join(parts)} per step)" if parts else ""
+    return (
+        f"The whole job became {after / before - 1:.0%} slower at step {verdict.evidence.from_step}: steps "
+        f"take {ms_text(after)} instead of {ms_text(before)}{growth}. No rank is to blame: {verdict.abstained_because}."
+    )
+
+
+def _link(verdict: Verdict) -> str:
+    suspects, times = verdict.evidence.suspects, verdict.evidence.times_as_long
+    ranks = ranks_text(suspects) if suspects else "a group of ranks"
+    more = f", {ms_text(verdict.late_ms['median'])} more in" if verdict.late_ms else " in"
+    return (
+        f"The collectives of {ranks} take {times} times as long on their GPUs as similar collectives{more} each of "
+        f"{verdict.evidence.n_late_steps} steps: {verdict.abstained_because}."
+    )
