@@ -57,7 +57,7 @@ def measured(load: str, *, seconds: float) -> dict[str, Any]:
         after, numbers = hub.cpu_s(), hub.numbers()
         n_verdicts = len(hub.ask("fleet.cluster.verdicts")["rows"])
         rss_mb = hub.rss_mb()
-    left_out = int(numbers["standing_rows_left_out_total"])
+    left_out = int(numbers["diagnosis_rows_left_out_total"])
     return {
         "ranks": int(ranks),
         "rate": int(rate),

@@ -186,13 +186,13 @@ def of_hub(trace: Trace, folder: Path, explained: list[Row]) -> tuple[list[Row],
         def answer() -> list[Row]:
             return verdicts(TenantContext(hub, TENANT), VerdictsParams()).rows
 
-        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing:
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
             for is_last, bodies in requests(trace):
                 if is_last:
                     while_running = _settled(answer, lambda rows: is_same(rows, explained))
                 for body in bodies:
                     store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-                _until(standing.is_idle, 120)
+                _until(diagnosis.is_idle, 120)
             ended = _settled(answer, lambda rows: rows and all(row["state"] == "closed" for row in rows))
         return while_running, ended
 

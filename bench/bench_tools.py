@@ -176,10 +176,10 @@ def ingest(
 
 def timed(hub: Hub) -> dict[str, float]:
     """Seconds of each tool and of a grouping in SQL: median, and the first time."""
-    known, asker = collected(tools), TenantContext(hub, "a")
+    known, context = collected(tools), TenantContext(hub, "a")
     out: dict[str, float] = {}
     calls: dict[str, Callable[[], object]] = {
-        name.rsplit(".", 1)[1]: partial(_rows, known[name], asker, arguments)
+        name.rsplit(".", 1)[1]: partial(_rows, known[name], context, arguments)
         for name, arguments in ASKED.items()
     }
     calls["sql_group"] = lambda: hub.workers.query(GROUP, tenant="a").rows
@@ -193,8 +193,8 @@ def timed(hub: Hub) -> dict[str, float]:
     return out
 
 
-def _rows(tool: Any, asker: TenantContext, arguments: dict[str, Any]) -> object:
-    return answer(tool, asker, arguments)["rows"]
+def _rows(tool: Any, context: TenantContext, arguments: dict[str, Any]) -> object:
+    return answer(tool, context, arguments)["rows"]
 
 
 def under_attack(hub: Hub, first_round: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         "ranks_with_other_rounds": sum(not has_each_round(*row[1:]) for row in stored),
         "dropped_rows": sum(agent.sender.n_not_sent for agent in agents),
         "refused_requests": round(numbers["requests_refused_total"] - before["requests_refused_total"]),
-        "rows_left_out_of_the_diagnosis": round(numbers["standing_rows_left_out_total"]),
+        "rows_left_out_of_the_diagnosis": round(numbers["diagnosis_rows_left_out_total"]),
         "drain_s": round(drain_s, 1),
         "rss_mb_median": round(statistics.median(samples)),
         "rss_mb_max": max(samples),

@@ -101,7 +101,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         tokens = Tokens(options.db / TOKENS_FILE)
         memory = _memory(options.settings)
         store = stack.enter_context(closing(HubStore.open(options.db, Limits.within(memory))))
-        standing = stack.enter_context(
+        diagnosis = stack.enter_context(
             closing(
                 ContinuousDiagnosis(store, _streams(options.settings, memory), n_processes=_n_processes())
             )
@@ -131,7 +131,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             is_open=is_open,
         )
         expose(context.registry, "stallscope_hub", receiver.numbers)
-        expose(context.registry, "stallscope_hub", lambda: asdict(standing.numbers))
+        expose(context.registry, "stallscope_hub", lambda: asdict(diagnosis.numbers))
         expose(context.registry, "stallscope_hub", raising.numbers)
         expose(context.registry, "stallscope_hub", lambda: {"uptime_seconds": time.monotonic() - begin_s})
         # Bind all addresses before serving on any.
@@ -143,8 +143,8 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             opened(
                 store,
                 sign_in,
-                confirmed_ns=standing.confirmed_ns,
-                health=lambda identity: _health(identity, receiver, standing, certificates),
+                confirmed_ns=diagnosis.confirmed_ns,
+                health=lambda identity: _health(identity, receiver, diagnosis, certificates),
             )
         )
         parts, lifespan = stack.enter_context(front(store, rates.load(options.settings.rates)))
@@ -216,18 +216,18 @@ def _state(store: HubStore, certificates: Certificates | None, begin_s: float) -
 
 
 def _health(
-    identity: Identity, receiver: Receiver, standing: ContinuousDiagnosis, certificates: Certificates | None
+    identity: Identity, receiver: Receiver, diagnosis: ContinuousDiagnosis, certificates: Certificates | None
 ) -> dict[str, object]:
     """The state of the hub on its page; numbers over all tenants only for tokens with the scope admin."""
     state: dict[str, object] = {
         "tls": "none" if certificates is None else certificates.warning() or "good",
-        "lag_s": round(standing.numbers.standing_lag_s, 1),
+        "lag_s": round(diagnosis.numbers.diagnosis_lag_s, 1),
     }
     if "admin" in identity.scopes:
         numbers = receiver.numbers()
         names = ("queue_rows", "batches_refused", "rows_stored")
         state |= {name: numbers[name] for name in names if name in numbers}
-        state["rows_not_examined"] = standing.numbers.standing_rows_left_out
+        state["rows_not_examined"] = diagnosis.numbers.diagnosis_rows_left_out
     return state
 
 

@@ -167,8 +167,8 @@ def test_both_ends_of_a_cost_are_told_of_one_machine_and_of_all(tmp_path: Path):
     store.write(db, trace)
 
     async def ask(agents: Fleet) -> None:
-        asker = Node(Settings(db=db, usd_per_gpu_hour=3600.0), agents.addresses, agents.access())
-        async with Client(serving.made(asker)) as client:
+        context = Node(Settings(db=db, usd_per_gpu_hour=3600.0), agents.addresses, agents.access())
+        async with Client(serving.made(context)) as client:
             verdict = (await called(client, "verdicts", detail="full"))["rows"][0]
             assert verdict["ranks"] == [LATE_IN_SLACK]
             least, usd, most, most_usd = (verdict[name] for name in COSTS)

@@ -14,7 +14,7 @@ from stallscope.diagnose import Stream
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
-from .test_standing import TENANT, as_arrow, slow_job, verdicts, wait_for
+from .test_continuous_diagnosis import TENANT, as_arrow, slow_job, verdicts, wait_for
 
 
 class Broken(Stream):
@@ -58,12 +58,12 @@ def test_after_the_end_of_the_process_the_answer_is_unknown_and_the_incident_con
     monkeypatch.setattr("stallscope.continuous.shard._LEAST_RUN_S", 0.0)
     with (
         closing(HubStore.open(tmp_path, Limits(maintenance_s=3600))) as store,
-        closing(ContinuousDiagnosis(store, n_processes=1)) as standing,
+        closing(ContinuousDiagnosis(store, n_processes=1)) as diagnosis,
     ):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
-        (shard,) = standing._shards
+        (shard,) = diagnosis._shards
         os.kill(shard._streams.pid, signal.SIGKILL)
         wait_for(lambda: "the process of the diagnosis" in store.unexamined.reason(TENANT, "c1"))
-        wait_for(lambda: standing.confirmed_ns(TENANT) and standing.is_idle())
+        wait_for(lambda: diagnosis.confirmed_ns(TENANT) and diagnosis.is_idle())
         assert [row[-1] for row in verdicts(store)] == ["open"]

@@ -143,12 +143,12 @@ def hub_verdicts(db: Path, trace: Trace) -> Verdicts:
     """Sent as an agent does, diagnosed continuously, asked by the tool."""
     folder = db.with_suffix(".hub")
     with closing(HubStore.open(folder)) as store:
-        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing:
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
             for body in sent(trace):
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-                wait_until(standing.is_idle)
+                wait_until(diagnosis.is_idle)
             time.sleep(1.0)  # a few ticks of the diagnosis
-            wait_until(standing.is_idle)
+            wait_until(diagnosis.is_idle)
         hub = Hub(store, rates.load(None), None)  # type: ignore[arg-type]
         return verdicts(TenantContext(hub, TENANT), VerdictsParams())
 

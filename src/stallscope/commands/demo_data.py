@@ -110,14 +110,14 @@ def _write_hub(folder: Path, traces: list[Trace]) -> None:
     now_ns = time.time_ns()
     with (
         closing(HubStore.open(folder)) as store,
-        closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing,
+        closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis,
     ):
         for part in range(_N_REQUESTS):
             for trace in traces:
                 body = _request(trace, part, now_ns)
                 store.append(arrow.decode(body, TENANT, limit=_MAX_REQUEST_BYTES)).result(_PATIENCE_S)
-            _wait_until(standing.is_idle)
-        _wait_until(lambda: standing.numbers.verdicts_opened > 0 and standing.is_idle())
+            _wait_until(diagnosis.is_idle)
+        _wait_until(lambda: diagnosis.numbers.verdicts_opened > 0 and diagnosis.is_idle())
 
 
 def _request(trace: Trace, part: int, now_ns: int) -> bytes:

@@ -1,12 +1,13 @@
 """The continuous diagnosis: rows that arrive at the hub are diagnosed at once, and the verdicts are stored as rows.
 
-standing        the diagnosis of a hub: its clusters, divided into shards
+diagnosis       the diagnosis of a hub: its clusters, divided into shards
 shard           the thread that feeds the streams of a share of the clusters and writes verdicts
 streams         the streams of one process
-stream_process  the same in a process of its own
+stream_process  the same streams in a separate process
 backlog         the rows to examine: a turn for each cluster, a sample of rounds under overload, and a bound
 continued       incidents that keep their id over restarts and gaps
-rows            the change of an incident as rows of the hub
+job_rows        the jobs of a cluster as rows of the hub
+verdict_rows    the change of an incident as rows of the hub
 """
 
 from stallscope.continuous.diagnosis import ContinuousDiagnosis

@@ -45,7 +45,7 @@ class ContinuousDiagnosis:
         totals = {
             field.name: sum(getattr(numbers, field.name) for numbers in each) for field in fields(ShardTotals)
         }
-        totals["standing_lag_s"] = max(numbers.standing_lag_s for numbers in each)
+        totals["diagnosis_lag_s"] = max(numbers.diagnosis_lag_s for numbers in each)
         return ShardTotals(**totals)
 
     def close(self) -> None:

@@ -37,12 +37,12 @@ _MOST_TAIL_ROWS = 500_000
 
 @dataclass
 class ShardTotals:
-    """Totals since the start, for /metrics; standing_lag_s: current waiting time of the oldest row."""
+    """Totals since the start, for /metrics; diagnosis_lag_s: current waiting time of the oldest row."""
 
-    standing_rows: int = 0
-    standing_rows_left_out: int = 0
-    standing_failures: int = 0
-    standing_lag_s: float = 0.0
+    diagnosis_rows: int = 0
+    diagnosis_rows_left_out: int = 0
+    diagnosis_failures: int = 0
+    diagnosis_lag_s: float = 0.0
     verdicts_opened: int = 0
     verdicts_closed: int = 0
 
@@ -73,7 +73,7 @@ class Shard:
         self._ticked_s = 0.0
         self._resumed_s = time.monotonic()
         self._is_interrupted = False
-        self._thread = Thread(target=self._run, args=(tail,), name="hub-standing", daemon=True)
+        self._thread = Thread(target=self._run, args=(tail,), name="hub-diagnosis", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Shard:
             for key, tables in by_cluster(batch).items():
                 if self._owns(key):
                     n_rows = sum(map(len, tables.values()))
-                    self.numbers.standing_rows_left_out += n_rows
+                    self.numbers.diagnosis_rows_left_out += n_rows
                     self._store.unexamined.add(*key, n_rows=n_rows)
 
     def _run(self, tail: list[Batch]) -> None:
@@ -115,7 +115,7 @@ class Shard:
             self._backlog.done()
             if self._is_interrupted:
                 self._restart()
-            self.numbers.standing_lag_s = self._backlog.lag_s
+            self.numbers.diagnosis_lag_s = self._backlog.lag_s
             # Small batches cost as much as large ones: wait, for at most half of the time, to gather more rows.
             time.sleep(min(time.monotonic() - begin_s, _MOST_REST_S))
 
@@ -127,7 +127,7 @@ class Shard:
         try:
             step()
         except Exception as error:  # noqa: BLE001 (counted, logged, and stated in every answer about the cluster)
-            self.numbers.standing_failures += 1
+            self.numbers.diagnosis_failures += 1
             self._is_interrupted |= isinstance(error, ProcessEnded)
             if isinstance(error, (StallscopeError, StepFailed)):
                 _LOG.error("the continuous diagnosis: %s", error)
@@ -168,7 +168,7 @@ class Shard:
         advances = self._streams.tick()
         for key, advance in advances.items():
             if advance.failure:
-                self.numbers.standing_failures += 1
+                self.numbers.diagnosis_failures += 1
                 self._store.unexamined.add(*key, failure=advance.failure)
             self._note(key, advance.changes)
             self._confirmed_ns[key] = {
@@ -192,16 +192,16 @@ class Shard:
             is_behind=turn.is_behind,
         )
         if changes is None:
-            self.numbers.standing_rows_left_out += turn.n_rows
+            self.numbers.diagnosis_rows_left_out += turn.n_rows
             self._store.unexamined.add(*turn.key, n_rows=turn.n_rows)
             return
-        self.numbers.standing_rows += turn.n_rows
+        self.numbers.diagnosis_rows += turn.n_rows
         self._continued.rows_arrived(*turn.key, now_s=time.monotonic())
         self._note(turn.key, changes)
 
     def _report_left_out(self, turn: ClusterTurn) -> None:
         tenant, cluster = turn.key
-        self.numbers.standing_rows_left_out += turn.n_left_out
+        self.numbers.diagnosis_rows_left_out += turn.n_left_out
         self._store.unexamined.add(tenant, cluster, n_rows=turn.n_left_out, every=turn.every)
         n_before, every_before = self._left_out.get(turn.key, (0, 0))
         self._left_out[turn.key] = n_before + turn.n_left_out, turn.every

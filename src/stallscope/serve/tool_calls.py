@@ -23,11 +23,11 @@ async def called(
     """The tool's answer. Raises NotFound, NotAllowed, BadInput, TookTooLong, and the tool's own errors."""
     tool = tool_named(tools, name)
     identity.require(tool.scope)
-    asker = TenantContext(hub, identity.tenant)
+    context = TenantContext(hub, identity.tenant)
     with anyio.move_on_after(timeout_s):
-        result = await anyio.to_thread.run_sync(answer, tool, asker, arguments, abandon_on_cancel=True)
+        result = await anyio.to_thread.run_sync(answer, tool, context, arguments, abandon_on_cancel=True)
         cluster = arguments.get("cluster") if isinstance(arguments, Mapping) else None
-        if "summary" in result and (caveat := asker.caveat(cluster)):
+        if "summary" in result and (caveat := context.caveat(cluster)):
             result["summary"] += f" {caveat}"
         return {key: visible(value) for key, value in result.items()}
     raise TookTooLong(f"{name} took longer than {timeout_s:g} s; select a shorter time, or one cluster")

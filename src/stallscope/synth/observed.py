@@ -195,19 +195,19 @@ class Agents:
         """`snapshots` rows of some ranks at true times at_ns, which must not precede their hosts' own times."""
         ranks, at_ns = _recorded(ranks, at_ns, self.seen_ns)
         rows = layout.empty(layout.SNAPSHOTS, len(ranks))
-        standing = hosts.blocked_since[ranks] < NEVER
+        is_blocked = hosts.blocked_since[ranks] < NEVER
         ledger = hosts.ledger[:, ranks] - self._base_ledger[:, ranks]
-        stood = np.where(standing, at_ns - np.minimum(hosts.blocked_since[ranks], at_ns), 0)
-        category = np.where(standing, hosts.blocked_in[ranks], Category.ON_CPU)
+        stood = np.where(is_blocked, at_ns - np.minimum(hosts.blocked_since[ranks], at_ns), 0)
+        category = np.where(is_blocked, hosts.blocked_in[ranks], Category.ON_CPU)
         ledger[category - 1, np.arange(len(ranks))] += stood
         rows["ts_ns"] = self.clocks.reading(self.node[ranks], at_ns)
         rows["node"], rows["pid"], rows["alive"] = self.node[ranks], self.pid[ranks], 1
         rows["category"] = category
         rows["n_collectives"], rows["n_completed"] = hosts.n_enqueued[ranks], hosts.n_completed[ranks]
-        rows["in_call"] = np.where(standing, hosts.blocked_call[ranks], Op.NONE)
-        since = self.clocks.reading(self.node[ranks], np.where(standing, hosts.blocked_since[ranks], 0))
+        rows["in_call"] = np.where(is_blocked, hosts.blocked_call[ranks], Op.NONE)
+        since = self.clocks.reading(self.node[ranks], np.where(is_blocked, hosts.blocked_since[ranks], 0))
         rows["in_call_since_ns"] = np.where(rows["in_call"] > 0, since, UNKNOWN)
-        rows["syscall_nr"] = _syscalls(category, standing)
+        rows["syscall_nr"] = _syscalls(category, is_blocked)
         rows["ledger_ns"] = self.account(ranks, ledger, rows["ts_ns"])
         return rows
 
@@ -216,10 +216,10 @@ _SYSCALLS = {Category.SLEEP: 230, Category.LOCK: 202, Category.NET: 232, Categor
 """x86-64 numbers of the system call that blocks a thread in each category."""
 
 
-def _syscalls(category: Array, standing: Array) -> Array:
+def _syscalls(category: Array, is_blocked: Array) -> Array:
     numbers = np.full(len(category), UNKNOWN, np.int32)
     for known, number in _SYSCALLS.items():
-        numbers[standing & (category == known)] = number
+        numbers[is_blocked & (category == known)] = number
     return numbers
 
 

@@ -245,7 +245,7 @@ def _truth(run: _Run, twin: _Run | None, end_ns: int) -> Truth:
 def _waited_ns(run: _Run, end_ns: int) -> Array:
     """The time that each rank waited for others: in synchronise calls, on a full queue, and for ever."""
     hosts = run.hosts
-    standing = (hosts.blocked_since < NEVER) & (hosts.blocked_call > 0)
-    stood = np.where(standing, end_ns - hosts.blocked_since, 0)
+    is_blocked = (hosts.blocked_since < NEVER) & (hosts.blocked_call > 0)
+    stood = np.where(is_blocked, end_ns - hosts.blocked_since, 0)
     waited: Array = hosts.ledger[Category.WAIT_GPU - 1] + hosts.queued_ns + stood
     return waited

@@ -11,7 +11,7 @@ import pytest
 
 from stallscope.capture.probes.program import Program
 from stallscope.capture.stacks.memory import Memory
-from stallscope.capture.stacks.native import standing
+from stallscope.capture.stacks.native import stopped_thread
 from stallscope.capture.stacks.sampler import Stacks
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
@@ -23,7 +23,7 @@ NANOSLEEP = 230
 def waits(program: Program, pid: int) -> None:
     """Returns once the main thread is in that call."""
     until = time.monotonic() + 20
-    while (thread := standing(program.peek, pid)) is None or thread.syscall_nr != NANOSLEEP:
+    while (thread := stopped_thread(program.peek, pid)) is None or thread.syscall_nr != NANOSLEEP:
         assert time.monotonic() < until
         time.sleep(0.01)
 

@@ -14,7 +14,7 @@ import pytest
 
 from stallscope.capture.probes.program import Options, Program
 from stallscope.capture.stacks.code_map import Files, MappedCode
-from stallscope.capture.stacks.native import Calls, addresses, is_still, standing
+from stallscope.capture.stacks.native import Calls, addresses, is_still, stopped_thread
 from stallscope.capture.stacks.sampling import sampled
 
 from .interpreters import EACH_VERSION, INTERPRETERS, PROGRAMS, running
@@ -75,7 +75,7 @@ def waits_in(program: Program, pid: int, tid: int) -> tuple[MappedCode, Calls]:
     code.refresh()
     until = time.monotonic() + 20
     while True:
-        thread = standing(program.peek, tid)
+        thread = stopped_thread(program.peek, tid)
         if thread and thread.syscall_nr not in (-1, WRITE):
             calls = addresses(code, thread)
             if is_still(program.peek, tid, thread):
@@ -147,7 +147,7 @@ def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compile
         code.refresh()
         n_told = 0
         for _ in range(500):
-            thread = standing(program.peek, pid)
+            thread = stopped_thread(program.peek, pid)
             if thread and thread.syscall_nr < 0:
                 assert [
                     plain(code.name(address)) for address in addresses(code, thread).addresses[:4]

@@ -70,7 +70,7 @@ def collectives(cluster: str, *, straggler: int | None = STRAGGLER, n_rounds: in
 
 
 def verdict(cluster: str, *, rank: int = STRAGGLER, state: str = "open") -> pa.Table:
-    """What the standing diagnosis says of the straggler."""
+    """The verdicts of the continuous diagnosis on the straggler."""
     node = f"{cluster}-node-{rank // 4}"
     whole = {
         "kind": "straggler",

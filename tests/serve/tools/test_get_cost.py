@@ -31,7 +31,7 @@ def asker_of(tmp_path):
     """Gives who asks a hub that holds these verdicts."""
     with cluster.hub_in(tmp_path) as hub:
 
-        def asker(*message: dict[str, Any], **machines: Any) -> TenantContext:
+        def context(*message: dict[str, Any], **machines: Any) -> TenantContext:
             same = {
                 "cluster_id": "alpha",
                 "node_id": "alpha-node-0",
@@ -45,7 +45,7 @@ def asker_of(tmp_path):
             hub.store.append(Batch("", "a", tables)).result(timeout=30)
             return TenantContext(hub, "a")
 
-        yield asker
+        yield context
 
 
 def usd(gpu_seconds: float) -> float:
@@ -56,8 +56,8 @@ def ends(cost: Any) -> tuple[Any, ...]:
     return cost.gpu_seconds, cost.at_most_gpu_seconds, cost.usd, cost.at_most_usd
 
 
-def asked(asker: TenantContext, **params: Any) -> Cost:
-    return get_cost(asker, CostParams(**params))
+def asked(context: TenantContext, **params: Any) -> Cost:
+    return get_cost(context, CostParams(**params))
 
 
 def test_numbers_have_no_upper_end(asker_of):
@@ -107,13 +107,13 @@ def test_what_has_no_price_has_two_ends_too(asker_of):
 
 
 def test_verdicts_are_shown_with_the_ends_that_are_known(asker_of):
-    asker = asker_of(NUMBER, RANGE)
+    context = asker_of(NUMBER, RANGE)
     sql = "SELECT verdict_id, gpu_seconds, at_most_gpu_seconds, at_most_usd FROM verdicts ORDER BY 1"
-    result = run_analysis(asker, AnalysisParams(sql=sql)).rows
+    result = run_analysis(context, AnalysisParams(sql=sql)).rows
     assert result == [["number", 100.0, None, None], ["range", 36.0, 360.0, None]]
     known = {"number": (100.0, None), "range": (36.0, 360.0)}
     for rows in (
-        verdicts(asker, VerdictsParams()).rows,
-        summary(asker, SummaryParams()).open_verdicts,
+        verdicts(context, VerdictsParams()).rows,
+        summary(context, SummaryParams()).open_verdicts,
     ):
         assert {row["verdict_id"]: (row["gpu_seconds"], row["at_most_gpu_seconds"]) for row in rows} == known

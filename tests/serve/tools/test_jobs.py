@@ -45,7 +45,7 @@ def job_row(job: str, answer: str, *, pids_from: int, begin_ns: int) -> dict[str
 
 
 @pytest.fixture(scope="module")
-def asker(tmp_path_factory):
+def context(tmp_path_factory):
     with cluster.hub_in(tmp_path_factory.mktemp("hub")) as hub:
         slow = cluster.collectives("alpha")
         fast = second_job(cluster.collectives("alpha", straggler=None))
@@ -64,26 +64,26 @@ def asker(tmp_path_factory):
         yield TenantContext(hub, "a")
 
 
-def test_a_rank_is_explained_within_one_job(asker):
-    of_slow = explain_rank(asker, ExplainParams(cluster="alpha", rank=cluster.STRAGGLER, job=SLOW))
-    of_fast = explain_rank(asker, ExplainParams(cluster="alpha", rank=cluster.STRAGGLER, job=FAST))
+def test_a_rank_is_explained_within_one_job(context):
+    of_slow = explain_rank(context, ExplainParams(cluster="alpha", rank=cluster.STRAGGLER, job=SLOW))
+    of_fast = explain_rank(context, ExplainParams(cluster="alpha", rank=cluster.STRAGGLER, job=FAST))
     assert of_slow.rounds.n_rounds == of_fast.rounds.n_rounds == cluster.N_ROUNDS
     assert (round(of_slow.rounds.lag_ms), round(of_fast.rounds.lag_ms)) == (40, 0)
     assert (len(of_slow.verdicts), len(of_fast.verdicts)) == (1, 0)
 
 
-def test_without_a_job_the_newest_is_explained_and_the_others_are_listed(asker):
-    answer = explain_rank(asker, ExplainParams(cluster="alpha", rank=cluster.STRAGGLER))
+def test_without_a_job_the_newest_is_explained_and_the_others_are_listed(context):
+    answer = explain_rank(context, ExplainParams(cluster="alpha", rank=cluster.STRAGGLER))
     assert (answer.job, answer.rounds.n_rounds) == (FAST, cluster.N_ROUNDS)
     assert SLOW in answer.summary
 
 
-def test_tools_accept_a_job(asker):
-    assert {row.pid for row in find_nccl_processes(asker, ProcessesParams(job=FAST)).rows} == set(
+def test_tools_accept_a_job(context):
+    assert {row.pid for row in find_nccl_processes(context, ProcessesParams(job=FAST)).rows} == set(
         range(1000 + OF_FAST, 1000 + OF_FAST + cluster.N_RANKS)
     )
-    assert [job.job for job in summary(asker, SummaryParams(job=SLOW)).jobs] == [SLOW]
-    assert verdicts(asker, VerdictsParams(job=FAST)).answer == "healthy"
-    assert verdicts(asker, VerdictsParams(job=SLOW)).answer == "found"
+    assert [job.job for job in summary(context, SummaryParams(job=SLOW)).jobs] == [SLOW]
+    assert verdicts(context, VerdictsParams(job=FAST)).answer == "healthy"
+    assert verdicts(context, VerdictsParams(job=SLOW)).answer == "found"
     with pytest.raises(NotFound, match="no job 'none'"):
-        verdicts(asker, VerdictsParams(job="none"))
+        verdicts(context, VerdictsParams(job="none"))

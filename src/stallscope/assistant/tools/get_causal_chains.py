@@ -33,9 +33,9 @@ class Chains(Result):
     chains: list[ChainRow]
 
 
-def get_causal_chains(asker: Node, params: ChainsParams) -> Chains:
+def get_causal_chains(context: Node, params: ChainsParams) -> Chains:
     """CUDA and NCCL calls that took far longer than typical, with the states that blocked the calling thread."""
-    trace = asker.trace(params.since_s)
+    trace = context.trace(params.since_s)
     ranks = rank_of(trace)
     rows = [
         ChainRow(

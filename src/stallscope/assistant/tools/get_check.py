@@ -23,13 +23,13 @@ class Check(Result):
     lines: list[Line]
 
 
-def get_check(asker: Node, params: CheckParams) -> Check:
+def get_check(context: Node, params: CheckParams) -> Check:
     """Whether this machine is ready to be traced: kernel, permissions, driver, libraries, clock. Short: only failed
     checks, each with a recommended action.
     """
     from stallscope.check import readiness
 
-    findings = list(readiness.findings(asker.settings))
+    findings = list(readiness.findings(context.settings))
     wrong = [finding for finding in findings if finding.state != "pass"]
     shown = findings if params.detail == "full" else wrong
     is_ready = readiness.is_ready(findings)

@@ -51,12 +51,12 @@ class Stacks(Result):
     stacks: list[StackRow] = Field(description="Stacks with the most time in slow calls or off the CPU.")
 
 
-def get_stacks(asker: Node, params: StacksParams) -> Stacks:
+def get_stacks(context: Node, params: StacksParams) -> Stacks:
     """Current positions of threads in silent processes (a hang), and the call stacks with the most time.
 
     Time counts in slow calls or off the CPU. Empty if the trace has no stacks.
     """
-    trace = asker.trace(params.since_s)
+    trace = context.trace(params.since_s)
     ms: Counter[tuple[int, int]] = Counter()
     n: Counter[tuple[int, int]] = Counter()
     for table in (trace.calls, trace.offcpu):

@@ -37,11 +37,11 @@ class Stats(Result):
     operations: list[Operation]
 
 
-def get_trace_stats(asker: Node, params: StatsParams) -> Stats:
+def get_trace_stats(context: Node, params: StatsParams) -> Stats:
     """Contents of this machine's trace: processes, rows, lost records, and durations of each kind of slow call."""
     from stallscope.diagnose.timeline import wall_ns
 
-    trace = asker.trace(params.since_s)
+    trace = context.trace(params.since_s)
     times = np.concatenate([trace.collectives["ts_ns"], trace.calls["ts_ns"], trace.snapshots["ts_ns"]])
     ends = [wall_ns(trace, 0, float(t)) for t in (times.min(), times.max())] if len(times) else [None, None]
     operations = _operations(trace.collectives, trace.calls)

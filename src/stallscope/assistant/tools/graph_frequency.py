@@ -28,9 +28,9 @@ class Frequency(Result):
     processes: list[FrequencyRow]
 
 
-def graph_frequency(asker: Node, params: FrequencyParams) -> Frequency:
+def graph_frequency(context: Node, params: FrequencyParams) -> Frequency:
     """Replay rate of CUDA graphs with collectives, by process, with the gaps between replays."""
-    trace = asker.trace(params.since_s)
+    trace = context.trace(params.since_s)
     ranks = rank_of(trace)
     replayed = trace.collectives[(trace.collectives["flags"] & CollectiveFlag.GRAPH) != 0]
     rows = []

@@ -31,9 +31,9 @@ class Lifecycle(Result):
     processes: list[GraphRow]
 
 
-def graph_lifecycle(asker: Node, params: LifecycleParams) -> Lifecycle:
+def graph_lifecycle(context: Node, params: LifecycleParams) -> Lifecycle:
     """CUDA graphs by process: first and last replay, and the number of collectives in them."""
-    trace = asker.trace(params.since_s)
+    trace = context.trace(params.since_s)
     ranks = rank_of(trace)
     rows = []
     process_keys = np.unique(np.stack([trace.processes["node"], trace.processes["pid"]], axis=1), axis=0)

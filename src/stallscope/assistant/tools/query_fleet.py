@@ -46,18 +46,18 @@ class Fleet(Result):
     missing: list[Missing] = Field(description="Machines that did not answer; their data is missing.")
 
 
-def query_fleet(asker: Node, params: FleetParams) -> Fleet:
+def query_fleet(context: Node, params: FleetParams) -> Fleet:
     """Query the agents of all machines: the culprit of a job that spans them, their slow calls, or SQL over all."""
-    if not asker.nodes or asker.access is None:
+    if not context.nodes or context.access is None:
         raise BadInput("no other machines are known; start with --nodes HOST:PORT,HOST:PORT or set `nodes`")
     if (params.action == "sql") != (params.sql is not None):
         raise BadInput("query_fleet: sql and action=sql belong together; give both or neither")
     since_ns = None if params.since_s is None else params.since_s * 10**9
     if params.action == "chains":
-        return _chains(asker, since_ns)
+        return _chains(context, since_ns)
     statement = params.sql or {"ops": _OPS, "overview": _OVERVIEW}[params.action]
-    limits = Limits(max_rows=params.limit, timeout_s=asker.access.timeout_s)
-    result = fanout.query(statement, asker.nodes, asker.access, limits=limits, since_ns=since_ns)
+    limits = Limits(max_rows=params.limit, timeout_s=context.access.timeout_s)
+    result = fanout.query(statement, context.nodes, context.access, limits=limits, since_ns=since_ns)
     return Fleet(
         summary=_summary(len(result.replies), result.failures, f"{len(result.answer.rows)} rows"),
         columns=list(result.answer.columns),
@@ -67,10 +67,10 @@ def query_fleet(asker: Node, params: FleetParams) -> Fleet:
     )
 
 
-def _chains(asker: Node, since_ns: int | None) -> Fleet:
-    assert asker.access is not None
-    merged = fleet_trace.asked_of(asker.nodes, asker.access, since_ns=since_ns)
-    report = asker.diagnosed(merged.trace)
+def _chains(context: Node, since_ns: int | None) -> Fleet:
+    assert context.access is not None
+    merged = fleet_trace.asked_of(context.nodes, context.access, since_ns=since_ns)
+    report = context.diagnosed(merged.trace)
     rows = [list(json_row(verdict_row(verdict)).values()) for verdict in report.verdicts]
     headline = text.headline(report)
     return Fleet(

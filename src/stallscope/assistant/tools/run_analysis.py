@@ -27,9 +27,9 @@ class Rows(Result):
     is_cut: bool = Field(description="More rows than `limit` exist.")
 
 
-def run_analysis(asker: Node, params: SqlParams) -> Rows:
+def run_analysis(context: Node, params: SqlParams) -> Rows:
     """Query the trace of this machine in SQL (read-only)."""
-    result = ask(asker.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
+    result = ask(context.db, params.sql, limits=Limits(max_rows=params.limit, timeout_s=params.timeout_s))
     rows = [[_cell(value) for value in row] for row in result.rows]
     n = counted(len(rows), "row")
     return Rows(

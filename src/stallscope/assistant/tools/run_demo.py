@@ -32,7 +32,7 @@ class Demo(Result):
     scenarios: dict[str, str] = Field(description="All scenarios.")
 
 
-def run_demo(asker: Node, params: DemoParams) -> Demo:
+def run_demo(context: Node, params: DemoParams) -> Demo:
     """A simulated job with a known fault, and its diagnosis: an example of the answers. It contains no data of this
     machine.
     """

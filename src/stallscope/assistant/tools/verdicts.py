@@ -31,11 +31,11 @@ class Verdicts(Result):
     rows: list[VerdictRow]
 
 
-def verdicts(asker: Node, params: VerdictsParams) -> Verdicts:
+def verdicts(context: Node, params: VerdictsParams) -> Verdicts:
     """Which rank slows down the GPU job on this machine, since when, why, and at what cost; with rank: only the
     verdicts that name the rank or its wait.
     """
-    report = asker.diagnosed(asker.trace(params.since_s))
+    report = context.diagnosed(context.trace(params.since_s))
     shown = [
         verdict
         for verdict in report.verdicts

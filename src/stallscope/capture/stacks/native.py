@@ -1,6 +1,6 @@
 """The native frames of a thread that does not move, from its registers and a copy of its stack.
 
-    found = standing(peek, tid)            # None if the thread runs, or ran during the reading
+    thread = stopped_thread(peek, tid)            # None if the thread runs, or ran during the reading
     if found:
         calls = addresses(code, found)     # innermost first
         code.name(calls.addresses[0])
@@ -51,7 +51,7 @@ class Calls(NamedTuple):
     is_cut: bool
 
 
-def standing(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> StoppedThread | None:
+def stopped_thread(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> StoppedThread | None:
     """A thread that does not move; None if it runs, ran during the reading, has ended, or cannot be read."""
     data = peek(tid, 0, n_pieces)
     rows = thread_rows(data)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.capture.process.process_identity import identity, small_file
-from stallscope.capture.stacks.native import standing
+from stallscope.capture.stacks.native import stopped_thread
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
@@ -90,7 +90,7 @@ class SilentRanks:
         rows["syscall_nr"], rows["in_call_since_ns"] = UNKNOWN, UNKNOWN
         for row, pid in zip(rows, pids, strict=True):
             state = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()[:1]
-            thread = standing(self.stacks.peek, pid, n_pieces=0) if self.stacks.peek else None
+            thread = stopped_thread(self.stacks.peek, pid, n_pieces=0) if self.stacks.peek else None
             if state in ([b"T"], [b"t"]):
                 row["category"] = Category.STOPPED
             elif thread and thread.syscall_nr >= 0:

@@ -14,7 +14,14 @@ from stallscope.capture.stacks.eh_frame import IP
 from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
 from stallscope.capture.stacks.interpreter import Interpreter
 from stallscope.capture.stacks.memory import Memory, Unreadable
-from stallscope.capture.stacks.native import MAX_FRAMES, Calls, StoppedThread, addresses, is_still, standing
+from stallscope.capture.stacks.native import (
+    MAX_FRAMES,
+    Calls,
+    StoppedThread,
+    addresses,
+    is_still,
+    stopped_thread,
+)
 from stallscope.capture.stacks.peek_abi import Peek
 from stallscope.capture.stacks.sampling import sampled
 from stallscope.events.kernel import N_RETURNS
@@ -50,7 +57,7 @@ class Target:
     def _of_thread(self, tid: int, state: int | None, peek: Peek | None) -> Words:
         if peek is None:
             return self._python(state) if state else ()
-        thread = standing(peek, tid)
+        thread = stopped_thread(peek, tid)
         python = self._python(state) if state else ()
         if thread is None or not is_still(peek, tid, thread):
             thread = sampled(tid)

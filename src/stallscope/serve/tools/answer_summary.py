@@ -34,15 +34,15 @@ class Summary(Result):
     open_verdicts: list[StoredVerdict] = Field(description="The five newest open verdicts.")
 
 
-def summary(asker: TenantContext, params: SummaryParams) -> Summary:
+def summary(context: TenantContext, params: SummaryParams) -> Summary:
     """Clusters with their machines, ranks, time of last contact, and open verdicts. Start here."""
     rows = [
         ClusterRow(cluster=row.pop("cluster_id"), **row)
-        for row in asker.rows("cluster_summary", only_job=params.job, cluster=params.cluster)
+        for row in context.rows("cluster_summary", only_job=params.job, cluster=params.cluster)
     ]
     opened = [
         stored_verdict(row)
-        for row in stored_verdicts(asker, cluster=params.cluster, job=params.job, state="open", max_rows=5)
+        for row in stored_verdicts(context, cluster=params.cluster, job=params.job, state="open", max_rows=5)
     ]
     n_open = sum(row.n_open_verdicts for row in rows)
     n_nodes = sum(row.n_nodes for row in rows)
@@ -50,8 +50,8 @@ def summary(asker: TenantContext, params: SummaryParams) -> Summary:
     text = f"{', '.join(sizes)}."
     if opened:
         text += f" Newest: {opened[0]['summary']}"
-    jobs = job_rows(asker, cluster=params.cluster, job=params.job, times=window(None, None))
-    answer = answer_on(jobs, asker.caveat(params.cluster))
+    jobs = job_rows(context, cluster=params.cluster, job=params.job, times=window(None, None))
+    answer = answer_on(jobs, context.caveat(params.cluster))
     return Summary(summary=text, answer=answer, jobs=jobs, rows=rows, open_verdicts=opened)
 
 

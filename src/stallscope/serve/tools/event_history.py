@@ -65,7 +65,7 @@ class EventHistory(Result):
     next_cursor: str | None = Field(description="For the next, older page; null on the last page.")
 
 
-def event_history(asker: TenantContext, params: EventHistoryParams) -> EventHistory:
+def event_history(context: TenantContext, params: EventHistoryParams) -> EventHistory:
     """Individual events, newest first, in pages. Their names, texts and attrs come from the traced processes."""
     before_ns, n_skipped = _position(params.cursor)
     filters: dict[str, Any] = {
@@ -78,7 +78,7 @@ def event_history(asker: TenantContext, params: EventHistoryParams) -> EventHist
     }
     wanted = params.limit + 1
     times = window(params.from_, params.to)
-    edge = asker.rows(
+    edge = context.rows(
         "event_edge",
         only_job=params.job,
         **filters,
@@ -91,7 +91,7 @@ def event_history(asker: TenantContext, params: EventHistoryParams) -> EventHist
         ends = {"edge_ns": edge["edge_ns"], "newest_ns": edge["newest_ns"]}
         if edge["newest_ns"] != before_ns:
             n_skipped = 0
-        rows = asker.rows(
+        rows = context.rows(
             "event_page", only_job=params.job, **filters, **ends, n_skipped=n_skipped, max_rows=wanted
         )
     page, more = rows[: params.limit], len(rows) > params.limit

@@ -73,19 +73,19 @@ class Explained(Result):
     verdicts: list[StoredVerdict] = Field(description="The verdicts that name this rank.")
 
 
-def explain_rank(asker: TenantContext, params: ExplainParams) -> Explained:
+def explain_rank(context: TenantContext, params: ExplainParams) -> Explained:
     """One rank in detail: its rounds, its time ledger against its peers, longest calls and waits with stacks."""
     times = window(params.from_, params.to)
-    jobs = [row.job for row in job_rows(asker, cluster=params.cluster, rank=params.rank, times=times)]
+    jobs = [row.job for row in job_rows(context, cluster=params.cluster, rank=params.rank, times=times)]
     job = params.job or (jobs[0] if len(jobs) > 1 else None)
-    late = asker.rows("lateness", only_job=job, cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
-    ledgers = asker.rows("rank_ledgers", only_job=job, cluster=params.cluster, **times)
+    late = context.rows("lateness", only_job=job, cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
+    ledgers = context.rows("rank_ledgers", only_job=job, cluster=params.cluster, **times)
     rank_rows = [row for row in late if row["rank"] == params.rank]
     own_ledgers = [row for row in ledgers if row["rank"] == params.rank]
     named = [
         stored_verdict(row)
         for row in stored_verdicts(
-            asker,
+            context,
             cluster=params.cluster,
             rank=params.rank,
             job=job,
@@ -107,8 +107,8 @@ def explain_rank(asker: TenantContext, params: ExplainParams) -> Explained:
         job=job or (jobs[0] if jobs else None),
         rounds=rounds,
         rows=rows,
-        slow_calls=[_call(row) for row in asker.rows("slow_calls", only_job=job, **detail)],
-        off_cpu=[_off(row) for row in asker.rows("off_cpu", only_job=job, **detail)],
+        slow_calls=[_call(row) for row in context.rows("slow_calls", only_job=job, **detail)],
+        off_cpu=[_off(row) for row in context.rows("off_cpu", only_job=job, **detail)],
         verdicts=named,
     )
 

@@ -35,9 +35,9 @@ class Processes(Result):
     rows: list[ProcessRow]
 
 
-def find_nccl_processes(asker: TenantContext, params: ProcessesParams) -> Processes:
+def find_nccl_processes(context: TenantContext, params: ProcessesParams) -> Processes:
     """Processes that use NCCL, with rank, device and the time of their last collective."""
-    rows = asker.rows(
+    rows = context.rows(
         "nccl_processes", only_job=params.job, cluster=params.cluster, node=params.node, max_rows=params.limit
     )
     same = (*("pid", "rank", "local_rank", "nranks", "device", "n_communicators", "n_collectives"),)

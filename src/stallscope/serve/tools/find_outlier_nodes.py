@@ -53,15 +53,15 @@ class Outliers(Result):
     n_compared: int = Field(description="Number of compared ranks (for a metric: ranks or machines).")
 
 
-def find_outlier_nodes(asker: TenantContext, params: OutlierParams) -> Outliers:
+def find_outlier_nodes(context: TenantContext, params: OutlierParams) -> Outliers:
     """Ranks that arrive late in the rounds they share with others (not by call duration), most lag first.
 
     Lateness is by the senders' clocks. A late rank is not always the culprit: fleet.cluster.verdicts follows the waits.
     With metric: machines or ranks whose median of a numeric event, such as a health score, is an outlier.
     """
     if params.metric is not None:
-        return _by_metric(asker, params, params.metric)
-    rows = asker.rows(
+        return _by_metric(context, params, params.metric)
+    rows = context.rows(
         "lateness",
         only_job=params.job,
         cluster=params.cluster,
@@ -115,8 +115,8 @@ def _late_summary(rows: list[OutlierRow], n: int) -> str:
     )
 
 
-def _by_metric(asker: TenantContext, params: OutlierParams, metric: str) -> Outliers:
-    rows = asker.rows(
+def _by_metric(context: TenantContext, params: OutlierParams, metric: str) -> Outliers:
+    rows = context.rows(
         "named_values",
         only_job=params.job,
         cluster=params.cluster,

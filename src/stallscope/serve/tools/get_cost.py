@@ -142,17 +142,17 @@ class _Sum:
         }
 
 
-def get_cost(asker: TenantContext, params: CostParams) -> Cost:
+def get_cost(context: TenantContext, params: CostParams) -> Cost:
     """The cost of delays: GPU time that other ranks lost by waiting, multiplied by the price of their GPUs.
 
     An incident that crosses the window's bounds counts in proportion. A missing price is reported, never counted as 0.
     """
-    now_ns = asker.hub.now_ns()
+    now_ns = context.hub.now_ns()
     times = window(params.from_, params.to)
-    rows = asker.rows(
+    rows = context.rows(
         "incidents_with_gpus", only_job=params.job, cluster=params.cluster, now_ns=now_ns, **times
     )
-    losses = [_loss(row, params, asker.hub.rates) for row in rows]
+    losses = [_loss(row, params, context.hub.rates) for row in rows]
     begin_ns = (
         params.from_ if params.from_ is not None else min((row["since_ns"] for row in rows), default=None)
     )
@@ -169,7 +169,7 @@ def get_cost(asker: TenantContext, params: CostParams) -> Cost:
         without_price=unpriced,
         window_from=said(begin_ns),
         window_to=said(end_ns),
-        rates_as_of=asker.hub.rates.as_of,
+        rates_as_of=context.hub.rates.as_of,
         used_fallback=any(loss.price is not None and loss.price.how == "fallback" for loss in losses),
     )
 

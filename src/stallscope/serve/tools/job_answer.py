@@ -37,7 +37,7 @@ class JobRow(Row):
 
 
 def job_rows(
-    asker: TenantContext,
+    context: TenantContext,
     *,
     cluster: str | None,
     times: Mapping[str, int | None],
@@ -45,7 +45,7 @@ def job_rows(
     rank: int | None = None,
 ) -> list[JobRow]:
     """The newest jobs, running jobs first. times: see window(). rank: only jobs with this rank."""
-    rows = asker.rows("jobs", only_job=None, cluster=cluster, job=job, max_rows=_MOST_JOBS, **times)
+    rows = context.rows("jobs", only_job=None, cluster=cluster, job=job, max_rows=_MOST_JOBS, **times)
     return [_job_row(row) for row in rows if rank is None or _has_rank(row, rank)]
 
 

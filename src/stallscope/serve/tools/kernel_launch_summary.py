@@ -35,9 +35,9 @@ class Launches(Result):
     rows: list[LaunchRow]
 
 
-def kernel_launch_summary(asker: TenantContext, params: LaunchesParams) -> Launches:
+def kernel_launch_summary(context: TenantContext, params: LaunchesParams) -> Launches:
     """Kernel launches of each process: their number, the number per collective, and the duration of slow launches."""
-    rows = asker.rows(
+    rows = context.rows(
         "launches",
         only_job=params.job,
         cluster=params.cluster,

@@ -35,12 +35,12 @@ class Copies(Result):
     rows: list[CopyRow]
 
 
-def memcpy_bandwidth_summary(asker: TenantContext, params: CopiesParams) -> Copies:
+def memcpy_bandwidth_summary(context: TenantContext, params: CopiesParams) -> Copies:
     """Bandwidth of memory copies by machine, rank, function and size class, most time first.
 
     Covers only copies that agents sent, by default the slow ones: compare ranks with each other, not with a data sheet.
     """
-    rows = asker.rows(
+    rows = context.rows(
         "copies",
         only_job=params.job,
         cluster=params.cluster,

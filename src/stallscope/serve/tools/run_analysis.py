@@ -32,13 +32,13 @@ class Analysis(Result):
     )
 
 
-def run_analysis(asker: TenantContext, params: AnalysisParams) -> Analysis:
+def run_analysis(context: TenantContext, params: AnalysisParams) -> Analysis:
     """Run your own SQL over the tables events, collectives, verdicts, causal_chains, node_metrics, nodes, gpu_rates.
 
     DESCRIBE events lists its columns. Times are ts (UTC) and ts_ns. Time, rows and memory are limited.
     """
-    result = asker.hub.workers.query(
-        params.sql, tenant=asker.tenant, params=params.params, max_rows=params.limit
+    result = context.hub.workers.query(
+        params.sql, tenant=context.tenant, params=params.params, max_rows=params.limit
     )
     return Analysis(columns=result.columns, rows=result.rows, truncated=result.truncated, note=result.note)
 

@@ -61,7 +61,7 @@ StoredVerdict = Annotated[dict[str, Any], WithJsonSchema(_schema(_STORED, {}))]
 
 
 def stored_verdicts(
-    asker: TenantContext,
+    context: TenantContext,
     *,
     cluster: str | None = None,
     node: str | None = None,
@@ -76,7 +76,7 @@ def stored_verdicts(
     max_rows: int,
 ) -> list[dict[str, Any]]:
     """The matching rows of `verdicts`: open incidents first, then the newest."""
-    return asker.rows(
+    return context.rows(
         "found_verdicts",
         only_job=job,
         cluster=cluster,

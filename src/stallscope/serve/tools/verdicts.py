@@ -55,13 +55,13 @@ class Verdicts(Result):
     )
 
 
-def verdicts(asker: TenantContext, params: VerdictsParams) -> Verdicts:
+def verdicts(context: TenantContext, params: VerdictsParams) -> Verdicts:
     """Verdicts of the continuous diagnosis: rank, start, cause and loss. Open verdicts first, then the newest.
 
     With verdict_id: that verdict with its causes, evidence and advice.
     """
     rows = stored_verdicts(
-        asker,
+        context,
         cluster=params.cluster,
         node=params.node,
         rank=params.rank,
@@ -83,8 +83,8 @@ def verdicts(asker: TenantContext, params: VerdictsParams) -> Verdicts:
     flat_rows = [stored_verdict(row) for row in rows]
     n_open = sum(row["state"] == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
-    jobs = job_rows(asker, cluster=params.cluster, job=params.job, times=window(params.from_, params.to))
-    caveat = asker.caveat(params.cluster)
+    jobs = job_rows(context, cluster=params.cluster, job=params.job, times=window(params.from_, params.to))
+    caveat = context.caveat(params.cluster)
     if flat_rows:
         text = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."
     else:
@@ -93,7 +93,7 @@ def verdicts(asker: TenantContext, params: VerdictsParams) -> Verdicts:
         summary=text,
         answer=answer_on(jobs, caveat),
         jobs=jobs,
-        n_rows_not_examined=asker.hub.store.unexamined.n_rows(asker.tenant, params.cluster),
+        n_rows_not_examined=context.hub.store.unexamined.n_rows(context.tenant, params.cluster),
         rows=flat_rows,
         verdict=whole,
     )

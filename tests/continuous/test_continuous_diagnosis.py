@@ -1,4 +1,4 @@
-"""The standing diagnosis at the hub: rows of a job as agents send them, verdicts as rows, across a restart."""
+"""The continuous diagnosis of a hub: rows of a job as agents send them, verdicts as rows, across a restart."""
 
 import json
 import time
@@ -89,7 +89,7 @@ def verdicts(store: HubStore) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("form", [as_arrow, as_logs], ids=["arrow", "otlp"])
 def test_a_straggler_is_a_row_with_its_cause_whichever_way_the_events_came(store: HubStore, form):
-    with closing(ContinuousDiagnosis(store)) as standing:
+    with closing(ContinuousDiagnosis(store)) as diagnosis:
         store.append(form(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
         assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
@@ -102,11 +102,11 @@ def test_a_straggler_is_a_row_with_its_cause_whichever_way_the_events_came(store
         ((of_verdict,),) = sql(store, "SELECT severity FROM verdicts", TENANT)
         assert (severity, state) == (str(of_verdict).upper(), "open")
         assert sql(store, "SELECT verdict_id FROM verdicts", TENANT) == [(chain,)]
-        assert standing.numbers.standing_failures == 0
+        assert diagnosis.numbers.diagnosis_failures == 0
 
 
 def test_events_that_come_in_pieces_and_twice_make_one_verdict(store: HubStore):
-    with closing(ContinuousDiagnosis(store)) as standing:
+    with closing(ContinuousDiagnosis(store)) as diagnosis:
         pieces = parts(slow_job(), 6)
         first = max(int(piece.collectives["ts_ns"].max()) for piece in pieces)
         clock = Clock(0, first, time.time_ns())
@@ -119,7 +119,7 @@ def test_events_that_come_in_pieces_and_twice_make_one_verdict(store: HubStore):
             body = hub_arrow.request(tables, batch_id=f"p{number}", node="host-a", cluster="c1", about={})
             for _ in range(2):
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-        wait_for(standing.is_idle)
+        wait_for(diagnosis.is_idle)
         assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
 
 
@@ -146,9 +146,9 @@ def test_a_row_has_both_ends_of_a_cost_and_no_upper_one_of_a_number(
 
 
 def test_a_healthy_job_has_no_verdict(store: HubStore):
-    with closing(ContinuousDiagnosis(store)) as standing:
+    with closing(ContinuousDiagnosis(store)) as diagnosis:
         store.append(as_arrow(dp_trace(n_ranks=8), "b1")).result(30)
-        wait_for(lambda: standing.numbers.standing_rows and standing.is_idle())
+        wait_for(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
         assert verdicts(store) == []
 
 
@@ -166,8 +166,8 @@ def test_after_a_restart_it_goes_on_from_what_is_stored(tmp_path: Path):
         wait_for(lambda: verdicts(store))
         before = sql(store, "SELECT verdict_id, opened_at FROM verdicts", TENANT)
         store.seal_all()
-    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as standing:
-        wait_for(lambda: standing.numbers.standing_rows and standing.is_idle())
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as diagnosis:
+        wait_for(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
         assert sql(store, "SELECT verdict_id, opened_at FROM verdicts WHERE state = 'open'", TENANT) == before
 
 
@@ -191,17 +191,17 @@ def test_an_open_incident_keeps_its_id_begin_and_cost_where_a_restart_reads_no_r
     )
     bodies = requests_of(long_job, 8)
     columns = "verdict_id, opened_at, since_ns, gpu_seconds"
-    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as standing:
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as diagnosis:
         for body in bodies[:4]:
             store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-            wait_for(standing.is_idle)
+            wait_for(diagnosis.is_idle)
         ((*before, _),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
     monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store:
-        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as standing:
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
             for body in bodies[4:]:
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-                wait_for(standing.is_idle)
+                wait_for(diagnosis.is_idle)
             wait_for(lambda: verdicts(store)[0][-1] == "closed")
         ((*after, cost),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
     assert after == before
@@ -234,12 +234,12 @@ def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: H
     """More of c1 than is looked at, and a straggler in c2 behind it."""
     with closing(
         ContinuousDiagnosis(store, bounds=BacklogLimits(turn_rows=500, most_rows=1_000))
-    ) as standing:
+    ) as diagnosis:
         with without_commits(store):
             flood = [store.append(as_arrow(dp_trace(seed=seed), f"f{seed}", "c1")) for seed in range(8)]
             late = store.append(as_arrow(slow_job(), "s1", "c2"))
         for entry in (*flood, late):
             entry.result(30)
-        wait_for(lambda: standing.is_idle() and verdicts(store))
+        wait_for(lambda: diagnosis.is_idle() and verdicts(store))
         assert {row[1:4] for row in verdicts(store)} == {(2, "host-a", "c2")}
-        assert standing.numbers.standing_rows_left_out > 0
+        assert diagnosis.numbers.diagnosis_rows_left_out > 0
