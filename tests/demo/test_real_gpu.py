@@ -10,7 +10,7 @@ from stallscope.cli import app
 from stallscope.demo import real_gpu
 from stallscope.demo.gpu import Gpu
 from stallscope.demo.live_demo import plan_for
-from stallscope.demo.real_gpu import DRIVER, TimedKernel, found
+from stallscope.demo.real_gpu import DRIVER, TimedKernel, libraries
 from stallscope.errors import BadInput, NotFound
 
 STUB = r"""
@@ -73,7 +73,7 @@ def folder(tmp_path):
 
 @pytest.mark.compiler
 def test_the_newest_libraries_that_fit_the_driver_are_taken(driver, folder, tmp_path):
-    there = found(driver(), [f"{folder}/*/lib"])
+    there = libraries(driver(), [f"{folder}/*/lib"])
     assert there.n_gpus == 4
     assert there.cudart == folder / "toolkit" / "lib" / "libcudart.so.12.4.127"
     assert there.nccl == folder / "nccl" / "lib" / "libnccl.so.2"
@@ -88,17 +88,17 @@ def test_the_newest_libraries_that_fit_the_driver_are_taken(driver, folder, tmp_
 @pytest.mark.compiler
 def test_what_is_missing_is_named(driver, folder):
     with pytest.raises(NotFound, match=r"no CUDA runtime that fits the driver \(CUDA 12\).*pip install"):
-        found(driver(), [str(folder / "nccl" / "lib")])
+        libraries(driver(), [str(folder / "nccl" / "lib")])
     with pytest.raises(NotFound, match=r"\(CUDA 12\), only .*libcudart\.so\.13"):
-        found(driver(), [str(folder / "runtime" / "lib")])
+        libraries(driver(), [str(folder / "runtime" / "lib")])
     with pytest.raises(NotFound, match="no NCCL on this machine"):
-        found(driver(), [str(folder / "toolkit" / "lib")])
+        libraries(driver(), [str(folder / "toolkit" / "lib")])
     with pytest.raises(NotFound, match="none is visible"):
-        found(driver(n_gpus=0), [])
+        libraries(driver(n_gpus=0), [])
     with pytest.raises(NotFound, match="the driver returns code 100"):
-        found(driver(init=100), [])
+        libraries(driver(init=100), [])
     with pytest.raises(NotFound, match="no NVIDIA driver on this machine"):
-        found("libcuda-that-is-not-there.so.1", [])
+        libraries("libcuda-that-is-not-there.so.1", [])
 
 
 @pytest.mark.compiler
@@ -139,7 +139,7 @@ def test_one_real_gpu_is_one_rank(tmp_path):
 
 @pytest.mark.gpu
 def test_a_kernel_takes_the_time_it_is_given(tmp_path):
-    gpu = Gpu(found().linked_in(tmp_path))
+    gpu = Gpu(libraries().linked_in(tmp_path))
     gpu.call("cudaSetDevice", 0)
     begin, end = (gpu.new("cudaEventCreateWithFlags", 0) for _ in range(2))
     gpu.launch(1_000_000)

@@ -138,7 +138,7 @@ class Capture:
 
     def facts(self) -> dict[str, str]:
         """The machine and the state of the probes, as free text by name."""
-        known = facts(self._probes.mode, not_told=self._probes.missing)
+        known = facts(self._probes.mode, unsupported=self._probes.missing)
         if self._options.gpu_ioctls:
             known["gpu_ioctls"] = self._probes.ioctl_way or "not on this kernel"
         return known | _cloud_facts(self._options.cloud)

@@ -152,7 +152,7 @@ def _gpus() -> GpuLibraries:
     from stallscope.capture.probes import preflight
     from stallscope.demo import real_gpu
 
-    gpus = real_gpu.found()
+    gpus = real_gpu.libraries()
     preflight.check()
     versions = f"{counted(gpus.n_gpus, 'GPU')}, {gpus.cudart}, {gpus.nccl}"
     typer.echo(f"stallscope: {versions}", err=True)

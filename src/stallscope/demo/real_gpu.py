@@ -74,7 +74,7 @@ class GpuLibraries:
         return folder
 
 
-def found(driver: str = DRIVER, folders: Sequence[str] | None = None) -> GpuLibraries:
+def libraries(driver: str = DRIVER, folders: Sequence[str] | None = None) -> GpuLibraries:
     """The GPUs and the newest libraries that fit the driver. Raises NotFound, which names the missing part.
 
     folders: patterns of folders to search; None: the usual library folders.

@@ -88,22 +88,22 @@ class Diagnosis:
         self._stream = Stream(limits=limits, usd_per_gpu_hour=usd_per_gpu_hour, clock=clock)
         self._standstill = Standstill(db, limits)
         self._has_rounds = False
-        self._still: dict[str, Change] = {}
+        self._standstills: dict[str, Change] = {}
 
     def changes(self, batch: Trace) -> list[Change]:
         """The changes after these rows and the passed time. Raises StallscopeError."""
         self._has_rounds |= len(batch.collectives) > 0
-        still = self._standstill.changes(has_rounds=self._has_rounds)
-        for change in still:
-            self._still[change.incident_id] = change
-        return [*still, *self._stream.feed(batch), *self._stream.tick()]
+        standstills = self._standstill.changes(has_rounds=self._has_rounds)
+        for change in standstills:
+            self._standstills[change.incident_id] = change
+        return [*standstills, *self._stream.feed(batch), *self._stream.tick()]
 
     def end(self) -> list[Change]:
         """The last changes: the remaining rows are examined, and open incidents close."""
         reason, at_ns = "the trace has ended", time.time_ns()
-        still = [change for change in self._still.values() if change.state == "open"]
+        standstills = [change for change in self._standstills.values() if change.state == "open"]
         return [
-            *(replace(change, kind="closed", at_ns=at_ns, reason=reason) for change in still),
+            *(replace(change, kind="closed", at_ns=at_ns, reason=reason) for change in standstills),
             *self._stream.finish(),
         ]
 

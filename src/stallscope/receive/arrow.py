@@ -72,7 +72,7 @@ def read(body: bytes, *, limit: int) -> Request:
     """The request in these bytes. limit: bytes of its decoded rows. Raises BadInput, TooLarge."""
     head, packed = _split(body)
     tables = _checked_tables(head.get("tables"))
-    buffer = _rest(packed, _text(head, "compression"), n_told=sum(n for _, n in tables), limit=limit)
+    buffer = _rest(packed, _text(head, "compression"), n_announced=sum(n for _, n in tables), limit=limit)
     node, cluster = _text(head, "node"), _text(head, "cluster")
     out: dict[str, pa.Table] = {}
     at, n_decoded = 0, 0
@@ -85,13 +85,17 @@ def read(body: bytes, *, limit: int) -> Request:
     return Request(batch_id, node, cluster, about, out, n_decoded)
 
 
-def _rest(packed: memoryview, compression: str, *, n_told: int, limit: int) -> pa.Buffer:
+def _rest(packed: memoryview, compression: str, *, n_announced: int, limit: int) -> pa.Buffer:
     """The bytes of all streams. Raises BadInput if their number differs from the head's, TooLarge."""
-    if compression == "gzip" and n_told <= limit and (inflated := inflated_to(packed, n_told)) is not None:
+    if (
+        compression == "gzip"
+        and n_announced <= limit
+        and (inflated := inflated_to(packed, n_announced)) is not None
+    ):
         return inflated
     rest = unpacked(packed, compression, limit=limit)
-    if n_told != len(rest):
-        raise BadInput(f"the head announces {n_told:,} bytes, but the body has {len(rest):,}")
+    if n_announced != len(rest):
+        raise BadInput(f"the head announces {n_announced:,} bytes, but the body has {len(rest):,}")
     return pa.py_buffer(rest)
 
 

@@ -105,7 +105,7 @@ class _Flight:
         self._plan, self._channel = plan, channel
         self._changed = threading.Condition()
         self._n_under_way = 0
-        self._again: list[tuple[float, Callable[[], None]]] = []
+        self._retries: list[tuple[float, Callable[[], None]]] = []
         self._shut_out = ""
         self._last_good_s = time.monotonic()
 
@@ -134,7 +134,7 @@ class _Flight:
                 self.n_retried += 1
                 self.reason = answer.reason
                 at_s = time.monotonic() + (0.2 if answer.retry_after_s is None else answer.retry_after_s)
-                self._again.append((at_s, lambda: self._attempt(batch_id, tables, is_counted, begin_s)))
+                self._retries.append((at_s, lambda: self._attempt(batch_id, tables, is_counted, begin_s)))
                 self._changed.notify_all()
                 return
             self._n_under_way -= 1
@@ -165,8 +165,8 @@ class _Flight:
                         f"the hub has acknowledged nothing for {self._plan.patience_s:g} s "
                         f"({self.reason or 'no answer'}); check --endpoint"
                     )
-                due = [again for at_s, again in self._again if at_s <= now_s]
-                self._again = [request for request in self._again if request[0] > now_s]
+                due = [again for at_s, again in self._retries if at_s <= now_s]
+                self._retries = [request for request in self._retries if request[0] > now_s]
                 if not due:
                     self._changed.wait(0.02)
             for again in due:

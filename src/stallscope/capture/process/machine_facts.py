@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def facts(mode: str, proc: Path = Path("/proc"), *, not_told: Sequence[str] = ()) -> dict[str, str]:
+def facts(mode: str, proc: Path = Path("/proc"), *, unsupported: Sequence[str] = ()) -> dict[str, str]:
     """Free text by name. mode: the attach method. boot_id: monotonic clocks of two boots are not comparable.
 
-    not_told: events that the kernel cannot report.
+    unsupported: events that the kernel cannot report.
     """
     texts = {"gpu": model} if (model := gpu_model(proc)) else {}
-    if not_told:
-        texts["not_told"] = ", ".join(not_told)
+    if unsupported:
+        texts["not_told"] = ", ".join(unsupported)
     return texts | {
         "boot_id": boot_id(proc),
         "kernel": platform.release(),

@@ -79,9 +79,9 @@ def _is_victim(line: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> 
     for partner in np.unique(calls.process[np.isin(calls.comm, groups)]).tolist():
         if partner == process or partner not in slow:
             continue
-        theirs = {late.step: late.excess_ns for late in slow[partner].late}
-        shared = own.keys() & theirs.keys()
-        is_far_less = sum(own[step] for step in shared) <= _VICTIM * sum(theirs[step] for step in shared)
+        of_partner = {late.step: late.excess_ns for late in slow[partner].late}
+        shared = own.keys() & of_partner.keys()
+        is_far_less = sum(own[step] for step in shared) <= _VICTIM * sum(of_partner[step] for step in shared)
         if len(shared) >= _SAME_STEPS * len(own) and is_far_less:
             return True
     return False

@@ -44,10 +44,12 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
 def _n_without_record(case: Case) -> int:
     """The ranks that the launcher started (WORLD_SIZE) and that have neither a call nor a communicator in the trace."""
     line, trace = case.line, case.trace
-    who = set(zip(line.node.tolist(), line.pid.tolist(), strict=True))
-    sizes = [n for node, pid, n in trace.processes[["node", "pid", "nranks"]].tolist() if (node, pid) in who]
+    known = set(zip(line.node.tolist(), line.pid.tolist(), strict=True))
+    sizes = [
+        n for node, pid, n in trace.processes[["node", "pid", "nranks"]].tolist() if (node, pid) in known
+    ]
     silent = trace.communicators[np.isin(trace.communicators["comm_hash"], line.comm_hash)]
-    return max(sizes, default=0) - len(who | set(silent[["node", "pid"]].tolist()))
+    return max(sizes, default=0) - len(known | set(silent[["node", "pid"]].tolist()))
 
 
 def _with_clocks(evidence: Evidence, case: Case) -> Evidence:

@@ -81,12 +81,12 @@ def n_unseen(line: Timeline, trace: Trace) -> int:
         return 0
     number = {int(comm_hash[i]): i for i in np.flatnonzero(n_lacking > 0).tolist()}
     node, pid = line.node[member % line.n_processes], line.pid[member % line.n_processes]
-    came = set(zip((member // line.n_processes).tolist(), node.tolist(), pid.tolist(), strict=True))
+    with_rows = set(zip((member // line.n_processes).tolist(), node.tolist(), pid.tolist(), strict=True))
     silent = {
         (number[entry], node, pid)
         for node, pid, entry in trace.communicators[["node", "pid", "comm_hash"]].tolist()
         if entry in number
-    } - came
+    } - with_rows
     np.subtract.at(n_lacking, [entry for entry, _, _ in silent], 1)
     return int(n_lacking.max(initial=0))
 

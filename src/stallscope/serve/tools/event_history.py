@@ -14,7 +14,7 @@ from stallscope.serve.tools.tenant_context import (
     Rank,
     TenantContext,
     To,
-    said,
+    iso_time,
     window,
 )
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
@@ -105,7 +105,7 @@ def event_history(context: TenantContext, params: EventHistoryParams) -> EventHi
 def _flat(row: dict[str, Any]) -> EventRow:
     renamed = {"cluster_id": "cluster", "node_id": "node", "value_double": "value", "value_text": "text"}
     return EventRow(
-        time=said(row["ts_ns"]), **{renamed.get(name, name): value for name, value in row.items()}
+        time=iso_time(row["ts_ns"]), **{renamed.get(name, name): value for name, value in row.items()}
     )
 
 

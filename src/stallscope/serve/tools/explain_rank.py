@@ -10,7 +10,7 @@ from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.serve.sql.values import clean
 from stallscope.serve.tools.job_answer import job_rows
-from stallscope.serve.tools.tenant_context import Cluster, From, Job, TenantContext, To, said, window
+from stallscope.serve.tools.tenant_context import Cluster, From, Job, TenantContext, To, iso_time, window
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
@@ -176,7 +176,7 @@ def _summary(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: lis
 
 def _call(row: dict[str, Any]) -> SlowCall:
     return SlowCall(
-        time=said(row["ts_ns"]),
+        time=iso_time(row["ts_ns"]),
         op=row["op"],
         function=row["symbol"],
         duration_ms=_ms(row["duration_ns"]),
@@ -188,7 +188,7 @@ def _call(row: dict[str, Any]) -> SlowCall:
 def _off(row: dict[str, Any]) -> OffCpu:
     runnable_ns = row["runnable_ns"]
     return OffCpu(
-        time=said(row["ts_ns"]),
+        time=iso_time(row["ts_ns"]),
         category=row["category"],
         duration_ms=_ms(row["duration_ns"]),
         runnable_ms=None if runnable_ns is None or runnable_ns < 0 else _ms(runnable_ns),

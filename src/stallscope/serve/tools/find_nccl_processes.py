@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.tenant_context import Cluster, Job, Node, TenantContext, said
+from stallscope.serve.tools.tenant_context import Cluster, Job, Node, TenantContext, iso_time
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
 
 
@@ -46,9 +46,9 @@ def find_nccl_processes(context: TenantContext, params: ProcessesParams) -> Proc
             cluster=row["cluster_id"],
             node=row["node_id"],
             command=row["comm"],
-            first_seen=said(row["first_seen_ns"]),
-            last_seen=said(row["last_seen_ns"]),
-            ended=said(row["ended_ns"]),
+            first_seen=iso_time(row["first_seen_ns"]),
+            last_seen=iso_time(row["last_seen_ns"]),
+            ended=iso_time(row["ended_ns"]),
             **{name: row[name] for name in same},
         )
         for row in rows

@@ -17,7 +17,7 @@ from stallscope.serve.tools.tenant_context import (
     Job,
     TenantContext,
     To,
-    said,
+    iso_time,
     window,
 )
 from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
@@ -167,8 +167,8 @@ def get_cost(context: TenantContext, params: CostParams) -> Cost:
         **total.cost_fields(hours),
         is_lower_bound=total.is_lower_bound,
         without_price=unpriced,
-        window_from=said(begin_ns),
-        window_to=said(end_ns),
+        window_from=iso_time(begin_ns),
+        window_to=iso_time(end_ns),
         rates_as_of=context.hub.rates.as_of,
         used_fallback=any(loss.price is not None and loss.price.how == "fallback" for loss in losses),
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stallscope.serve.tools.tenant_context import TenantContext, said
+from stallscope.serve.tools.tenant_context import TenantContext, iso_time
 from stallscope.serve.tools.tool_registry import Row
 
 Answer = Literal["healthy", "found", "inconclusive"]
@@ -82,7 +82,7 @@ def _job_row(row: dict[str, Any]) -> JobRow:
         evidence=json.loads(row["evidence"]),
         n_ranks=row["n_ranks"],
         nodes=sorted({node for node, _, _ in members}),
-        begin=said(row["begin_ns"]),
-        end=said(row["ended_ns"]),
-        last_seen=said(row["last_ns"]),
+        begin=iso_time(row["begin_ns"]),
+        end=iso_time(row["ended_ns"]),
+        last_seen=iso_time(row["last_ns"]),
     )

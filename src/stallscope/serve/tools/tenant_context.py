@@ -85,7 +85,7 @@ def moment_ns(value: object) -> object:
     return max(_MIN_NS, min(ns, _MAX_NS))
 
 
-def said(ns: int | None) -> str | None:
+def iso_time(ns: int | None) -> str | None:
     """ISO 8601 in UTC with milliseconds; None where unknown or beyond the calendar."""
     if ns is None or not 0 <= ns // 1_000_000 <= _MAX_MS:
         return None
@@ -93,7 +93,7 @@ def said(ns: int | None) -> str | None:
 
 
 def _readable(ns: int) -> str:
-    return said(ns) or f"{ns} ns"
+    return iso_time(ns) or f"{ns} ns"
 
 
 _MOMENT_SCHEMA = {

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from stallscope.events.verdict_fields import FIELDS, STATES, FieldType
-from stallscope.serve.tools.tenant_context import TenantContext, said
+from stallscope.serve.tools.tenant_context import TenantContext, iso_time
 
 _JSON_SCHEMAS: Mapping[FieldType, dict[str, Any]] = {
     "text": {"type": "string"},
@@ -106,5 +106,5 @@ def stored_verdict(row: Mapping[str, Any]) -> dict[str, Any]:
         value = row[field.name]
         if field.type in ("texts", "integers"):
             value = json.loads(value) if value else []
-        out[field.json_name] = said(value) if field.type == "time" else value
+        out[field.json_name] = iso_time(value) if field.type == "time" else value
     return out

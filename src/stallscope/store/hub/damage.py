@@ -42,7 +42,7 @@ class Damage:
         self._unreadable: dict[str, Unreadable] = {}
         self._gaps = _read_gaps(folder)
 
-    def found(self, segment: Segment, reason: str) -> None:
+    def set_aside(self, segment: Segment, reason: str) -> None:
         """Record an unreadable segment."""
         with self._lock:
             self._unreadable[segment.path] = Unreadable(segment, reason)
@@ -146,7 +146,7 @@ def whole(folder: Path, segments: Iterable[Segment], damage: Damage) -> list[Seg
     out = []
     for segment in segments:
         if reason := reason_unreadable(folder, segment):
-            damage.found(segment, reason)
+            damage.set_aside(segment, reason)
         else:
             out.append(segment)
     return out

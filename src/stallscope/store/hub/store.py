@@ -174,7 +174,7 @@ class HubStore:
         for table, sealed in self._hot.segments(tenant).items():
             for segment in sealed:
                 if reason := reason_unreadable_inside(self.folder, segment):
-                    self.damage.found(segment, reason)
+                    self.damage.set_aside(segment, reason)
                     self._hot.replaced(tenant, table, (segment,), new=())
                     n_bad += 1
         return n_bad
