@@ -1,6 +1,7 @@
 """`stallscope compare` and `gate`: a job before and after a fault."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,77 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     node.write(healthy, dp_trace())
     node.write(slow, dp_trace(every(2, 7, 50 * MS)))
     return healthy, slow
+
+
+@pytest.fixture(scope="module")
+def incomplete(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The healthy and the slow job without the data of 8 of 12 ranks."""
+    folder = tmp_path_factory.mktemp("incomplete")
+    paths = folder / "healthy.db", folder / "slow.db"
+    for path, trace in zip(paths, (dp_trace(), dp_trace(every(2, 7, 50 * MS))), strict=True):
+        processes = trace.processes.copy()
+        processes["nranks"] = 12
+        node.write(path, replace(trace, processes=processes))
+    return paths
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_incomplete_data_on_either_side_show_no_absence_of_a_regression(run, traces, incomplete, position):
+    jobs = [traces[0], traces[0]]
+    jobs[position] = incomplete[0]
+    code, out, _ = run("compare", *jobs)
+    name = ("before", "after")[position]
+    assert code == 21
+    assert out.endswith(f"Inconclusive: {name}: 8 of 12 ranks are not in this trace.\n")
+    assert json.loads(run("compare", *jobs, "--json")[1])["answer"] == "inconclusive"
+
+
+def test_incomplete_data_with_a_fault_show_no_absence_of_another_fault(run, incomplete, tmp_path):
+    healthy, slow = incomplete
+    code, out, _ = run("compare", slow, slow)
+    assert (code, "8 of 12 ranks" in out) == (21, True)
+    code, out, _ = run("gate", slow, "--max-late-ms", "100")
+    assert (code, out) == (21, "gate: inconclusive: 8 of 12 ranks are not in this trace\n")
+    (tmp_path / "saved.json").write_text(run("explain", slow, "--json")[1])
+    assert run("compare", tmp_path / "saved.json", slow)[0] == 21
+
+
+def test_incomplete_data_can_show_a_regression_and_an_excess(run, incomplete):
+    assert run("compare", *incomplete)[0] == 23
+    assert run("gate", incomplete[1], "--max-late-ms", "5")[0] == 23
+
+
+def report(tmp_path: Path, kind: str, cost: dict[str, object] | None) -> Path:
+    """A saved report on 4 ranks over 100 s with one verdict without lateness."""
+    verdict = {"kind": kind, "summary": f"A {kind}.", "ranks": [1], "causes": [], "cost": cost, "late_ms": None}
+    path = tmp_path / f"{kind}.json"
+    examined = {"n_ranks": 4, "seconds": 100.0, "n_steps": 50}
+    path.write_text(json.dumps({"answer": "found", "examined": examined, "verdicts": [verdict], "gaps": []}))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["hang", "mismatch", "failure"])
+def test_job_that_stopped_exceeds_every_limit(run, traces, tmp_path, kind):
+    saved = report(tmp_path, kind, None)
+    code, out, _ = run("gate", saved, "--max-late-ms", "1000000")
+    assert (code, out) == (23, f"gate: the job makes no progress: A {kind}.\n")
+    assert run("compare", traces[1], saved)[0] == 23
+
+
+@pytest.mark.parametrize(
+    ("cost", "limit_percent", "code", "text"),
+    [
+        (None, 50, 21, "the lost GPU time of the fault is not known"),
+        ({"gpu_seconds": 40.0}, 50, 0, "within the limits"),
+        ({"gpu_seconds": 40.0, "is_lower_bound": True}, 50, 21, "10.0 % or more"),
+        ({"gpu_seconds": 40.0, "at_most_gpu_seconds": 240.0}, 50, 21, "10.0 % to 60.0 %"),
+        ({"gpu_seconds": 40.0, "at_most_gpu_seconds": 80.0}, 50, 0, "within the limits"),
+        ({"gpu_seconds": 40.0, "is_lower_bound": True}, 5, 23, "10.0 % exceeds 5.0 %"),
+    ],
+)
+def test_gate_respects_the_bounds_of_the_cost(run, tmp_path, cost, limit_percent, code, text):
+    actual, out, _ = run("gate", report(tmp_path, "device", cost), "--max-lost", limit_percent)
+    assert (actual, text in out) == (code, True), out
 
 
 def test_fault_is_a_regression_with_its_rank(run, traces):

@@ -29,15 +29,15 @@ def compare(
 ) -> None:
     """Compare two jobs, or one job before and after a change.
 
-    Exit codes: 0 no regression, 23 a regression; others: an error.
+    Exit codes: 0 no regression, 21 the data cannot show it, 23 a regression; others: an error.
     """
-    from stallscope.diagnose import compared
+    from stallscope.diagnose import Answer, compared
 
     chosen = settings_from({}, settings)
     comparison = compared(report_of(before, chosen), report_of(after, chosen), max_growth=max_growth / 100)
     typer.echo(json.dumps(comparison.as_json(), indent=2) if as_json else comparison.text())
-    if comparison.regressions:
-        raise typer.Exit(REGRESSION_EXIT_CODE)
+    codes = {"regression": REGRESSION_EXIT_CODE, "inconclusive": Answer.INCONCLUSIVE.exit_code}
+    raise typer.Exit(codes.get(comparison.answer, 0))
 
 
 def report_of(text: str, settings: Settings) -> dict[str, Any]:

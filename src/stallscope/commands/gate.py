@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -39,25 +40,22 @@ def gate(
     chosen = settings_from({"usd_per_gpu_hour": usd_per_gpu_hour}, settings)
     if max_usd_per_hour is not None and chosen.usd_per_gpu_hour is None:
         raise BadInput("--max-usd-per-hour needs a price: give --usd-per-gpu-hour")
-    report = report_of(trace, chosen)
-    measured = measures(report)
-    lost_share = measured.lost_share or 0.0
-    usd_per_hour = lost_share * measured.n_ranks * (chosen.usd_per_gpu_hour or 0.0)
+    measured = measures(report_of(trace, chosen))
+    usd_per_hour = measured.n_ranks * (chosen.usd_per_gpu_hour or 0.0)
+    lost, most_lost = measured.lost_share, measured.most_lost_share
     checks = (
-        ("lateness", measured.late_ms or 0.0, max_late_ms, "{:,.1f} ms"),
-        ("cost", usd_per_hour, max_usd_per_hour, "${:,.2f} per hour"),
-        ("lost GPU time", lost_share * 100, max_lost_percent, "{:.1f} %"),
+        _Check("lateness", "{:,.1f} ms", max_late_ms, measured.late_ms or 0.0, measured.late_ms or 0.0),
+        _Check("cost", "${:,.2f} per hour", max_usd_per_hour, lost, most_lost, usd_per_hour),
+        _Check("lost GPU time", "{:.1f} %", max_lost_percent, lost, most_lost, 100.0),
     )
-    exceeded = [
-        f"{name} {form.format(value)} exceeds {form.format(limit)}"
-        for name, value, limit, form in checks
-        if limit is not None and value > limit
-    ]
+    exceeded = [text for check in checks if (text := check.excess())]
+    doubts = [text for text in (measured.doubt, *(check.doubt() for check in checks)) if text]
+    if measured.stopped:
+        exceeded.insert(0, f"the job makes no progress: {measured.stopped}")
     if exceeded:
         answer, line, code = "exceeded", "; ".join(exceeded), REGRESSION_EXIT_CODE
-    elif report["answer"] == Answer.INCONCLUSIVE:
-        gap = report["gaps"][0]["reason"] if report["gaps"] else "the data show no cause"
-        answer, line, code = "inconclusive", f"the data cannot show it: {gap}", Answer.INCONCLUSIVE.exit_code
+    elif doubts:
+        answer, line, code = "inconclusive", f"inconclusive: {doubts[0]}", Answer.INCONCLUSIVE.exit_code
     else:
         answer, line, code = "within", "within the limits", 0
     if as_json:
@@ -67,7 +65,9 @@ def gate(
                     "answer": answer,
                     "late_ms": measured.late_ms,
                     "lost_share": measured.lost_share,
-                    "usd_per_hour": round(usd_per_hour, 4) if chosen.usd_per_gpu_hour is not None else None,
+                    "usd_per_hour": None
+                    if lost is None or chosen.usd_per_gpu_hour is None
+                    else round(lost * usd_per_hour, 4),
                     "reason": line,
                 }
             )
@@ -75,3 +75,31 @@ def gate(
     else:
         typer.echo(f"gate: {line}")
     raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A measure and its limit, None without a limit. low, high: its bounds, None where unknown, in units of `scale`."""
+
+    name: str
+    form: str
+    limit: float | None
+    low: float | None
+    high: float | None
+    scale: float = 1.0
+
+    def excess(self) -> str:
+        """A clause if the measure exceeds the limit, otherwise empty."""
+        if self.limit is None or self.low is None or self.low * self.scale <= self.limit:
+            return ""
+        return f"{self.name} {self.form.format(self.low * self.scale)} exceeds {self.form.format(self.limit)}"
+
+    def doubt(self) -> str:
+        """A clause if the measure may exceed the limit, otherwise empty."""
+        if self.limit is None or (self.high is not None and self.high * self.scale <= self.limit):
+            return ""
+        if self.low is None:
+            return f"the {self.name} of the fault is not known"
+        low = self.form.format(self.low * self.scale)
+        high = " or more" if self.high is None else f" to {self.form.format(self.high * self.scale)}"
+        return f"{self.name} is {low}{high}, and the limit is {self.form.format(self.limit)}"

@@ -4,10 +4,11 @@ Takes the JSON of reports, so that a stored answer of `explain --json` can be th
 shares, so that the reports may cover different durations and numbers of ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stallscope.diagnose.report.evidence import SLOWNESS
 from stallscope.events.names import CATEGORY_NAMES
 
 _LEAST_POINTS = 0.01
@@ -18,39 +19,60 @@ MAX_GROWTH = 0.05
 
 _MAX_LOST_POINTS = 0.01
 
+_STOPPED = frozenset({"hang", "mismatch", "failure"})
+"""Kinds of verdicts after which the job makes no progress: worse than any lateness."""
+
 
 @dataclass(frozen=True)
 class Measures:
     """The comparable measures of a report. None where the source does not record it.
 
     step_ms: mean duration of a step. lost_share: GPU time lost to the verdicts, as a share of all GPU time.
-    late_ms: the largest median lateness of a verdict. budget: shares by category of the time ledger.
+    most_lost_share: its upper end. late_ms: the largest median lateness of a verdict. budget: shares by category of the
+    time ledger. stopped: summary of the verdict after which the job makes no progress. doubt: why the data may hide a fault. Both are
+    empty where there is none.
     """
 
     answer: str
     n_ranks: int
     step_ms: float | None
     lost_share: float | None
+    most_lost_share: float | None
     late_ms: float | None
     ranks: tuple[int, ...]
     cause: str | None
     budget: Mapping[str, float]
+    stopped: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """regressions: one sentence for each measure that became worse by more than the limits."""
+    """regressions: one sentence for each measure that became worse by more than the limits.
+
+    doubts: why the data cannot show that there is no regression.
+    """
 
     before: Measures
     after: Measures
     regressions: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        """regression, inconclusive or no_regression. Incomplete data can show a regression, but not its absence."""
+        if self.regressions:
+            return "regression"
+        return "inconclusive" if self.doubts else "no_regression"
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "answer": self.answer,
             "before": _as_json(self.before),
             "after": _as_json(self.after),
             "budget_change": {name: round(delta, 4) for name, delta in self.budget_changes().items()},
             "regressions": list(self.regressions),
+            "doubts": list(self.doubts),
         }
 
     def budget_changes(self) -> dict[str, float]:
@@ -77,7 +99,8 @@ class Comparison:
             rows.append(_row(label, *values, "{:.0%}"))
         lines = [f"{'':16}{'before':>18}{'after':>18}   change"]
         lines += [f"{name:16}{old:>18}{new:>18}   {change}".rstrip() for name, old, new, change in rows]
-        lines += ["", *(self.regressions or ("No regression.",))]
+        doubts = [f"Inconclusive: {doubt}." for doubt in self.doubts]
+        lines += ["", *(self.regressions or doubts or ("No regression.",))]
         return "\n".join(lines)
 
 
@@ -101,16 +124,47 @@ def compared(
         regressions.append(
             f"Regression: {_culprit(new)} loses {lost_after:.1%} of the GPU time; before: {lost_before:.1%}."
         )
+    if new.stopped and not old.stopped:
+        regressions.append(f"Regression: {new.stopped}")
     if new.answer == "found" and old.answer == "healthy" and not regressions:
         regressions.append(f"Regression: a fault was found ({_culprit(new)}); the job was healthy before.")
-    return Comparison(old, new, tuple(regressions))
+    return Comparison(old, new, tuple(regressions), tuple(_doubts(old, new)))
+
+
+def _doubts(old: Measures, new: Measures) -> Iterator[str]:
+    """Why two reports without a regression do not show its absence."""
+    for name, measured in (("before", old), ("after", new)):
+        if measured.doubt:
+            yield f"{name}: {measured.doubt}"
+        elif measured.lost_share is None:
+            yield f"{name}: the cost of the fault is not known"
+        elif measured.step_ms is None and not measured.stopped:
+            yield f"{name}: the data have no step times; annotate the steps (stallscope.annotate)"
+
+
+def _doubt(report: Mapping[str, Any]) -> str:
+    """Why the data of a report may hide a fault, or a fault other than the reported faults; empty if they are complete."""
+    evidence = report.get("evidence") or {}
+    if report.get("gaps"):
+        return str(report["gaps"][0]["reason"])
+    if report["answer"] == "inconclusive":
+        verdict = next(iter(report["verdicts"]), {})
+        return str(verdict.get("abstained_because") or verdict.get("summary") or "the data show no cause")
+    if SLOWNESS in evidence.get("blind_spots", ()):
+        return "the source shows hangs only, and no times"
+    if missing := evidence.get("n_ranks_unseen"):  # reports saved before gaps were listed with a found fault
+        return f"{missing} of {evidence['n_ranks'] + missing} ranks are not in this trace"
+    return ""
 
 
 def measures(report: Mapping[str, Any]) -> Measures:
     """The comparable measures of a report's JSON."""
     examined, verdicts = report["examined"], report["verdicts"]
     n_steps, seconds, n_ranks = (examined.get(name) or 0 for name in ("n_steps", "seconds", "n_ranks"))
-    costs = [verdict["cost"]["gpu_seconds"] for verdict in verdicts if verdict.get("cost")]
+    costs = [verdict.get("cost") or {} for verdict in verdicts]
+    most = [_most_gpu_seconds(cost) for cost in costs]
+    gpu_seconds = n_ranks * seconds
+    stopped = [verdict["summary"] for verdict in verdicts if verdict["kind"] in _STOPPED]
     late = [verdict["late_ms"]["median"] for verdict in verdicts if verdict.get("late_ms")]
     worst = max(
         verdicts, key=lambda verdict: (verdict.get("cost") or {}).get("gpu_seconds") or 0.0, default=None
@@ -119,12 +173,30 @@ def measures(report: Mapping[str, Any]) -> Measures:
         answer=report["answer"],
         n_ranks=n_ranks,
         step_ms=seconds / n_steps * 1000 if n_steps and seconds else None,
-        lost_share=min(1.0, sum(costs) / (n_ranks * seconds)) if n_ranks and seconds else None,
+        lost_share=_share([cost.get("gpu_seconds") for cost in costs], gpu_seconds),
+        most_lost_share=None if None in most else _share(most, gpu_seconds),
         late_ms=max(late, default=None),
         ranks=tuple(worst["ranks"]) if worst else (),
         cause=worst["causes"][0]["cause"] if worst and worst["causes"] else None,
         budget=(report.get("budget") or {}).get("shares") or {},
+        stopped=stopped[0] if stopped else "",
+        doubt=_doubt(report),
     )
+
+
+def _share(costs: Sequence[float | None], gpu_seconds: float) -> float | None:
+    """Share of all GPU time, at most 1; None where the costs or the GPU time are unknown. Unknown costs count as 0."""
+    known = [cost for cost in costs if cost is not None]
+    if not costs:
+        return 0.0
+    return min(1.0, sum(known) / gpu_seconds) if known and gpu_seconds else None
+
+
+def _most_gpu_seconds(cost: Mapping[str, Any]) -> float | None:
+    """The upper end of a cost; None where it is unknown."""
+    if cost.get("at_most_gpu_seconds") is not None:
+        return float(cost["at_most_gpu_seconds"])
+    return None if cost.get("is_lower_bound") else cost.get("gpu_seconds")
 
 
 def _as_json(measured: Measures) -> dict[str, Any]:

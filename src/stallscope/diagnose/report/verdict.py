@@ -121,7 +121,8 @@ class Report:
     """The verdicts on a trace, and the evidence for the answer.
 
     source: the kind of events. examined: counts of the examined data. benign: remarks that need no action.
-    evidence: how complete the data are. gaps: why they leave the answer inconclusive where no fault is reported.
+    evidence: how complete the data are. gaps: why they leave the answer inconclusive where no fault is reported, and
+    may hide a further fault otherwise.
     budget: the job's time by category of the time ledger.
     activity: the time budget of each process as data, see processes/summary.py.
     """
@@ -156,7 +157,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "examined": report.examined,
         "looked_at": report.examined,  # until the next release
         "evidence": report.evidence.as_json() if report.evidence else None,
-        "gaps": [asdict(gap) for gap in report.gaps] if report.answer is Answer.INCONCLUSIVE else [],
+        "gaps": [asdict(gap) for gap in report.gaps],
         "budget": report.budget.as_json() if report.budget else None,
         "benign": report.benign,
         "activity": report.activity,
