@@ -21,7 +21,7 @@ ACTIONS = ("drain_node", "replace_gpu")
 def commands(event: dict) -> list[list[str]]:
     """The kubectl commands for a message of the event socket."""
     recommended = event["recommendation"]
-    if event["type"] == "resolved" or recommended["action"] not in ACTIONS:
+    if event["type"] in ("resolved", "ended") or recommended["action"] not in ACTIONS:
         return []
     label = recommended["action"].replace("_", "-")
     return [

@@ -56,7 +56,7 @@ def main() -> int:
             event = events.get(timeout=0.5)
         except queue.Empty:
             continue
-        if event["type"] == "resolved" or event["recommendation"]["action"] != "restart_job":
+        if event["type"] in ("resolved", "ended") or event["recommendation"]["action"] != "restart_job":
             continue
         print(f"restart_job: {event['summary']}", flush=True)
         if options.act and n_restarts < options.restarts:

@@ -66,6 +66,11 @@ def test_dry_run_lists_the_alerts_that_a_running_hub_raises(run, config_file, db
         assert {tuple(alert["incidents"]) for alert in state.listed()} == {("over",), ("open",)}
 
 
+def test_dry_run_names_the_time_without_records(run, config_file, db, tmp_path):
+    assert "are not recorded" in run("alerts", "test", config_file, "--db", db)[1]
+    assert "are not recorded" not in run("alerts", "test", config_file, "--db", db, "--since", "10m")[1]
+
+
 def test_list_acknowledge_and_silence(run, config_file, db):
     with closing(AlertState(state_path(db))) as state:
         state.evaluate(load(config_file), NOW_S * S)

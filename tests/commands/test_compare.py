@@ -60,7 +60,14 @@ def test_incomplete_data_can_show_a_regression_and_an_excess(run, incomplete):
 
 def report(tmp_path: Path, kind: str, cost: dict[str, object] | None) -> Path:
     """A saved report on 4 ranks over 100 s with one verdict without lateness."""
-    verdict = {"kind": kind, "summary": f"A {kind}.", "ranks": [1], "causes": [], "cost": cost, "late_ms": None}
+    verdict = {
+        "kind": kind,
+        "summary": f"A {kind}.",
+        "ranks": [1],
+        "causes": [],
+        "cost": cost,
+        "late_ms": None,
+    }
     path = tmp_path / f"{kind}.json"
     examined = {"n_ranks": 4, "seconds": 100.0, "n_steps": 50}
     path.write_text(json.dumps({"answer": "found", "examined": examined, "verdicts": [verdict], "gaps": []}))

@@ -34,6 +34,8 @@ def line(action: str, kind: str) -> dict[str, Any]:
         "at_ns": 5,
         "kind": kind,
         "cause": "gpu_slow",
+        "reason": "",
+        "is_resolved": False,
         "verdict": verdict,
     }
 

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from stallscope.diagnose import Verdict
+from stallscope.diagnose.report.verdict import VerdictCost
 from stallscope.diagnose.report.recommendation import recommendation
+
+COST = VerdictCost.of(1.0, None, is_lower_bound=False, observed_ns=1e9)
 
 
 def verdict(kind: str = "straggler", cause: str = "block_io", **values: object) -> Verdict:
@@ -18,7 +21,8 @@ def verdict(kind: str = "straggler", cause: str = "block_io", **values: object) 
     ("made", "action"),
     [
         (verdict(), "look"),
-        (verdict(severity="low"), "none"),
+        (verdict(severity="low", cost=COST), "none"),
+        (verdict(severity="low"), "look"),
         (verdict(kind="inconclusive", cause="gpu_fault"), "look"),
         (verdict(cause="gpu_fault"), "replace_gpu"),
         (verdict(cause="gpu_fault", confidence=0.85), "look"),

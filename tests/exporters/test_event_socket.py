@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stallscope.errors import CannotTrace
-from stallscope.exporters.event_socket import EventSocket, message_type
+from stallscope.exporters.event_socket import EventSocket, message, message_type
 
 
 def line(incident: str, state: str = "open", **values: Any) -> dict[str, Any]:
@@ -32,6 +32,8 @@ def line(incident: str, state: str = "open", **values: Any) -> dict[str, Any]:
         "at_ns": 5,
         "kind": "straggler",
         "cause": "block_io",
+        "reason": "",
+        "is_resolved": state == "closed",
     }
     return own | {"verdict": verdict} | values
 
@@ -121,4 +123,11 @@ def test_socket_of_an_ended_agent_is_replaced_and_of_a_running_agent_is_not(serv
     ],
 )
 def test_type_of_a_message(kind, cause, expected):
-    assert message_type(kind, cause) == expected
+    assert message_type(line("a", kind=kind, cause=cause)) == expected
+
+
+def test_end_of_the_data_is_not_the_end_of_the_fault():
+    closed = line("a", "closed", is_resolved=False, reason="the job sent no more events")
+    sent = message(closed)
+    assert (sent["type"], sent["reason"]) == ("ended", "the job sent no more events")
+    assert message(line("a", "closed"))["type"] == "resolved"

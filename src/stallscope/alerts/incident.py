@@ -17,6 +17,7 @@ class Incident:
 
     closed_ns: None while the incident is open. code: the innermost stack frame of the culprit, "" without a stack.
     owner: labels of events/owner.py. recommendation: the action for programs, empty where none is known.
+    closed_because: why the diagnosis closed the incident: the fault is over, or the data ended.
     """
 
     tenant: str
@@ -29,6 +30,7 @@ class Incident:
     code: str = ""
     owner: Mapping[str, str] = field(default_factory=dict)
     recommendation: Mapping[str, Any] = field(default_factory=dict)
+    closed_because: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -93,7 +95,7 @@ def from_agent(line: Mapping[str, Any], cluster: str = "") -> Incident:
         updated_ns=at_ns,
         closed_ns=at_ns if line["state"] == "closed" else None,
         row=values | {name: values[name] or [] for name in _LISTS} | times,
-        **_of_verdict(line["verdict"]),
+        **_of_verdict(line["verdict"] | {"closed_because": line["reason"]}),
     )
 
 
@@ -103,6 +105,7 @@ def _of_verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
         "code": _code(verdict),
         "owner": verdict.get("owner") or {},
         "recommendation": verdict.get("recommendation") or {},
+        "closed_because": verdict.get("closed_because") or "",
     }
 
 

@@ -117,7 +117,8 @@ def _since(incident: Incident) -> str:
     begin = _utc(incident.begin_ns)
     if incident.closed_ns is None:
         return f"Since {begin}, still open."
-    return f"From {begin} to {_utc(incident.closed_ns)} ({incident.duration_s(incident.closed_ns):,.0f} s)."
+    because = f": {incident.closed_because}" if incident.closed_because else ""
+    return f"From {begin} to {_utc(incident.closed_ns)} ({incident.duration_s(incident.closed_ns):,.0f} s){because}."
 
 
 def _cause(incident: Incident) -> str:

@@ -8,6 +8,7 @@ import json
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class AlertState:
             self._check_version()
             self._db.executescript(files("stallscope.alerts").joinpath("state_schema.sql").read_text())
             self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            self._db.execute("INSERT OR IGNORE INTO progress VALUES ('created', ?)", (time.time_ns(),))
         except (sqlite3.Error, OSError) as error:
             raise StorageFailed(f"{path}: the state of the alerts cannot be opened ({error})") from error
 
@@ -107,6 +109,15 @@ class AlertState:
                 (since_ns,),
             ).fetchall()
         return [Incident.from_text(row[0]) for row in rows]
+
+    def recorded_since_ns(self) -> int:
+        """Begin of the recorded time: the first start with this file, or the oldest incident that was read then."""
+        with self._lock:
+            (first,) = self._db.execute(
+                "SELECT MIN(json_extract(incident, '$.opened_ns')) FROM incidents"
+            ).fetchone()
+        created_ns = self.progress("created", 0)
+        return created_ns if first is None else min(created_ns, int(first))
 
     def progress(self, name: str, default: int) -> int:
         """A stored number, for the reader of a source to continue after a restart."""

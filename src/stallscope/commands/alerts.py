@@ -74,7 +74,8 @@ def test(
 
     loaded, now_ns = load(config), time.time_ns()
     with closing(_state(db, settings)) as state:
-        incidents = state.incidents(now_ns - duration_ns(since, "--since"))
+        begin_ns = now_ns - duration_ns(since, "--since")
+        incidents, recorded_ns = state.incidents(begin_ns), state.recorded_since_ns()
     changes = planned(loaded, incidents, now_ns)
     if as_json:
         rows = [
@@ -96,6 +97,8 @@ def test(
         typer.echo(f"{at}  {change.receiver:12}  {change.change:8}  {notice.severity:8}  {notice.title}")
     n_raised = sum(change.change == "raised" for change in changes)
     typer.echo(f"{n_raised} alerts from {len(incidents)} incidents of the last {since}")
+    if recorded_ns > begin_ns:
+        typer.echo(f"Incidents before {iso_utc(recorded_ns)[:19].replace('T', ' ')} UTC are not recorded.")
 
 
 @alerts_app.command("list")

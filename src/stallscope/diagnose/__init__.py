@@ -22,7 +22,15 @@ from stallscope.diagnose.report.verdict import (
     verdict_as_json,
     wall_text,
 )
-from stallscope.diagnose.stream import NO_MORE_EVENTS, Change, JobState, Numbering, Retention, Stream
+from stallscope.diagnose.stream import (
+    NO_MORE_EVENTS,
+    TRACE_ENDED,
+    Change,
+    JobState,
+    Numbering,
+    Retention,
+    Stream,
+)
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 from stallscope.diagnose.verdicts.by_source import joint
 
@@ -35,6 +43,7 @@ __all__ = [
     "Numbering",
     "Report",
     "Retention",
+    "TRACE_ENDED",
     "Stream",
     "Thresholds",
     "Verdict",

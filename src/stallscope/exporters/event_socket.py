@@ -70,9 +70,10 @@ def message(line: dict[str, Any]) -> dict[str, Any]:
     """What a reader receives for a change of an incident."""
     verdict = line["verdict"]
     return {
-        "type": "resolved" if line["state"] == "closed" else message_type(line["kind"], line["cause"]),
+        "type": message_type(line),
         "incident": line["incident"],
         "change": line["change"],
+        "reason": line["reason"],
         "at_ns": line["at_ns"],
         **{name: verdict[name] for name in ("kind", "severity", "ranks", "nodes", "pids", "summary")},
         "cause": line["cause"],
@@ -81,13 +82,18 @@ def message(line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def message_type(kind: str, cause: str) -> str:
-    """straggler, hang, memory, gpu_fault or failure; the kind of the verdict for all others."""
-    if cause in _MEMORY:
+def message_type(line: dict[str, Any]) -> str:
+    """straggler, hang, memory, gpu_fault or failure; the kind of the verdict for all others.
+
+    resolved: the fault is over. ended: the data ended while the fault was there.
+    """
+    if line["state"] == "closed":
+        return "resolved" if line["is_resolved"] else "ended"
+    if line["cause"] in _MEMORY:
         return "memory"
-    if cause in _GPU or kind == "device":
+    if line["cause"] in _GPU or line["kind"] == "device":
         return "gpu_fault"
-    return kind
+    return str(line["kind"])
 
 
 def _bound(path: Path) -> socket.socket:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.alerts.incident import from_agent
-from stallscope.diagnose import Change, Stream, Thresholds, verdict_as_json, verdict_row
+from stallscope.diagnose import TRACE_ENDED, Change, Stream, Thresholds, verdict_as_json, verdict_row
 from stallscope.errors import StallscopeError
 from stallscope.events.trace import Trace
 from stallscope.events.verdict_fields import FIELDS
@@ -63,6 +63,7 @@ def incident_line(change: Change) -> dict[str, Any]:
         "incident": change.incident_id,
         "state": change.state,
         "reason": change.reason,
+        "is_resolved": change.is_resolved,
         "kind": row["kind"],
         "cause": row["cause"] or "unknown",
         "at_ns": change.at_ns,
@@ -100,7 +101,7 @@ class Diagnosis:
 
     def end(self) -> list[Change]:
         """The last changes: the remaining rows are examined, and open incidents close."""
-        reason, at_ns = "the trace has ended", time.time_ns()
+        reason, at_ns = TRACE_ENDED, time.time_ns()
         standstills = [change for change in self._standstills.values() if change.state == "open"]
         return [
             *(replace(change, kind="closed", at_ns=at_ns, reason=reason) for change in standstills),

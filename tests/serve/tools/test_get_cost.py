@@ -117,3 +117,24 @@ def test_verdicts_are_shown_with_the_ends_that_are_known(asker_of):
         summary(context, SummaryParams()).open_verdicts,
     ):
         assert {row["verdict_id"]: (row["gpu_seconds"], row["at_most_gpu_seconds"]) for row in rows} == known
+
+
+def test_cost_names_jobs_whose_losses_are_unknown(asker_of):
+    asker = asker_of(NUMBER)
+    assert asked(asker).answer == "inconclusive"  # no job was examined
+    times = {"begin_ns": BEGIN_MS * 10**6, "last_ns": (BEGIN_MS + LENGTH_MS) * 10**6}
+    same = {"cluster_id": "alpha", "n_ranks": 8, "members": "[]", "evidence": "null"} | times
+    reasons = '[{"reason": "4 of 8 ranks are not in this trace", "action": "Trace them."}]'
+    rows = [
+        same | {"job": "whole", "answer": "found", "reasons": "[]"},
+        same | {"job": "partial", "answer": "inconclusive", "reasons": reasons},
+    ]
+    asker.hub.store.append(Batch("", "a", {"jobs": cluster.table("jobs", rows)})).result(timeout=30)
+    cost = asked(asker)
+    assert cost.summary.endswith("1 of 2 jobs inconclusive: a loss may be missing.")
+    assert cost.answer == "found"
+
+
+def test_no_cost_is_reported_as_zero_only_for_healthy_jobs(asker_of):
+    asker = asker_of(NUMBER | {"gpu_seconds": 0.0})
+    assert asked(asker).summary == "No lost GPU time is known. No job was examined in this time."

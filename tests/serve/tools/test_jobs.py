@@ -10,6 +10,7 @@ from stallscope.errors import NotFound
 from stallscope.serve.tools.answer_summary import SummaryParams, summary
 from stallscope.serve.tools.explain_rank import ExplainParams, explain_rank
 from stallscope.serve.tools.find_nccl_processes import ProcessesParams, find_nccl_processes
+from stallscope.serve.tools.get_cost import CostParams, get_cost
 from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import Batch
@@ -85,5 +86,6 @@ def test_tools_accept_a_job(context):
     assert [job.job for job in summary(context, SummaryParams(job=SLOW)).jobs] == [SLOW]
     assert verdicts(context, VerdictsParams(job=FAST)).answer == "healthy"
     assert verdicts(context, VerdictsParams(job=SLOW)).answer == "found"
+    assert get_cost(context, CostParams(job=FAST)).summary == "No GPU time was lost to delays."
     with pytest.raises(NotFound, match="no job 'none'"):
         verdicts(context, VerdictsParams(job="none"))

@@ -148,7 +148,7 @@ def _doubt(report: Mapping[str, Any]) -> str:
     if report.get("gaps"):
         return str(report["gaps"][0]["reason"])
     if report["answer"] == "inconclusive":
-        verdict = next(iter(report["verdicts"]), {})
+        verdict: Mapping[str, Any] = next(iter(report["verdicts"]), {})
         return str(verdict.get("abstained_because") or verdict.get("summary") or "the data show no cause")
     if SLOWNESS in evidence.get("blind_spots", ()):
         return "the source shows hangs only, and no times"

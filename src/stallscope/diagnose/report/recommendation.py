@@ -53,7 +53,7 @@ def _action(verdict: "Verdict") -> tuple[str, str]:
     if verdict.confidence < CONFIDENCE:
         return "look", f"the confidence is below {CONFIDENCE:.0%}"
     if verdict.severity == "low" and verdict.kind not in ("hang", "failure"):
-        return "none", "the cost is small"
+        return ("look", "the cost is not known") if verdict.cost is None else ("none", "the cost is small")
     if cause in _OF_THE_GPU:
         return "replace_gpu", "the GPU reported an error that a restart does not repair"
     if verdict.kind == "hang":

@@ -17,10 +17,10 @@ open_hangs     hangs, detected by the time without calls
 incidents      verdicts over time
 """
 
-from stallscope.diagnose.stream.incidents import Change
+from stallscope.diagnose.stream.incidents import NO_MORE_EVENTS, TRACE_ENDED, Change
 from stallscope.diagnose.stream.job_state import JobState
 from stallscope.diagnose.stream.round_numbers import Numbering
-from stallscope.diagnose.stream.stream import NO_MORE_EVENTS, Stream
+from stallscope.diagnose.stream.stream import Stream
 from stallscope.diagnose.stream.window import Retention
 
-__all__ = ["NO_MORE_EVENTS", "Change", "JobState", "Numbering", "Retention", "Stream"]
+__all__ = ["NO_MORE_EVENTS", "TRACE_ENDED", "Change", "JobState", "Numbering", "Retention", "Stream"]

@@ -12,6 +12,10 @@ from stallscope.diagnose.stream.job_members import ProcessKey
 
 _GROWN = 1.05  # growth of the delays or the cost that leads to an update
 _GROWN_EXACTLY = 1.001  # the same once no further rows arrive
+NO_MORE_EVENTS = "the job sent no more events"
+EVENTS_ENDED = "the events have ended"
+TRACE_ENDED = "the trace has ended"
+_UNOBSERVED = frozenset({NO_MORE_EVENTS, EVENTS_ENDED, TRACE_ENDED})
 _MOST_OVER = 256  # ids of closed incidents that are kept: none of these incidents opens again
 
 
@@ -32,6 +36,11 @@ class Change:
     @property
     def state(self) -> Literal["open", "closed"]:
         return "closed" if self.kind == "closed" else "open"
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the fault is over. An incident also closes when the data end; the fault may then continue."""
+        return self.kind == "closed" and self.reason not in _UNOBSERVED
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream.gpu_drivers import Drivers
-from stallscope.diagnose.stream.incidents import Change
+from stallscope.diagnose.stream.incidents import EVENTS_ENDED, NO_MORE_EVENTS, Change
 from stallscope.diagnose.stream.job_members import Members, ProcessKey
 from stallscope.diagnose.stream.job_state import JobState
 from stallscope.diagnose.stream.node_clocks import Nodes
@@ -25,7 +25,6 @@ from stallscope.events.layout import TABLES, Array
 from stallscope.events.trace import Trace
 
 _MOST_ENDED = 32
-NO_MORE_EVENTS = "the job sent no more events"
 _PASS_NS = 250_000_000  # least time between two checks for hangs and ended jobs
 
 
@@ -93,11 +92,7 @@ class Stream:
         """End the stream: judge the remaining rows, and close all incidents. Returns the changes."""
         with self._lock:
             at_ns = self.clock()
-            return [
-                change
-                for group in list(self._jobs)
-                for change in self._end(group, at_ns, "the events have ended")
-            ]
+            return [change for group in list(self._jobs) for change in self._end(group, at_ns, EVENTS_ENDED)]
 
     def jobs(self) -> list[JobState]:
         """The jobs, including jobs that have ended since the last call."""

@@ -10,6 +10,7 @@ from pydantic import Field
 from stallscope import rates
 from stallscope.events.counted import counted
 from stallscope.rates import AppliedRate, RateTable
+from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
 from stallscope.serve.tools.tenant_context import (
     MAX_TEXT,
     Cluster,
@@ -67,6 +68,7 @@ class Unpriced(Row):
 
 class Cost(Result):
     summary: str
+    answer: Answer = Field(description="On all jobs: the cost may lack the losses of an inconclusive job.")
     rows: list[CostRow]
     usd: float | None = Field(description="Cost of everything with a known price; null if nothing has one.")
     at_most_usd: float | None = Field(description="The upper end of usd, if a range is known.")
@@ -161,8 +163,10 @@ def get_cost(context: TenantContext, params: CostParams) -> Cost:
     if begin_ns is not None and end_ns is not None and end_ns > begin_ns:
         hours = (end_ns - begin_ns) / _HOUR_NS
     total, unpriced = _sum(losses), _unpriced(losses, params)
+    jobs = job_rows(asker, cluster=params.cluster, job=params.job, times=times)
     return Cost(
-        summary=_summary(losses, total, unpriced),
+        summary=_summary(losses, total, unpriced, jobs),
+        answer=answer_on(jobs, asker.caveat(params.cluster)),
         rows=_grouped(losses, params, hours)[: params.limit],
         **total.cost_fields(hours),
         is_lower_bound=total.is_lower_bound,
@@ -257,9 +261,17 @@ def _unpriced(losses: list[_Loss], params: CostParams) -> list[Unpriced]:
     return sorted(rows, key=lambda row: -(row.at_most_gpu_seconds or row.gpu_seconds))
 
 
-def _summary(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced]) -> str:
-    if not losses:
+def _summary(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced], jobs: Sequence[JobRow]) -> str:
+    unknown = [job for job in jobs if job.answer == "inconclusive"]
+    caveat = (
+        f" {len(unknown)} of {counted(len(jobs), 'job')} inconclusive: a loss may be missing."
+        if unknown
+        else ""
+    )
+    if not losses and jobs and not unknown:
         return "No GPU time was lost to delays."
+    if not losses:
+        return f"No lost GPU time is known.{caveat or ' No job was examined in this time.'}"
     is_least, priced = total.is_lower_bound, "an unknown price"
     if total.usd is not None:
         priced = _range(total.usd, total.at_most_usd, form="${:,.2f}", is_least=is_least)
@@ -271,7 +283,7 @@ def _summary(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced]) -> str:
         rest = _sum([loss for loss in losses if loss.price is None])
         left_out = _range(rest.gpu_seconds, rest.at_most_gpu_seconds, form="{:,.1f}", is_least=False)
         text += f" No price is known for {what}: the cost excludes {left_out} GPU seconds."
-    return text
+    return text + caveat
 
 
 def _range(low: float, high: float | None, *, form: str, is_least: bool) -> str:
