@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from stallscope.diagnose import Verdict
-from stallscope.diagnose.report.verdict import VerdictCost
 from stallscope.diagnose.report.recommendation import recommendation
+from stallscope.diagnose.report.verdict import VerdictCost
 
 COST = VerdictCost.of(1.0, None, is_lower_bound=False, observed_ns=1e9)
 

@@ -29,8 +29,8 @@ class Measures:
 
     step_ms: mean duration of a step. lost_share: GPU time lost to the verdicts, as a share of all GPU time.
     most_lost_share: its upper end. late_ms: the largest median lateness of a verdict. budget: shares by category of the
-    time ledger. stopped: summary of the verdict after which the job makes no progress. doubt: why the data may hide a fault. Both are
-    empty where there is none.
+    time ledger. stopped: summary of the verdict after which the job makes no progress; "" where it continues. doubt:
+    why the data may hide a fault; "" for complete data.
     """
 
     answer: str
@@ -143,7 +143,7 @@ def _doubts(old: Measures, new: Measures) -> Iterator[str]:
 
 
 def _doubt(report: Mapping[str, Any]) -> str:
-    """Why the data of a report may hide a fault, or a fault other than the reported faults; empty if they are complete."""
+    """Why the data of a report may hide a fault that it does not list; empty for complete data."""
     evidence = report.get("evidence") or {}
     if report.get("gaps"):
         return str(report["gaps"][0]["reason"])

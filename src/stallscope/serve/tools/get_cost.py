@@ -163,10 +163,10 @@ def get_cost(context: TenantContext, params: CostParams) -> Cost:
     if begin_ns is not None and end_ns is not None and end_ns > begin_ns:
         hours = (end_ns - begin_ns) / _HOUR_NS
     total, unpriced = _sum(losses), _unpriced(losses, params)
-    jobs = job_rows(asker, cluster=params.cluster, job=params.job, times=times)
+    jobs = job_rows(context, cluster=params.cluster, job=params.job, times=times)
     return Cost(
         summary=_summary(losses, total, unpriced, jobs),
-        answer=answer_on(jobs, asker.caveat(params.cluster)),
+        answer=answer_on(jobs, context.caveat(params.cluster)),
         rows=_grouped(losses, params, hours)[: params.limit],
         **total.cost_fields(hours),
         is_lower_bound=total.is_lower_bound,
