@@ -70,7 +70,7 @@ class HubSink:
         self._lost: dict[str, int] = {}
 
     def append(self, table: Table, rows: Array) -> None:
-        if table not in layout.TABLES or table in _ONLY_LOCAL:
+        if table not in layout.SENT_TABLES or table in _ONLY_LOCAL:
             return
         if "stack" in (rows.dtype.names or ()):
             rows = rows.copy()
@@ -130,7 +130,7 @@ class MetricsSink:
             self._outputs.lost(kind, n)
 
     def process_ended(self, pid: int, ended_ns: int) -> None:
-        pass
+        self._outputs.process_ended(pid)
 
     def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
         pass

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
-from stallscope.exporters import hub_sender
+from stallscope.exporters import hub_output, hub_sender
 from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_output import HubOutput, Target
@@ -273,6 +274,46 @@ def test_a_batch_that_the_hub_names_as_bad_is_set_aside_and_reported_to_the_hub(
         until(lambda: "hub has 5" in open_line.status())
     assert _values(far, "losses", "n_lost") == [4]
     assert _values(far, "losses", "kind") == ["not sent to the hub"]
+
+
+def owners() -> Array:
+    rows = layout.empty(layout.OWNERS, 1)
+    rows["ts_ns"], rows["pid"], rows["owner_user"] = 2_000, 41, b"ann"
+    return rows
+
+
+def test_a_hub_without_a_table_gets_the_other_tables(line):
+    """The message is that of receive/arrow.py for a table that it does not know."""
+    unknown = "table 'owners' does not accept rows; the tables are calls, collectives"
+
+    def answer(number: int) -> Any:
+        if "owners" in arrow_parts(far.got[number][1])[1]:
+            return status_pb2.Status(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message=unknown)
+        return None
+
+    far = Far(says=answer)
+    with serving(far) as port:
+        output = line(port)
+        output.offer({"collectives": collectives(), "owners": owners()}, clock=CLOCK)
+        until(lambda: "hub has 5" in output.status())
+        assert "set aside" not in output.status()
+    assert [len(arrow_parts(body)[1].get("owners", ())) for _, body, _ in far.got] == [1, 0]
+
+
+def test_owners_are_sent_again_after_a_while(line):
+    far = Far()
+    with serving(far) as port:
+        output = line(port)
+        output.offer({"owners": owners()}, clock=CLOCK)
+        output.offer({"collectives": collectives()}, clock=CLOCK)
+        later_ns = CLOCK.monotonic_ns + hub_output._OWNERS_EVERY_NS
+        output.offer({"collectives": collectives()}, clock=replace(CLOCK, monotonic_ns=later_ns))
+        until(lambda: _n_rows(far, "owners") and sum(_n_rows(far, "owners")) == 2)
+        output.process_ended(41, later_ns)
+        later = replace(CLOCK, monotonic_ns=2 * later_ns)
+        output.offer({"collectives": collectives()}, clock=later)
+        until(lambda: sum(_n_rows(far, "collectives")) == 9)
+    assert sum(_n_rows(far, "owners")) == 2
 
 
 @pytest.mark.parametrize(

@@ -130,3 +130,23 @@ def test_memory_is_told_as_it_is_now():
     assert [(entry.values, entry.number) for entry in result["gpu.cuda.memory.usage"]] == [
         (("unknown", "3", "pool"), 200)
     ]
+
+
+def test_an_owner_is_a_series_while_its_process_runs():
+    updates = MetricUpdates(Meter(0))
+    rows = layout.empty(layout.OWNERS, 2)
+    rows["pid"], rows["owner_user"], rows["owner_namespace"] = [7, 8], [b"ann", b"bob"], b"vision"
+    updates.take(layout.OWNERS, rows)
+    updates.n_processes(2)
+    updates.process_ended(7)
+    updates.n_processes(1)
+    ((metric, (series,)),) = [
+        pair for pair in updates.meter.read() if pair[0].name == "stallscope.owner.info"
+    ]
+    values = dict(zip(metric.attributes, series.values, strict=True))
+    assert {name: value for name, value in values.items() if value} == {
+        "process.pid": "8",
+        "nccl.rank": "unknown",
+        "process.owner": "bob",
+        "k8s.namespace.name": "vision",
+    }

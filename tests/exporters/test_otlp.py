@@ -24,7 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 from stallscope.errors import BadInput
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import Meter
-from stallscope.exporters.otlp_messages import Incident
+from stallscope.exporters.otlp_messages import Incident, resource, spans_request
 from stallscope.exporters.otlp_sender import OtlpSender
 from stallscope.exporters.otlp_wire import headers_from, wire
 
@@ -34,6 +34,21 @@ START_NS, BOOT_NS = 1_800_000_000 * 10**9, 1_700_000_000 * 10**9
 INCIDENT = Incident(
     "abc", "stallscope.verdict straggler", START_NS, START_NS + 10**9, "rank 2", {"stallscope.ranks": [2]}
 )
+
+
+OWNED = INCIDENT._replace(
+    incident_id="abd", owner={"k8s.pod.name": "train-0", "stallscope.owner.account": "ml"}
+)
+
+
+def test_an_owner_is_a_resource_of_its_own():
+    request = spans_request([INCIDENT, OWNED, OWNED._replace(incident_id="abe")], resource("node-7"))
+    names = [
+        {a.key: a.value.string_value for a in part.resource.attributes} for part in request.resource_spans
+    ]
+    assert [len(part.scope_spans[0].spans) for part in request.resource_spans] == [1, 2]
+    assert names[1] == names[0] | OWNED.owner
+    assert names[0]["host.name"] == "node-7"
 
 
 @dataclass

@@ -19,6 +19,7 @@ from stallscope.continuous import ContinuousDiagnosis
 from stallscope.diagnose import Answer, Stream, Thresholds, as_json
 from stallscope.events import layout
 from stallscope.events.names import Category
+from stallscope.events.owner import GROUP_LABELS, column
 from stallscope.events.trace import Clock, Trace
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.exporters import hub_arrow, hub_batches
@@ -232,4 +233,5 @@ def test_every_surface_has_every_field():
     verdict = diagnosed(dp_trace(every(2, 7, 50 * MS)), Settings())
     (row,) = as_json(verdict)["verdicts"]
     flattened = {"cause", "cause_share", "max_late_ms"} | set(row["cost"])
+    flattened |= {column(label) for label in GROUP_LABELS} if "owner" in row else set()
     assert names <= set(row) | flattened

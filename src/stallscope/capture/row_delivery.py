@@ -30,6 +30,7 @@ from stallscope.events import layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
 from stallscope.events.names import Op
+from stallscope.events.owner import column
 
 _WITH_A_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
 """Tables whose `device` is the number of the GPU within the process."""
@@ -137,7 +138,7 @@ class Delivery:
         self._append(layout.PROCESSES, new)
         if len(new):
             self._governor.renew()
-        self._annotate(_belongings(new, self._processes))
+        self._append_named(layout.OWNERS, _owner_rows(new, self._processes))
         for process in self._processes.placed():
             self._sink.process_placed(process.pid, process.rank, nranks=process.nranks)
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
@@ -200,10 +201,14 @@ class Delivery:
             self._sink.append(table, rows)
 
 
-def _belongings(new: Array, processes: Processes) -> list[Label]:
-    """The container, pod or job of each of these new processes, as labels."""
-    return [
-        Label(int(row["ts_ns"]), int(row["pid"]), name, value)
-        for row in new
-        for name, value in workload(int(row["pid"]), processes.started_with(int(row["pid"]))).items()
-    ]
+def _owner_rows(new: Array, processes: Processes) -> Array:
+    """Rows of OWNERS for these new processes, without the processes of an unknown owner."""
+    owners = [workload(int(row["pid"]), processes.started_with(int(row["pid"]))) for row in new]
+    is_known = [bool(owner) for owner in owners]
+    rows = layout.empty(layout.OWNERS, sum(is_known))
+    for name in ("ts_ns", "node", "pid"):
+        rows[name] = new[name][is_known]
+    for row, owner in zip(rows, filter(None, owners), strict=True):
+        for label, value in owner.items():
+            row[column(label)] = value.encode()
+    return rows

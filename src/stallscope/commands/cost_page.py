@@ -102,7 +102,7 @@ def _group(by: str, row: Mapping[str, Any]) -> str:
     if by == "rank":
         rank = "no rank named" if row["rank"] is None else f"rank {row['rank']}"
         return ", ".join(filter(None, (rank, row["node"], row["cluster"])))
-    return str(row[by] or "unknown")
+    return str((row[by] if by in row else row["owner"]) or "unknown")
 
 
 def _range(row: Mapping[str, Any], name: str, form: str) -> str:

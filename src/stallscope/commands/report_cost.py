@@ -21,7 +21,9 @@ report_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 FORMATS = ("text", "csv", "json", "html")
-GROUPINGS = {"cluster": "cluster", "rank": "rank", "rate-class": "rate_class"}
+GROUPINGS = {"cluster": "cluster", "rank": "rank", "rate-class": "rate_class"} | {
+    name: name for name in ("user", "account", "partition", "namespace", "queue", "model", "workload")
+}
 
 
 @report_app.callback()

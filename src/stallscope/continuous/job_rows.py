@@ -6,9 +6,10 @@ from typing import Any
 
 from stallscope.continuous.verdict_rows import job_row
 from stallscope.diagnose import JobState
+from stallscope.events.owner import GROUP_LABELS, column
 
 EVERY_S = 10.0
-_OF_STATE = ("answer", "reasons", "n_ranks", "ended_ns")
+_OF_STATE = ("answer", "reasons", "n_ranks", "ended_ns", *map(column, GROUP_LABELS))
 
 
 @dataclass

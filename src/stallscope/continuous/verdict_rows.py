@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from stallscope.diagnose import Change, JobState, verdict_as_json, verdict_row
+from stallscope.events.owner import GROUP_LABELS, column
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.store.hub import schema
 
@@ -85,6 +86,7 @@ def job_row(job: JobState, cluster: str) -> dict[str, Any]:
         "answer": job.answer.value,
         "reasons": json.dumps([asdict(reason) for reason in job.reasons]),
         "evidence": json.dumps(job.evidence.as_json() if job.evidence else None),
+        **{column(label): job.owner.get(label) for label in GROUP_LABELS},
     }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stallscope.events.names import N_CATEGORIES
+from stallscope.events.owner import OWNER_LABELS, column
 
 Array = NDArray[Any]
 
@@ -213,6 +214,16 @@ ANNOTATIONS = Table(
 )
 """An addition to TABLES: not captured, and not sent."""
 
+OWNERS = Table(
+    "owners",
+    "The owner of a process: a row at its start, and a row after each change; the last row is valid.",
+    (
+        Field("ts_ns", "i8", "time at which these values became known"),
+        *_WHO,
+        *(Field(column(label), "S128", meaning) for label, meaning in OWNER_LABELS.items()),
+    ),
+)
+
 OPERATIONS = Table(
     "operations",
     "Number and duration of the calls of a function: one row per process, function and second.",
@@ -400,7 +411,11 @@ GPU_USE = Table(
 
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
+SENT_TABLES = (*TABLES, OWNERS)
+"""The tables that agents send to a hub."""
+
 NODE_TABLES: tuple[Table, ...] = (
+    OWNERS,
     OPERATIONS,
     MEMORY,
     CALL_ARGUMENTS,
@@ -411,8 +426,8 @@ NODE_TABLES: tuple[Table, ...] = (
     GPU_USE,
     SAMPLES,
 )
-"""Event tables that stay in the node trace and are not sent to a hub; most are not arrays of a Trace. A trace from
-before one of them was added lacks it."""
+"""Further event tables of a node trace; most stay there, and are not arrays of a Trace. A trace from before one of
+them was added lacks it."""
 
 EVENT_TABLES = (*TABLES, *NODE_TABLES)
 """The event tables of a node trace."""
@@ -427,6 +442,7 @@ CALL_COUNTS = Table(
 ARRAYS = (
     *TABLES,
     ANNOTATIONS,
+    OWNERS,
     HOST_EVENTS,
     POSITIONS,
     GPUS,
@@ -435,7 +451,7 @@ ARRAYS = (
     CALL_COUNTS,
     SAMPLES,
 )
-"""The arrays of a Trace. The arrays that are not in TABLES are not sent to a hub."""
+"""The arrays of a Trace. The arrays that are not in SENT_TABLES are not sent to a hub."""
 
 
 @cache

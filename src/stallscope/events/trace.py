@@ -101,6 +101,7 @@ class Trace:
     processes: Array = field(default_factory=lambda: layout.empty(layout.PROCESSES))
     spans: Array = field(default_factory=lambda: layout.empty(layout.SPANS))
     annotations: Array = field(default_factory=lambda: layout.empty(layout.ANNOTATIONS))
+    owners: Array = field(default_factory=lambda: layout.empty(layout.OWNERS))
     host_events: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
     positions: Array = field(default_factory=lambda: layout.empty(layout.POSITIONS))
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)

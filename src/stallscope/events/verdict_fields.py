@@ -8,6 +8,8 @@ in diagnose/report/verdict.py.
 from dataclasses import dataclass
 from typing import Literal
 
+from stallscope.events.owner import GROUP_LABELS, OWNER_LABELS, column
+
 KINDS = (
     *("straggler", "hang", "mismatch", "imbalance", "device", "process", "failure"),
     *("change", "link", "inconclusive"),
@@ -70,5 +72,9 @@ FIELDS = (
     VerdictField("usd", "number", "price of gpu_seconds; null where no price is known"),
     VerdictField("at_most_usd", "number", "price of at_most_gpu_seconds", hub_schema=3),
     VerdictField("advice", "texts", "next steps for the user", hub_schema=4),
+    *(
+        VerdictField(column(label), "text", f"owner: {OWNER_LABELS[label]}", hub_schema=6)
+        for label in GROUP_LABELS
+    ),
 )
 """In display order."""

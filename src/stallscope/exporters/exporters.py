@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stallscope.events.layout import Array, Table
+from stallscope.events.owner import otel_attributes
 from stallscope.exporters import machine_metrics
 from stallscope.exporters.metric_updates import MetricUpdates
 from stallscope.exporters.metric_values import Meter
@@ -33,6 +34,10 @@ class Outputs:
         """Lost records."""
         self.updates.lost(kind, n)
 
+    def process_ended(self, pid: int) -> None:
+        """The end of a process."""
+        self.updates.process_ended(pid)
+
     def incident(self, line: dict[str, Any]) -> None:
         """An incident opened, changed or closed: a line of live/incident_lines.py."""
         if line["change"] != "updated":
@@ -47,6 +52,7 @@ class Outputs:
                 end_ns=line["end_ns"],
                 summary=line["summary"],
                 attributes=line["attributes"],
+                owner=otel_attributes(line["verdict"]["owner"]),
             )
 
     def second(self, *, n_processes: int, gpus: Array | None = None) -> None:

@@ -46,7 +46,7 @@ TABLES = {
             *(RANKS if table is layout.COLLECTIVES else ()),
         )
     )
-    for table in (*layout.TABLES, CLOCKS, LOSSES)
+    for table in (*layout.SENT_TABLES, CLOCKS, LOSSES)
 }
 """The tables of a batch. They have no `node` column, since a batch carries the name of its one node.
 

@@ -4,6 +4,7 @@ The Arrow endpoint is tried first. A hub or collector without it gets OTLP logs,
 after a while. The token file is read for each batch, so that a token can be replaced while the agent runs.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
+_UNKNOWN_TABLE = re.compile(r"table '(\w+)' does not accept rows")
 _SHUT_OUT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
 
@@ -76,6 +78,7 @@ class HubChannel:
         self._arrow = self._channel.unary_unary(ARROW)
         self._logs = self._channel.unary_unary(LOGS)
         self._no_arrow_until_s = float("inf") if only_logs else 0.0
+        self._refused_until_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
@@ -86,10 +89,14 @@ class HubChannel:
             done(Answer(Outcome.SHUT_OUT, reason=str(error)))
             return
         with self._lock:
-            is_arrow = self._clock_s() >= self._no_arrow_until_s
+            now_s = self._clock_s()
+            is_arrow = now_s >= self._no_arrow_until_s
+            refused = {
+                name for name, until_s in self._refused_until_s.items() if is_arrow and now_s < until_s
+            }
         request, method = (arrow_request, self._arrow) if is_arrow else (logs_request, self._logs)
         message = request(
-            tables,
+            {name: rows for name, rows in tables.items() if name not in refused},
             batch_id=batch_id,
             node=self._target.node,
             cluster=self._target.cluster,
@@ -103,6 +110,11 @@ class HubChannel:
                     self._no_arrow_until_s = self._clock_s() + _ASK_AGAIN_S
                 done(Answer(Outcome.LATER, retry_after_s=0.0, reason="changing to OTLP"))
                 return
+            if (table := _refused_table(call)) in tables:
+                with self._lock:
+                    self._refused_until_s[table] = self._clock_s() + _ASK_AGAIN_S
+                done(Answer(Outcome.LATER, retry_after_s=0.0, reason=f"leaving out the table {table}"))
+                return
             done(_answer(call))
 
         call.add_done_callback(ended)
@@ -110,6 +122,13 @@ class HubChannel:
     def close(self) -> None:
         """End the connection."""
         self._channel.close()
+
+
+def _refused_table(call: Any) -> str:
+    """The table that an earlier release of the hub does not know; empty for any other answer."""
+    is_refused = call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    match = _UNKNOWN_TABLE.search(call.details() or "") if is_refused else None
+    return match[1] if match else ""
 
 
 def _answer(call: Any) -> Answer:

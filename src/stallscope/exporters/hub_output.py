@@ -24,7 +24,8 @@ from stallscope.exporters.spool import Spool
 __all__ = ["HubOutput", "Target"]
 
 _LAST_S = 5.0
-_BY_NAME = {table.name: table for table in layout.TABLES}
+_OWNERS_EVERY_NS = 600_000_000_000
+_BY_NAME = {table.name: table for table in layout.SENT_TABLES}
 
 
 class HubOutput:
@@ -36,6 +37,8 @@ class HubOutput:
         self._processes: dict[int, Array] = {}
         self._communicators: dict[tuple[int, int], Array] = {}
         self._ended: dict[str, list[Array]] = {}
+        self._owners: dict[int, Array] = {}
+        self._owners_again_ns = 0
 
     @classmethod
     def open(cls, target: Target, spool_folder: Path, *, max_spool_bytes: int) -> "HubOutput":
@@ -56,7 +59,7 @@ class HubOutput:
         lost: records lost since the last call, by kind; rows that this output dropped are added.
         """
         self._remember(tables)
-        tables = {**tables, **self._with_ends(tables)}
+        tables = {**tables, **self._with_ends(tables), **self._with_owners(tables, clock.monotonic_ns)}
         ranks = {
             pid: (int(row["rank"][0]), int(row["local_rank"][0])) for pid, row in self._processes.items()
         }
@@ -77,6 +80,7 @@ class HubOutput:
     def process_ended(self, pid: int, ended_ns: int) -> None:
         """Send the row of a process again with the next offer(), with its end."""
         self._add_end("processes", self._processes.pop(pid, None), ended_ns)
+        self._owners.pop(pid, None)
         for key in [key for key in self._communicators if key[0] == pid]:
             del self._communicators[key]
 
@@ -116,6 +120,17 @@ class HubOutput:
             name: np.concatenate([*([tables[name]] if name in tables else []), *rows])
             for name, rows in ended.items()
         }
+
+    def _with_owners(self, tables: Mapping[str, Array], now_ns: int) -> dict[str, Array]:
+        """From time to time, the owners of all processes: a restarted hub reads its latest rows only."""
+        for row in tables.get("owners", ()):
+            self._owners[int(row["pid"])] = np.array([row])
+        if now_ns < self._owners_again_ns or not self._owners:
+            return {}
+        self._owners_again_ns = now_ns + _OWNERS_EVERY_NS
+        rows = np.concatenate(list(self._owners.values()))
+        rows["ts_ns"] = now_ns
+        return {"owners": rows}
 
     def status(self) -> str:
         """The state of the connection, in a few words."""

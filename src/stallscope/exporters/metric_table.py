@@ -7,6 +7,8 @@ exist; gpu.cuda.*, nccl.* and stallscope.* are stallscope's. Units are UCUM.
 from enum import StrEnum
 from typing import NamedTuple
 
+from stallscope.events.owner import GROUP_LABELS, otel_attribute
+
 
 class Kind(StrEnum):
     """The meaning of a number, and its type in OTLP: monotonic sum, sum, gauge, histogram."""
@@ -168,6 +170,14 @@ INCIDENTS_OPEN = Metric(
     "incidents open now",
 )
 
+OWNER = Metric(
+    "stallscope.owner.info",
+    Kind.GAUGE,
+    "{process}",
+    ("process.pid", "nccl.rank", *map(otel_attribute, GROUP_LABELS)),
+    "1 for each traced process with a known owner; joined with other metrics by rank or process",
+)
+
 CPU_TIME = Metric("system.cpu.time", Kind.COUNTER, "s", ("cpu.mode",), "CPU time of the machine, by mode")
 MEMORY_USAGE = Metric(
     "system.memory.usage", Kind.UP_DOWN, "By", ("system.memory.state",), "memory of the machine, by state"
@@ -226,6 +236,7 @@ METRICS = (
     LOST,
     INCIDENTS,
     INCIDENTS_OPEN,
+    OWNER,
     CPU_TIME,
     MEMORY_USAGE,
     MEMORY_LIMIT,

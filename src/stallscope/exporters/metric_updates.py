@@ -9,6 +9,7 @@ import numpy as np
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
 from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op, word
+from stallscope.events.owner import GROUP_LABELS, column
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import Meter
 
@@ -24,6 +25,7 @@ class MetricUpdates:
 
     meter: Meter
     _rank: dict[int, str] = field(default_factory=dict)
+    _owner: dict[int, list[str]] = field(default_factory=dict)
     _calls: dict[int, Array] = field(default_factory=dict)
     _ledger: dict[int, Array] = field(default_factory=dict)
     _waited: dict[int, int] = field(default_factory=dict)
@@ -40,13 +42,20 @@ class MetricUpdates:
             "snapshots": self._states,
             "operations": self._operations,
             "memory": self._memory,
+            "owners": self._owned,
         }
         if len(rows) and table.name in counts:
             counts[table.name](rows)
 
+    def process_ended(self, pid: int) -> None:
+        """End the series of a process that has ended."""
+        self._owner.pop(pid, None)
+
     def n_processes(self, n: int) -> None:
-        """The number of processes traced now."""
+        """The number of processes traced now, and the owners of the running processes."""
         self.meter.set(table_of.PROCESSES, n)
+        owners = {(str(pid), self.rank_of(pid), *values): 1.0 for pid, values in self._owner.items()}
+        self.meter.replace(table_of.OWNER, owners)
 
     def lost(self, kind: str, n: int) -> None:
         """Lost records."""
@@ -62,6 +71,10 @@ class MetricUpdates:
         for row in rows:
             if row["rank"] != UNKNOWN:
                 self._rank[int(row["pid"])] = str(row["rank"])
+
+    def _owned(self, rows: Array) -> None:
+        for row in rows:
+            self._owner[int(row["pid"])] = [row[column(label)].decode() for label in GROUP_LABELS]
 
     def rank_of(self, pid: int) -> str:
         """The rank as text; `unknown` without a rank from the launcher or a communicator."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -9,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
 from stallscope import __version__
 from stallscope.exporters.metric_table import Kind, Metric
@@ -21,7 +22,7 @@ Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 
 class Incident(NamedTuple):
-    """A closed incident, for a span. Times are wall-clock ns; attributes by name."""
+    """A closed incident, for a span. Times are wall-clock ns; attributes by name. owner: attributes of its resource."""
 
     incident_id: str
     name: str
@@ -29,6 +30,7 @@ class Incident(NamedTuple):
     end_ns: int
     summary: str
     attributes: Mapping[str, Value]
+    owner: Mapping[str, str] = MappingProxyType({})
 
 
 def resource(node: str, cluster: str = "") -> Resource:
@@ -55,12 +57,19 @@ def metrics_request(meter: Meter, resource_message: Resource, *, now_ns: int) ->
 
 
 def spans_request(incidents: Iterable[Incident], resource_message: Resource) -> ExportTraceServiceRequest:
-    """Incidents as spans. The ids are derived from the incident's id, so that a repeated span replaces the first."""
+    """Incidents as spans, under a resource for each owner.
+
+    The ids are derived from the id of the incident, so that a repeated span replaces the first.
+    """
     request = ExportTraceServiceRequest()
-    of_resource = request.resource_spans.add(resource=resource_message)
-    scope = of_resource.scope_spans.add(scope=_scope())
+    scopes: dict[frozenset[tuple[str, str]], ScopeSpans] = {}
     for incident in incidents:
-        scope.spans.append(
+        owner = frozenset(incident.owner.items())
+        if owner not in scopes:
+            of_owner = request.resource_spans.add(resource=resource_message)
+            of_owner.resource.attributes.extend(_attributes(incident.owner))
+            scopes[owner] = of_owner.scope_spans.add(scope=_scope())
+        scopes[owner].spans.append(
             Span(
                 trace_id=_digest("trace", incident.incident_id, 16),
                 span_id=_digest("span", incident.incident_id, 8),

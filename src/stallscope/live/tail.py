@@ -93,7 +93,7 @@ class TraceTail:
 
     def _before(self, table: str) -> int:
         """The last row that is too old. Processes and communicators are never too old: other rows refer to them."""
-        if table in ("processes", "communicators"):
+        if table in ("processes", "communicators", "owners"):
             return 0
         wanted = f"SELECT id FROM {table} WHERE ts_ns < ? ORDER BY ts_ns DESC LIMIT 1"
         row = self.db.execute(wanted, (self.since_ns,)).fetchone()

@@ -18,7 +18,7 @@ import numpy as np
 
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
-from stallscope.events.layout import ARRAYS, NODE_TABLES, TABLES, UNKNOWN, Array, Table, empty
+from stallscope.events.layout import ARRAYS, NODE_TABLES, OWNERS, TABLES, UNKNOWN, Array, Table, empty
 from stallscope.events.trace import Clock, Coverage, Trace, WallClock
 from stallscope.store import sqlite_columns, sqlite_pages
 from stallscope.store.time_range import Part, narrow, windows
@@ -37,12 +37,18 @@ COVERAGE = "coverage"
 
 _PRUNED = (
     *((table.name, "ts_ns") for table in TABLES if "ended_ns" not in {field.name for field in table.fields}),
-    *((table.name, "ts_ns") for table in NODE_TABLES),
+    *((table.name, "ts_ns") for table in NODE_TABLES if table is not OWNERS),
     ("losses", "ts_ns"),
     ("annotations", "ts_ns"),
     ("clocks", "monotonic_ns"),
 )
-"""The tables that prune() deletes from; processes and communicators are few, and needed to name ranks."""
+"""The tables that prune() deletes from; processes and communicators are few, and needed to name ranks. The owner of a
+process is kept while the process runs."""
+
+_DELETE_OWNERS = (
+    "DELETE FROM owners WHERE ts_ns <= ? AND NOT EXISTS (SELECT 1 FROM processes AS p"
+    " WHERE p.node = owners.node AND p.pid = owners.pid AND p.ended_ns IS NULL)"
+)
 
 LATER_TABLES = frozenset(table.name for table in NODE_TABLES)
 """Tables that a trace of an earlier version may lack."""
@@ -229,6 +235,7 @@ class NodeTrace:
         for name, column in _PRUNED:
             done = self._connection.execute(f"DELETE FROM {name} WHERE {column} <= ?", (limit_ns,))
             n_deleted += done.rowcount
+        n_deleted += self._connection.execute(_DELETE_OWNERS, (limit_ns,)).rowcount
         self.commit()
         if n_deleted:
             self._connection.execute("COMMIT")

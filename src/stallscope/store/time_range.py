@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from stallscope.errors import NotFound
-from stallscope.events.layout import NODE_TABLES, TABLES
+from stallscope.events.layout import NODE_TABLES, OWNERS, TABLES
 
 Window = tuple[int, int]
 Windows = Mapping[int, Sequence[Window]]
@@ -89,7 +89,7 @@ def narrow(db: sqlite3.Connection, windows_by_node: Windows) -> None:
 
 _NARROWED = (
     *(table.name for table in TABLES if not any(field.name == "ended_ns" for field in table.fields)),
-    *(table.name for table in NODE_TABLES),
+    *(table.name for table in NODE_TABLES if table is not OWNERS),
     "annotations",
 )
 

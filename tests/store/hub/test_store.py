@@ -184,6 +184,21 @@ def test_a_hub_of_schema_2_keeps_its_verdicts_and_takes_ranges(store: HubStore, 
         assert versions == [(n,) for n in range(1, SCHEMA_VERSION + 1)]
 
 
+def test_a_hub_of_schema_5_keeps_its_jobs_and_takes_owners(store: HubStore, tmp_path: Path):
+    store.close()
+    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
+        for table in ("jobs", "verdicts"):
+            columns = [row[0] for row in db.execute(f"DESCRIBE {table}").fetchall()]
+            for name in (name for name in columns if name.startswith("owner_")):
+                db.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
+        db.execute("INSERT INTO jobs (tenant, cluster_id, job, members) VALUES ('a', 'c', 'old', '[]')")
+        db.execute("DELETE FROM schema_version WHERE version > 5")
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        appended(again, jobs=pa.table({"cluster_id": ["c"], "job": ["new"], "owner_user": ["ann"]}))
+        rows = sql(again, "SELECT job, owner_user FROM jobs ORDER BY job DESC")
+        assert rows == [("old", None), ("new", "ann")]
+
+
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000], ids=["empty", "garbage"])
 def test_a_file_that_is_no_database_is_said_to_be(tmp_path: Path, content: bytes):
     (tmp_path / "hub.duckdb").write_bytes(content)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stallscope.diagnose.report.verdict import Verdict, wall_text
+from stallscope.events.owner import GROUP_LABELS, column
 from stallscope.events.verdict_fields import FIELDS
 
 
@@ -21,6 +22,7 @@ def verdict_row(verdict: Verdict) -> dict[str, Any]:
         "is_lower_bound": cost.is_lower_bound if cost else None,
         "usd": cost.usd if cost else None,
         "at_most_usd": cost.at_most_usd if cost else None,
+        **{column(label): verdict.owner.get(label) for label in GROUP_LABELS},
     }
     return {
         field.name: nested[field.name] if field.name in nested else getattr(verdict, field.name)

@@ -10,6 +10,7 @@ import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream.incidents import Candidate
+from stallscope.diagnose.verdicts._owners import with_owners
 from stallscope.diagnose.verdicts._pids import with_pids
 from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
 from stallscope.events.layout import GPU_PROCESSES, GPUS, Array, empty
@@ -42,10 +43,9 @@ class Drivers:
 
 
 def explained(trace: Trace, shown: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with the state of their GPUs and the processes of their ranks."""
-    verdicts = with_pids(
-        trace, with_gpu_states(trace, Report("", {}, [candidate.verdict for candidate in shown])).verdicts
-    )
+    """The candidates with the state of their GPUs, the processes of their ranks and their owners."""
+    report = with_gpu_states(trace, Report("", {}, [candidate.verdict for candidate in shown]))
+    verdicts = with_owners(trace, with_pids(trace, report.verdicts))
     return [replace(candidate, verdict=verdict) for candidate, verdict in zip(shown, verdicts, strict=True)]
 
 

@@ -205,7 +205,7 @@ def _is_news(reported: Verdict, now: Verdict, grown: float) -> bool:
     """Whether a verdict differs enough from the reported verdict for an update. grown: of its delays or its cost."""
     if (reported.kind, reported.ranks, reported.period_steps) != (now.kind, now.ranks, now.period_steps):
         return True
-    if (reported.severity, reported.victims) != (now.severity, now.victims):
+    if (reported.severity, reported.victims, reported.owner) != (now.severity, now.victims, now.owner):
         return True
     if [part.cause.name for part in reported.causes] != [part.cause.name for part in now.causes]:
         return True

@@ -1,7 +1,7 @@
 """The state of a job after its last evaluation: identity, members, times, and the answer with its evidence."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from stallscope.diagnose.report.evidence import Evidence, gaps
 from stallscope.diagnose.report.verdict import Answer, Verdict
@@ -28,6 +28,7 @@ class JobState:
 
     Times are ns of the wall clock if clock readings are known. ended_ns: None while the job runs.
     evidence: of the last evaluation, None before it. reasons: why the answer is inconclusive.
+    owner: labels of events/owner.py that all members share.
     """
 
     id: str
@@ -38,6 +39,7 @@ class JobState:
     answer: Answer
     evidence: Evidence | None
     reasons: tuple[Gap, ...]
+    owner: Mapping[str, str] = field(default_factory=dict)
 
 
 def answered(

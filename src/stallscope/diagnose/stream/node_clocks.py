@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.events.layout import GPU_PROCESSES, GPUS, HOST_EVENTS, TABLES, UNKNOWN, Array
+from stallscope.events.layout import GPU_PROCESSES, GPUS, HOST_EVENTS, SENT_TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
 _MOST_READINGS = 8  # of a node's clock: early readings far apart, late readings close together
 _TIMES = ("ts_ns", "ended_ns")
-_UNTIMED = frozenset({"processes", "communicators", "gpus", "gpu_processes"})
+_UNTIMED = frozenset({"processes", "communicators", "owners", "gpus", "gpu_processes"})
 """Tables whose rows do not show the time of their node's latest event."""
 
 
@@ -38,7 +38,7 @@ class Nodes:
                 self._note(int(number[node]), end_ns, at_ns)
         tables: dict[str, Any] = {
             table.name: _renumbered(getattr(batch, table.name), number)
-            for table in (*TABLES, HOST_EVENTS, GPUS, GPU_PROCESSES)
+            for table in (*SENT_TABLES, HOST_EVENTS, GPUS, GPU_PROCESSES)
         }
         for name, rows in tables.items():
             if name not in _UNTIMED and len(rows):

@@ -21,7 +21,7 @@ from stallscope.diagnose.stream.stream_job import Job
 from stallscope.diagnose.stream.window import Retention
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts.by_job import together
-from stallscope.events.layout import TABLES, Array
+from stallscope.events.layout import SENT_TABLES, Array
 from stallscope.events.trace import Trace
 
 _MOST_ENDED = 32
@@ -147,7 +147,7 @@ class Stream:
 
     def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
         """Give each job its rows. Returns the jobs that got any."""
-        tables = {table.name: getattr(batch, table.name) for table in TABLES}
+        tables = {table.name: getattr(batch, table.name) for table in SENT_TABLES}
         keys_by_table = [np.unique(_keys(rows)) for rows in tables.values() if len(rows)]
         keys = np.unique(np.concatenate(keys_by_table)) if keys_by_table else np.zeros(0, np.int64)
         groups = [self._members.group((int(key >> 32), int(key & 0xFFFFFFFF))) for key in keys]

@@ -31,6 +31,7 @@ from stallscope.diagnose.stream.window import Retention, Rows, chosen, complete,
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.verdicts import claimed_rank, hang, inconclusive, mismatch, without_ledger
+from stallscope.diagnose.verdicts._owners import common_owner, owners_in
 from stallscope.diagnose.verdicts.failure import with_failures
 from stallscope.diagnose.verdicts.process_exit import with_deaths
 from stallscope.events.layout import UNKNOWN, Array
@@ -269,6 +270,7 @@ class Job:
             answer=answer,
             evidence=self.evidence,
             reasons=reasons,
+            owner=common_owner(owners_in(self.rows.tables["owners"]).values()),
         )
 
     def standstill(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:

@@ -11,11 +11,11 @@ import numpy as np
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.timeline.timeline import by_process_and_time
 from stallscope.events import layout
-from stallscope.events.layout import HOST_EVENTS, TABLES, UNKNOWN, Array
+from stallscope.events.layout import HOST_EVENTS, SENT_TABLES, UNKNOWN, Array
 from stallscope.events.names import Op
 
 _SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans", "host_events")
-_KEPT = ("processes", "communicators")
+_KEPT = ("processes", "communicators", "owners")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rows:
     """
 
     tables: dict[str, Array] = field(
-        default_factory=lambda: {t.name: layout.empty(t) for t in (*TABLES, HOST_EVENTS)}
+        default_factory=lambda: {t.name: layout.empty(t) for t in (*SENT_TABLES, HOST_EVENTS)}
     )
     step: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     new: dict[str, list[Array]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ def covered_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
 
 def _latest(rows: Array, name: str) -> Array:
     """The last row of each process, or of each membership, with missing values taken from earlier rows."""
-    columns = ("node", "pid") if name == "processes" else ("node", "pid", "comm_hash")
+    columns = ("node", "pid", "comm_hash") if name == "communicators" else ("node", "pid")
     number, n = numbered(*(rows[column] for column in columns))
     if n == len(rows):
         return rows

@@ -13,6 +13,7 @@ from stallscope.diagnose.timeline.clocks import aligned
 from stallscope.diagnose.timeline.rounds import rounds
 from stallscope.diagnose.timeline.timeline import timeline
 from stallscope.diagnose.verdicts import by_job
+from stallscope.diagnose.verdicts._owners import owners_of
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, CollectiveFlag
 from stallscope.events.trace import Trace
@@ -61,11 +62,7 @@ def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
     met = rounds(line, aligned(line, trace), Thresholds())
     index_of = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
     row_of = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
-    containers = {
-        (int(row["node"]), int(row["pid"])): row["value"].decode("utf-8", "replace")
-        for row in trace.annotations
-        if row["label"] == b"container"
-    }
+    owners = owners_of(trace)
     job_of = jobs.job_of(trace)
     table = []
     for node, pid in {*index_of, *row_of}:
@@ -79,7 +76,7 @@ def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
                 rank=None if rank == UNKNOWN else rank,
                 pid=pid,
                 name=row["comm"].decode("utf-8", "replace") if row is not None else "",
-                container=containers.get((node, pid), ""),
+                container=owners.get((node, pid), {}).get("container", ""),
                 n_rounds=len(rows),
                 late_ms=round(float(np.median(late_ms)), 3) if len(late_ms) else None,
                 worst_ms=round(float(late_ms.max()), 3) if len(late_ms) else None,

@@ -4,14 +4,13 @@ from pydantic import Field
 
 from stallscope.events.counted import counted
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
-from stallscope.serve.tools.tenant_context import Cluster, Job, TenantContext, window
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Cluster, JobParams, TenantContext, window
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 
-class SummaryParams(Params):
+class SummaryParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
 
 
 class ClusterRow(Row):
@@ -38,11 +37,13 @@ def summary(context: TenantContext, params: SummaryParams) -> Summary:
     """Clusters with their machines, ranks, time of last contact, and open verdicts. Start here."""
     rows = [
         ClusterRow(cluster=row.pop("cluster_id"), **row)
-        for row in context.rows("cluster_summary", only_job=params.job, cluster=params.cluster)
+        for row in context.rows("cluster_summary", only=params.choice, cluster=params.cluster)
     ]
     opened = [
         stored_verdict(row)
-        for row in stored_verdicts(context, cluster=params.cluster, job=params.job, state="open", max_rows=5)
+        for row in stored_verdicts(
+            context, cluster=params.cluster, choice=params.choice, state="open", max_rows=5
+        )
     ]
     n_open = sum(row.n_open_verdicts for row in rows)
     n_nodes = sum(row.n_nodes for row in rows)
@@ -50,7 +51,7 @@ def summary(context: TenantContext, params: SummaryParams) -> Summary:
     text = f"{', '.join(sizes)}."
     if opened:
         text += f" Newest: {opened[0]['summary']}"
-    jobs = job_rows(context, cluster=params.cluster, job=params.job, times=window(None, None))
+    jobs = job_rows(context, cluster=params.cluster, choice=params.choice, times=window(None, None))
     answer = answer_on(jobs, context.caveat(params.cluster))
     return Summary(summary=text, answer=answer, jobs=jobs, rows=rows, open_verdicts=opened)
 

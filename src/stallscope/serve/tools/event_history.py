@@ -9,7 +9,7 @@ from stallscope.serve.tools.tenant_context import (
     MAX_TEXT,
     Cluster,
     From,
-    Job,
+    JobParams,
     Node,
     Rank,
     TenantContext,
@@ -17,15 +17,14 @@ from stallscope.serve.tools.tenant_context import (
     iso_time,
     window,
 )
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 
 _CURSOR = r"^[1-8]?[0-9]{1,18}[.][0-9]{1,8}$"
 """ns since 1970 of the last row shown, and the number of shown rows with that time."""
 
 
-class EventHistoryParams(Params):
+class EventHistoryParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     node: Node = None
     rank: Rank = None
     from_: From = None
@@ -80,7 +79,7 @@ def event_history(context: TenantContext, params: EventHistoryParams) -> EventHi
     times = window(params.from_, params.to)
     edge = context.rows(
         "event_edge",
-        only_job=params.job,
+        only=params.choice,
         **filters,
         **times,
         before_ns=before_ns,
@@ -92,7 +91,7 @@ def event_history(context: TenantContext, params: EventHistoryParams) -> EventHi
         if edge["newest_ns"] != before_ns:
             n_skipped = 0
         rows = context.rows(
-            "event_page", only_job=params.job, **filters, **ends, n_skipped=n_skipped, max_rows=wanted
+            "event_page", only=params.choice, **filters, **ends, n_skipped=n_skipped, max_rows=wanted
         )
     page, more = rows[: params.limit], len(rows) > params.limit
     cursor = _cursor(page, before_ns, n_skipped) if more else None

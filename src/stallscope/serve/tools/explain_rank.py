@@ -10,18 +10,26 @@ from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.serve.sql.values import clean
 from stallscope.serve.tools.job_answer import job_rows
-from stallscope.serve.tools.tenant_context import Cluster, From, Job, TenantContext, To, iso_time, window
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import (
+    Cluster,
+    From,
+    JobParams,
+    TenantContext,
+    To,
+    iso_time,
+    window,
+)
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
+from stallscope.store.hub.job_filter import JobChoice
 
 _N_LONGEST = 5
 _N_FRAMES = 12
 _MIN_LATE_NS = 2_000_000
 
 
-class ExplainParams(Params):
+class ExplainParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     rank: int = Field(ge=0, le=10_000_000, description="Rank in the job.")
     from_: From = None
     to: To = None
@@ -76,10 +84,11 @@ class Explained(Result):
 def explain_rank(context: TenantContext, params: ExplainParams) -> Explained:
     """One rank in detail: its rounds, its time ledger against its peers, longest calls and waits with stacks."""
     times = window(params.from_, params.to)
-    jobs = [row.job for row in job_rows(context, cluster=params.cluster, rank=params.rank, times=times)]
-    job = params.job or (jobs[0] if len(jobs) > 1 else None)
-    late = context.rows("lateness", only_job=job, cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
-    ledgers = context.rows("rank_ledgers", only_job=job, cluster=params.cluster, **times)
+    known = job_rows(context, cluster=params.cluster, choice=params.choice, rank=params.rank, times=times)
+    jobs = [row.job for row in known]
+    only = JobChoice(job=jobs[0]) if len(jobs) > 1 else params.choice
+    late = context.rows("lateness", only=only, cluster=params.cluster, min_late_ns=_MIN_LATE_NS, **times)
+    ledgers = context.rows("rank_ledgers", only=only, cluster=params.cluster, **times)
     rank_rows = [row for row in late if row["rank"] == params.rank]
     own_ledgers = [row for row in ledgers if row["rank"] == params.rank]
     named = [
@@ -88,7 +97,7 @@ def explain_rank(context: TenantContext, params: ExplainParams) -> Explained:
             context,
             cluster=params.cluster,
             rank=params.rank,
-            job=job,
+            choice=only,
             from_ns=params.from_,
             to_ns=params.to,
             max_rows=_N_LONGEST,
@@ -104,18 +113,18 @@ def explain_rank(context: TenantContext, params: ExplainParams) -> Explained:
     return Explained(
         summary=_summary(params.rank, rounds, rows, named) + _other_jobs(params, jobs),
         rank=params.rank,
-        job=job or (jobs[0] if jobs else None),
+        job=jobs[0] if jobs else params.job,
         rounds=rounds,
         rows=rows,
-        slow_calls=[_call(row) for row in context.rows("slow_calls", only_job=job, **detail)],
-        off_cpu=[_off(row) for row in context.rows("off_cpu", only_job=job, **detail)],
+        slow_calls=[_call(row) for row in context.rows("slow_calls", only=only, **detail)],
+        off_cpu=[_off(row) for row in context.rows("off_cpu", only=only, **detail)],
         verdicts=named,
     )
 
 
 def _other_jobs(params: ExplainParams, jobs: list[str]) -> str:
     """The sentence on further jobs with this rank, of which the answer holds the newest."""
-    if params.job or len(jobs) < 2:
+    if len(jobs) < 2:
         return ""
     return f" {len(jobs)} jobs have a rank {params.rank}; this is the newest. Others: {', '.join(jobs[1:6])}."
 

@@ -3,13 +3,12 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.tenant_context import Cluster, Job, Node, TenantContext, iso_time
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Cluster, JobParams, Node, TenantContext, iso_time
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 
 
-class ProcessesParams(Params):
+class ProcessesParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     node: Node = None
     limit: int = Field(default=100, ge=1, le=10_000)
 
@@ -38,7 +37,7 @@ class Processes(Result):
 def find_nccl_processes(context: TenantContext, params: ProcessesParams) -> Processes:
     """Processes that use NCCL, with rank, device and the time of their last collective."""
     rows = context.rows(
-        "nccl_processes", only_job=params.job, cluster=params.cluster, node=params.node, max_rows=params.limit
+        "nccl_processes", only=params.choice, cluster=params.cluster, node=params.node, max_rows=params.limit
     )
     same = (*("pid", "rank", "local_rank", "nranks", "device", "n_communicators", "n_collectives"),)
     flat = [

@@ -7,8 +7,16 @@ from typing import Any
 from pydantic import Field
 
 from stallscope.serve.tools.node_lag import scores
-from stallscope.serve.tools.tenant_context import MAX_TEXT, Cluster, From, Job, TenantContext, To, window
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import (
+    MAX_TEXT,
+    Cluster,
+    From,
+    JobParams,
+    TenantContext,
+    To,
+    window,
+)
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 
 _FLOOR_NS = 100_000.0
 """Smaller differences between ranks do not count: clocks are no more accurate."""
@@ -17,9 +25,8 @@ _FLOOR_SHARE = 0.01
 """The same threshold for a metric, as a share of its median."""
 
 
-class OutlierParams(Params):
+class OutlierParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     from_: From = None
     to: To = None
     metric: str | None = Field(
@@ -63,7 +70,7 @@ def find_outlier_nodes(context: TenantContext, params: OutlierParams) -> Outlier
         return _by_metric(context, params, params.metric)
     rows = context.rows(
         "lateness",
-        only_job=params.job,
+        only=params.choice,
         cluster=params.cluster,
         min_late_ns=round(params.min_late_ms * 1e6),
         **window(params.from_, params.to),
@@ -118,7 +125,7 @@ def _late_summary(rows: list[OutlierRow], n: int) -> str:
 def _by_metric(context: TenantContext, params: OutlierParams, metric: str) -> Outliers:
     rows = context.rows(
         "named_values",
-        only_job=params.job,
+        only=params.choice,
         cluster=params.cluster,
         metric=metric,
         **window(params.from_, params.to),

@@ -9,29 +9,34 @@ from pydantic import Field
 
 from stallscope import rates
 from stallscope.events.counted import counted
+from stallscope.events.owner import column
 from stallscope.rates import AppliedRate, RateTable
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
 from stallscope.serve.tools.tenant_context import (
     MAX_TEXT,
     Cluster,
     From,
-    Job,
+    JobParams,
     TenantContext,
     To,
     iso_time,
     window,
 )
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 
+GROUPS = (
+    *("rank", "cluster", "rate_class"),
+    *("user", "account", "partition", "namespace", "queue", "model", "workload"),
+)
+"""Groupings: the last ones are labels of the owner."""
 _HOUR_NS = 3_600_000_000_000
 
 
-class CostParams(Params):
+class CostParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     from_: From = None
     to: To = None
-    by: Literal["rank", "cluster", "rate_class"] = Field(
+    by: Literal[GROUPS] = Field(  # type: ignore[valid-type]
         default="rank", description="Grouping: one row per value."
     )
     provider: str | None = Field(
@@ -50,6 +55,7 @@ class CostRow(Row):
     node: str | None
     rank: int | None = Field(description="The rank that caused the incidents; null if no rank is named.")
     rate_class: str | None = Field(description="Provider and GPU model of the price; null if there is none.")
+    owner: str | None = Field(description="The user, account, ... of the group; null where unknown.")
     usd_per_gpu_hour: float | None
     n_incidents: int
     gpu_seconds: float
@@ -152,7 +158,7 @@ def get_cost(context: TenantContext, params: CostParams) -> Cost:
     now_ns = context.hub.now_ns()
     times = window(params.from_, params.to)
     rows = context.rows(
-        "incidents_with_gpus", only_job=params.job, cluster=params.cluster, now_ns=now_ns, **times
+        "incidents_with_gpus", only=params.choice, cluster=params.cluster, now_ns=now_ns, **times
     )
     losses = [_loss(row, params, context.hub.rates) for row in rows]
     begin_ns = (
@@ -229,11 +235,15 @@ def _costliest_first(row: CostRow) -> tuple[Any, ...]:
 
 
 def _key(loss: _Loss, by: str) -> tuple[Any, ...]:
-    """cluster, node, rank, rate class; None for fields that are not grouped by."""
+    """cluster, node, rank, rate class, owner; None for fields that are not grouped by."""
     row = loss.row
     if by == "rank":
-        return row["cluster_id"], row["node_id"], row["rank"], loss.rate_class
-    return (row["cluster_id"], None, None, None) if by == "cluster" else (None, None, None, loss.rate_class)
+        return row["cluster_id"], row["node_id"], row["rank"], loss.rate_class, None
+    if by == "cluster":
+        return row["cluster_id"], None, None, None, None
+    if by == "rate_class":
+        return None, None, None, loss.rate_class, None
+    return None, None, None, None, row[column(by)]
 
 
 def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> CostRow:
@@ -243,6 +253,7 @@ def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> Cos
         node=key[1],
         rank=key[2],
         rate_class=key[3],
+        owner=key[4],
         usd_per_gpu_hour=prices.pop() if len(prices) == 1 else None,
         n_incidents=len(members),
         **_sum(members).cost_fields(hours),

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from stallscope.events.owner import GROUP_LABELS, column
 from stallscope.serve.tools.tenant_context import TenantContext, iso_time
 from stallscope.serve.tools.tool_registry import Row
+from stallscope.store.hub.job_filter import JobChoice
 
 Answer = Literal["healthy", "found", "inconclusive"]
 _MOST_JOBS = 100
@@ -34,6 +36,9 @@ class JobRow(Row):
     begin: str | None
     end: str | None = Field(description="null while the job runs.")
     last_seen: str | None = Field(description="Time of its last collective.")
+    owner: dict[str, str] = Field(
+        description="job, user, account, ...: the labels that all its processes share."
+    )
 
 
 def job_rows(
@@ -41,11 +46,11 @@ def job_rows(
     *,
     cluster: str | None,
     times: Mapping[str, int | None],
-    job: str | None = None,
+    choice: JobChoice | None = None,
     rank: int | None = None,
 ) -> list[JobRow]:
     """The newest jobs, running jobs first. times: see window(). rank: only jobs with this rank."""
-    rows = context.rows("jobs", only_job=None, cluster=cluster, job=job, max_rows=_MOST_JOBS, **times)
+    rows = context.job_rows(choice or JobChoice(), cluster=cluster, max_rows=_MOST_JOBS, **times)
     return [_job_row(row) for row in rows if rank is None or _has_rank(row, rank)]
 
 
@@ -85,4 +90,5 @@ def _job_row(row: dict[str, Any]) -> JobRow:
         begin=iso_time(row["begin_ns"]),
         end=iso_time(row["ended_ns"]),
         last_seen=iso_time(row["last_ns"]),
+        owner={label: value for label in GROUP_LABELS if (value := row[column(label)])},
     )

@@ -3,13 +3,12 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.tenant_context import Cluster, From, Job, Node, TenantContext, To, window
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Cluster, From, JobParams, Node, TenantContext, To, window
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 
 
-class LaunchesParams(Params):
+class LaunchesParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     node: Node = None
     from_: From = None
     to: To = None
@@ -39,7 +38,7 @@ def kernel_launch_summary(context: TenantContext, params: LaunchesParams) -> Lau
     """Kernel launches of each process: their number, the number per collective, and the duration of slow launches."""
     rows = context.rows(
         "launches",
-        only_job=params.job,
+        only=params.choice,
         cluster=params.cluster,
         node=params.node,
         max_rows=params.limit,

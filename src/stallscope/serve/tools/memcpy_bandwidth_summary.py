@@ -3,13 +3,12 @@
 from pydantic import Field
 
 from stallscope.events.counted import counted
-from stallscope.serve.tools.tenant_context import Cluster, From, Job, Node, TenantContext, To, window
-from stallscope.serve.tools.tool_registry import Params, Result, Row, Tool
+from stallscope.serve.tools.tenant_context import Cluster, From, JobParams, Node, TenantContext, To, window
+from stallscope.serve.tools.tool_registry import Result, Row, Tool
 
 
-class CopiesParams(Params):
+class CopiesParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     node: Node = None
     from_: From = None
     to: To = None
@@ -42,7 +41,7 @@ def memcpy_bandwidth_summary(context: TenantContext, params: CopiesParams) -> Co
     """
     rows = context.rows(
         "copies",
-        only_job=params.job,
+        only=params.choice,
         cluster=params.cluster,
         node=params.node,
         max_rows=params.limit,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -17,12 +16,15 @@ from stallscope.errors import BadInput, NotFound
 from stallscope.rates import RateTable
 from stallscope.serve.sql.values import plain
 from stallscope.serve.sql.workers import Workers
+from stallscope.serve.tools.tool_registry import Params
+from stallscope.store.hub.job_filter import JobChoice
 
 if TYPE_CHECKING:  # importing the store here would load the engine
     from stallscope.store.hub.job_filter import JobFilter
     from stallscope.store.hub.store import HubStore
 
 MAX_TEXT = 256
+_MOST_JOBS = 1000
 _MAX_MS = 253_402_300_799_999
 _MIN_NS, _MAX_NS = -(2**63), 2**63 - 1
 
@@ -50,19 +52,29 @@ class TenantContext:
         reasons = (store.damage.warning(self.tenant), store.unexamined.reason(self.tenant, cluster))
         return " ".join(filter(None, reasons))
 
-    def rows(self, question: str, *, only_job: str | None = None, **params: object) -> list[dict[str, Any]]:
-        """The rows of a question in store/sql/hub/, with JSON values. only_job: over the rows of this job only."""
-        job = self._job_filter(only_job) if only_job else None
+    def rows(self, question: str, *, only: JobChoice | None = None, **params: object) -> list[dict[str, Any]]:
+        """The rows of a question in store/sql/hub/, with JSON values. only: over the rows of these jobs only."""
+        return self._rows(question, self._job_filter(only) if only else None, params)
+
+    def job_rows(self, choice: JobChoice, **params: object) -> list[dict[str, Any]]:
+        """The chosen rows of `jobs`, with the parameters of that question."""
+        from stallscope.store.hub.job_filter import JobFilter
+
+        return self._rows("jobs", JobFilter.of(choice, []), params)
+
+    def _rows(
+        self, question: str, job: JobFilter | None, params: Mapping[str, object]
+    ) -> list[dict[str, Any]]:
         table = self.hub.store.ask(question, tenant=self.tenant, params=params, job=job)
         return [{name: plain(value) for name, value in row.items()} for row in table.to_pylist()]
 
-    def _job_filter(self, job: str) -> JobFilter:
+    def _job_filter(self, choice: JobChoice) -> JobFilter:
         from stallscope.store.hub.job_filter import JobFilter
 
-        rows = self.rows("jobs", cluster=None, job=job, from_ns=None, to_ns=None, max_rows=1)
-        if not rows:
-            raise NotFound(f"no job {job[:80]!r}; fleet.cluster.summary lists the jobs")
-        return JobFilter.of(rows[0], [tuple(member) for member in json.loads(rows[0]["members"])])
+        rows = self.job_rows(choice, cluster=None, from_ns=None, to_ns=None, max_rows=_MOST_JOBS)
+        if not rows and choice.job and not self._rows("verdicts_exist", JobFilter.of(choice, []), {}):
+            raise NotFound(f"no job {choice.job[:80]!r}; fleet.cluster.summary lists the jobs")
+        return JobFilter.of(choice, rows)
 
 
 def moment_ns(value: object) -> object:
@@ -111,8 +123,22 @@ Node = Annotated[str | None, Field(default=None, max_length=MAX_TEXT, descriptio
 Job = Annotated[
     str | None,
     Field(
-        default=None, max_length=MAX_TEXT, description="Job, as fleet.cluster.summary lists it; default: all."
+        default=None,
+        max_length=MAX_TEXT,
+        description="Job, as fleet.cluster.summary lists it, or its number or name in the scheduler; default: all.",
     ),
+]
+Owner = Annotated[
+    str | None,
+    Field(
+        default=None,
+        max_length=MAX_TEXT,
+        description="Only jobs of this owner: user, account, workload of Kubernetes or systemd unit.",
+    ),
+]
+Namespace = Annotated[
+    str | None,
+    Field(default=None, max_length=MAX_TEXT, description="Only jobs in this namespace of Kubernetes."),
 ]
 Rank = Annotated[int | None, Field(default=None, ge=0, le=10_000_000, description="Rank in the job.")]
 From = Annotated[
@@ -121,6 +147,19 @@ From = Annotated[
 To = Annotated[
     Moment | None, Field(default=None, description="End (exclusive): epoch milliseconds or ISO 8601.")
 ]
+
+
+class JobParams(Params):
+    """The arguments of a question about jobs."""
+
+    job: Job = None
+    owner: Owner = None
+    namespace: Namespace = None
+
+    @property
+    def choice(self) -> JobChoice:
+        """The chosen jobs."""
+        return JobChoice(self.job, self.owner, self.namespace)
 
 
 def window(begin_ns: int | None, end_ns: int | None) -> Mapping[str, int | None]:

@@ -10,6 +10,7 @@ from pydantic import WithJsonSchema
 
 from stallscope.events.verdict_fields import FIELDS, STATES, FieldType
 from stallscope.serve.tools.tenant_context import TenantContext, iso_time
+from stallscope.store.hub.job_filter import JobChoice
 
 _JSON_SCHEMAS: Mapping[FieldType, dict[str, Any]] = {
     "text": {"type": "string"},
@@ -70,7 +71,7 @@ def stored_verdicts(
     severity: str | None = None,
     state: str | None = None,
     verdict_id: str | None = None,
-    job: str | None = None,
+    choice: JobChoice | None = None,
     from_ns: int | None = None,
     to_ns: int | None = None,
     max_rows: int,
@@ -78,7 +79,7 @@ def stored_verdicts(
     """The matching rows of `verdicts`: open incidents first, then the newest."""
     return context.rows(
         "found_verdicts",
-        only_job=job,
+        only=choice,
         cluster=cluster,
         node=node,
         rank=rank,

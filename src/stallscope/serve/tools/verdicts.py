@@ -14,23 +14,22 @@ from stallscope.serve.tools.tenant_context import (
     MAX_TEXT,
     Cluster,
     From,
-    Job,
+    JobParams,
     Node,
     Rank,
     TenantContext,
     To,
     window,
 )
-from stallscope.serve.tools.tool_registry import Params, Result, Tool
+from stallscope.serve.tools.tool_registry import Result, Tool
 from stallscope.serve.tools.verdict_row import StoredVerdict, stored_verdict, stored_verdicts
 
 Kind = Annotated[Literal[KINDS], Field(description="Only this kind.")]  # type: ignore[valid-type]
 Severity = Annotated[Literal[SEVERITIES], Field(description="Only this severity.")]  # type: ignore[valid-type]
 
 
-class VerdictsParams(Params):
+class VerdictsParams(JobParams):
     cluster: Cluster = None
-    job: Job = None
     node: Node = None
     rank: Rank = None
     kind: Kind | None = None
@@ -69,7 +68,7 @@ def verdicts(context: TenantContext, params: VerdictsParams) -> Verdicts:
         severity=params.severity,
         state=params.state,
         verdict_id=params.verdict_id,
-        job=params.job,
+        choice=params.choice,
         max_rows=params.limit,
         **window(params.from_, params.to),
     )
@@ -83,7 +82,9 @@ def verdicts(context: TenantContext, params: VerdictsParams) -> Verdicts:
     flat_rows = [stored_verdict(row) for row in rows]
     n_open = sum(row["state"] == "open" for row in flat_rows)
     more = " or more" if len(flat_rows) == params.limit else ""
-    jobs = job_rows(context, cluster=params.cluster, job=params.job, times=window(params.from_, params.to))
+    jobs = job_rows(
+        context, cluster=params.cluster, choice=params.choice, times=window(params.from_, params.to)
+    )
     caveat = context.caveat(params.cluster)
     if flat_rows:
         text = f"{counted(len(flat_rows), 'verdict')}{more}, {n_open} open."

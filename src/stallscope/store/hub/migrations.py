@@ -3,6 +3,7 @@
 Each step is idempotent: a crash between a step and its entry in schema_version repeats it.
 """
 
+from stallscope.events.owner import GROUP_LABELS, column
 from stallscope.events.verdict_fields import FIELDS
 from stallscope.store.hub import schema
 
@@ -22,6 +23,7 @@ _STEPS: dict[int, tuple[str, ...]] = {
         "ALTER TABLE verdicts ADD COLUMN IF NOT EXISTS job VARCHAR",
         schema.create_statement(schema.JOBS),
     ),
+    6: tuple(f"ALTER TABLE jobs ADD COLUMN IF NOT EXISTS {column(label)} VARCHAR" for label in GROUP_LABELS),
 }
 """Statements by the version they lead to. New columns of verdicts follow from events/verdict_fields.py."""
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from stallscope.errors import BadInput
 from stallscope.events import layout, verdict_fields
 from stallscope.events.names import CATEGORY_NAMES
+from stallscope.events.owner import GROUP_LABELS, OWNER_LABELS, column
 
 _SQL = {
     "text": "VARCHAR",
@@ -248,6 +249,7 @@ JOBS = HubTable(
         Column("reasons", "text", "JSON: why the answer is inconclusive, with the next action"),
         Column("evidence", "text", "JSON: how complete the examined data are"),
         Column("updated_at", "time", "time of the last change of this row"),
+        *(Column(column(label), "text", f"owner: {OWNER_LABELS[label]}") for label in GROUP_LABELS),
     ),
     ("tenant", "cluster_id", "job"),
 )
@@ -303,7 +305,7 @@ GPU_RATES = HubTable(
 _SENT = (
     EVENTS,
     COLLECTIVES,
-    *(_of_node(table) for table in layout.TABLES if table is not layout.COLLECTIVES),
+    *(_of_node(table) for table in layout.SENT_TABLES if table is not layout.COLLECTIVES),
     NODE_METRICS,
     STACKS,
     CLOCKS,

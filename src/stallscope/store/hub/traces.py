@@ -18,7 +18,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag, Datatype, Op
 from stallscope.events.trace import Clock, Trace
 
-TABLES = tuple(table.name for table in layout.TABLES)
+TABLES = tuple(table.name for table in layout.SENT_TABLES)
 
 _NUMBERS: dict[str, dict[str, int]] = {
     "op": {op.name.lower(): int(op) for op in Op},
@@ -41,7 +41,7 @@ def trace(tables: Mapping[str, pa.Table]) -> Trace:
     symbols = _symbols(tables.get("calls"))
     arrays: dict[str, Any] = {
         table.name: _array(table, tables[table.name], nodes, symbols)
-        for table in layout.TABLES
+        for table in layout.SENT_TABLES
         if table.name in tables
     }
     latest = [_latest(arrays, number) for number in range(len(nodes))]
@@ -154,6 +154,6 @@ def _latest(arrays: Mapping[str, Any], node: int) -> int:
     times += [
         int(rows["ts_ns"][rows["node"] == node].max())
         for name, rows in arrays.items()
-        if name not in ("processes", "communicators") and (rows["node"] == node).any()
+        if name not in ("processes", "communicators", "owners") and (rows["node"] == node).any()
     ]
     return max(times, default=UNKNOWN)

@@ -2,12 +2,12 @@
 -- Parameters: cluster, from_ns, to_ns (NULL: any), now_ns: the end of what still lasts.
 -- Columns: verdict_id, cluster_id, node_id, rank, kind, cause, state, since_ns, until_ns, gpu_seconds, is_lower_bound,
 --   at_most_gpu_seconds (NULL without a range), gpu_model, provider: of its machine, else of the whole cluster where
---   that is one kind; NULL where unknown.
+--   that is one kind; owner_...: labels of its owner; NULL where unknown.
 WITH incidents AS (
     SELECT verdict_id, coalesce(cluster_id, '') AS cluster_id, node_id, rank, kind, cause, state,
         coalesce(since_ns, epoch_ns(opened_at)) AS since_ns,
         coalesce(until_ns, epoch_ns(closed_at), epoch_ns(updated_at), $now_ns::BIGINT) AS until_ns,
-        gpu_seconds, coalesce(is_lower_bound, false) AS is_lower_bound, at_most_gpu_seconds
+        gpu_seconds, coalesce(is_lower_bound, false) AS is_lower_bound, at_most_gpu_seconds, COLUMNS('owner_.*')
     FROM verdicts WHERE gpu_seconds > 0 OR at_most_gpu_seconds > 0
 ), whole AS (
     SELECT coalesce(cluster_id, '') AS cluster_id,
