@@ -1,6 +1,11 @@
-"""The rows of `jobs`: a row is written when its answer or members change, when the job ends, and every some seconds."""
+"""The rows of `jobs`: a row is written when its answer or members change, when the job ends, and every some seconds.
 
-from collections.abc import Iterable
+Processes become one job when they create a communicator. A process that was not evaluated gets a row only after
+FIRST_S, and the row of a job whose processes joined another job ends without members.
+"""
+
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +14,7 @@ from stallscope.diagnose import JobState
 from stallscope.events.owner import GROUP_LABELS, column
 
 EVERY_S = 10.0
+FIRST_S = 10.0
 _OF_STATE = ("answer", "reasons", "n_ranks", "ended_ns", *map(column, GROUP_LABELS))
 
 
@@ -17,14 +23,18 @@ class JobRows:
     """known: the last row of each running job, and when it was written (monotonic), by tenant, cluster and id."""
 
     known: dict[tuple[str, str, str], tuple[dict[str, Any], float]] = field(default_factory=dict)
+    _first_s: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
     def changed(
-        self, tenant: str, cluster: str, jobs: Iterable[JobState], now_s: float
+        self, tenant: str, cluster: str, jobs: Sequence[JobState], now_s: float
     ) -> list[dict[str, Any]]:
-        """The rows of a cluster to write now."""
-        out = []
+        """The rows of a cluster to write now. jobs: all running jobs of the cluster, and those that have ended."""
+        out = self._joined(tenant, cluster, jobs)
         for job in jobs:
-            key, row = (tenant, cluster, job.id), job_row(job, cluster)
+            key = tenant, cluster, job.id
+            if self._is_early(key, job, now_s):
+                continue
+            row = job_row(job, cluster)
             before, at_s = self.known.get(key, ({}, -EVERY_S))
             is_new = any(before.get(name) != row[name] for name in _OF_STATE)
             if is_new or (now_s - at_s >= EVERY_S and before != row):
@@ -33,3 +43,38 @@ class JobRows:
             if job.ended_ns is not None:
                 self.known.pop(key, None)
         return out
+
+    def _is_early(self, key: tuple[str, str, str], job: JobState, now_s: float) -> bool:
+        """Whether the job is a process that may still join others."""
+        if job.evidence is not None or len(job.members) > 1 or job.ended_ns is not None or key in self.known:
+            self._first_s.pop(key, None)
+            return False
+        return now_s - self._first_s.setdefault(key, now_s) < FIRST_S
+
+    def _joined(self, tenant: str, cluster: str, jobs: Sequence[JobState]) -> list[dict[str, Any]]:
+        """The last rows of jobs whose processes are now part of another job."""
+        ids = {job.id for job in jobs}
+        for early in [key for key in self._first_s if key[:2] == (tenant, cluster) and key[2] not in ids]:
+            del self._first_s[early]
+        gone = [key for key in self.known if key[:2] == (tenant, cluster) and key[2] not in ids]
+        if not gone:
+            return []
+        job_of = {(member.node, member.pid): job.id for job in jobs for member in job.members}
+        rows = [self.known.pop(key)[0] for key in gone]
+        return [_end_of(row, job) for row in rows if (job := _new_job(row, job_of))]
+
+
+def _new_job(row: dict[str, Any], job_of: dict[tuple[str, int], str]) -> str | None:
+    processes = ((node, pid) for node, pid, _ in json.loads(row["members"]))
+    return next((job_of[process] for process in processes if process in job_of), None)
+
+
+def _end_of(row: dict[str, Any], job: str) -> dict[str, Any]:
+    reason = {"reason": f"its processes are part of job {job}", "action": f"Read the answer on job {job}."}
+    return row | {
+        "n_ranks": 0,
+        "members": "[]",
+        "ended_ns": row["last_ns"] or row["begin_ns"],
+        "answer": "inconclusive",
+        "reasons": json.dumps([reason]),
+    }
