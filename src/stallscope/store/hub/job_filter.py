@@ -95,8 +95,9 @@ class JobFilter:
         if len(self.ids) > 1:  # a later job on the machine may have the same pids
             same += " AND r.ts_ns BETWEEN m.begin_ns AND m.end_ns"
         if "pid" in names:
-            foreign = f"r.pid IS NULL AND m.pid = {_FOREIGN_PIDS} + r.rank" if "rank" in names else "false"
-            same += f" AND (m.pid = r.pid OR ({foreign}))"
+            # An equality of one expression: a condition with OR would compare each row with all members of its machine.
+            pid = f"coalesce(r.pid, {_FOREIGN_PIDS} + r.rank)" if "rank" in names else "r.pid"
+            same += f" AND m.pid = {pid}"
         times = f"r.ts_ns BETWEEN {self.begin_ns} AND {self.end_ns}"
         return f"{times} AND EXISTS (SELECT 1 FROM {MEMBERS} m WHERE {same})"
 
