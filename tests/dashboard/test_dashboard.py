@@ -3,17 +3,22 @@
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from stallscope.commands.report import diagnosed
 from stallscope.dashboard.html_file import write_html
 from stallscope.dashboard.server import Options, serve
+from stallscope.dashboard.trace_rows import last_ns
+from stallscope.dashboard.trace_store import TENANT, TraceStore, opened
+from stallscope.demo.recording import recorded
 from stallscope.diagnose import diagnose
 from stallscope.errors import BadInput, NotFound
 from stallscope.events.names import Category
@@ -81,11 +86,76 @@ def test_the_dashboard_answers_as_explain_and_its_link_works_once(db: Path):
         assert row["late_ms"] == pytest.approx(wanted.late_ms["median"]) and row["summary"] == wanted.summary
         facts = client.get("/api/v1/page/evidence", params={"job": row["job"], "rank": 2}).json()
         assert facts["late_step"]["rows"][0]["category"] == "io"
+        health = client.get("/api/v1/page/jobs").json()["health"]
+        assert (health["trace"], health["is_live"]) == ("job.db", True)  # the file has just been written
         assert facts["late_step"]["rows"][0]["excess_ms"] == pytest.approx(50, rel=0.1)
         question = {"sql": "SELECT count(*) FROM collectives"}
         same_origin = {"Sec-Fetch-Site": "same-origin"}
         answer = client.post("/api/v1/sql", json=question, headers=same_origin).json()
         assert answer["rows"] == [[len(node.read(db).collectives)]]
+
+
+@pytest.mark.parametrize("trace_of", [slow_job, recorded], ids=["simulated", "recorded"])
+def test_every_number_of_the_page_is_the_answer_of_explain_and_of_the_tools(
+    tmp_path: Path, trace_of: Callable[[], Trace]
+):
+    db = tmp_path / "job.db"
+    node.write(db, trace_of())
+    report = diagnose(node.read(db))
+    (wanted,) = report.verdicts
+    with served(db) as link, httpx.Client(base_url=link.partition("/open/")[0]) as client:
+        client.get(link)
+        (row,) = client.get("/api/v1/page/jobs").json()["rows"]
+        rank = wanted.ranks[0]
+        facts = client.get("/api/v1/page/evidence", params={"job": row["job"], "rank": rank}).json()
+        job = client.get("/api/v1/page/job", params={"job": row["job"]}).json()
+        tool = {
+            name: client.post(
+                f"/api/v1/tools/fleet.cluster.{name}",
+                json=arguments,
+                headers={"Sec-Fetch-Site": "same-origin"},
+            ).json()
+            for name, arguments in (("explain_rank", {"rank": rank}), ("verdicts", {}))
+        }
+    shares = {part["category"]: part["share"] for part in facts["budget"]}
+    assert shares == {name: share for name, share in report.budget.shares.items() if share >= 0.001}
+    assert facts["ledger"] == tool["explain_rank"]["rows"] and facts["ledger"]
+    assert facts["n_rounds"] == tool["explain_rank"]["rounds"]["n_rounds"]
+    for name in ("off_cpu", "slow_calls"):
+        assert [part["ms"] for part in facts[name]] == [
+            part["duration_ms"] for part in tool["explain_rank"][name]
+        ]
+    (stored,) = tool["verdicts"]["rows"]
+    for name in ("late_ms", "summary", "cause", "confidence", "period_steps", "n_late_rounds", "severity"):
+        assert job["verdict"][name] == stored[name]
+    lost = (stored["gpu_seconds"], stored["at_most_gpu_seconds"] or stored["gpu_seconds"])
+    assert row["gpu_seconds_lost"] == [round(seconds, 2) for seconds in lost]
+    assert row["n_ranks"] == tool["verdicts"]["jobs"][0]["n_ranks"] == report.examined["n_ranks"]
+
+
+def test_a_recording_is_over_and_a_growing_trace_is_live(tmp_path: Path):
+    with opened("job") as trace_store:
+        trace = slow_job()
+        trace_store.load(trace, diagnose(trace), is_live=True)
+        (running,) = job_table(trace_store)
+        trace_store.end()
+        (ended,) = job_table(trace_store)
+    assert running["ended_ns"] is None and ended["ended_ns"] == ended["last_ns"] == last_ns(trace)
+    assert (ended["answer"], ended["n_ranks"]) == ("found", len(np.unique(trace.collectives["pid"])))
+
+
+def test_a_verdict_that_a_later_reading_no_longer_reports_is_closed(tmp_path: Path):
+    with opened("job") as trace_store:
+        trace = slow_job()
+        report = diagnose(trace)
+        trace_store.load(trace, report, is_live=True)
+        trace_store.load(trace, replace(report, verdicts=[]), is_live=True)
+        rows = trace_store.store.snapshot(TENANT, tables=("verdicts",)).hot["verdicts"].to_pylist()
+    assert [row["state"] for row in rows] == ["closed"]
+
+
+def job_table(trace_store: TraceStore) -> list[dict[str, Any]]:
+    return trace_store.store.snapshot(TENANT, tables=("jobs",)).hot["jobs"].to_pylist()
 
 
 def test_a_dashboard_listens_on_this_machine_only(db: Path):

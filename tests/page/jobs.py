@@ -1,5 +1,6 @@
 """Jobs for tests of the page: rows of collectives whose lateness, waits and time ledgers are known."""
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 
@@ -106,3 +107,34 @@ def verdict_row(**fields: object) -> pa.Table:
     from stallscope.store.hub import schema
 
     return table_of(schema.VERDICTS, [row])
+
+
+def job_row(
+    rows: pa.Table,
+    *,
+    answer: str = "healthy",
+    reasons: Iterable[tuple[str, str]] = (),
+    has_ended: bool = False,
+    **fields: object,
+) -> pa.Table:
+    """The row of `jobs` that the continuous diagnosis writes about these collectives. reasons: (reason, action)."""
+    from stallscope.continuous.verdict_rows import table_of
+    from stallscope.store.hub import schema
+
+    columns = rows.select(["node_id", "pid", "rank"]).group_by(["node_id", "pid", "rank"]).aggregate([])
+    members = sorted(zip(*(column.to_pylist() for column in columns.columns), strict=True))
+    times = rows["ts_ns"].to_pylist()
+    row = {
+        "cluster_id": rows["cluster_id"][0].as_py(),
+        "job": max(zip(rows["nranks"].to_pylist(), rows["comm_hash"].to_pylist(), strict=True))[1],
+        "begin_ns": min(times),
+        "last_ns": max(times),
+        "ended_ns": max(times) if has_ended else None,
+        "n_ranks": len(members),
+        "members": json.dumps(members),
+        "answer": answer,
+        "reasons": json.dumps([{"reason": reason, "action": action} for reason, action in reasons]),
+        "evidence": "null",
+        "updated_at": time.time_ns() // 1000,
+    } | fields
+    return table_of(schema.JOBS, [row])

@@ -22,7 +22,7 @@ from stallscope.receive import arrow
 from stallscope.stress import load
 
 from ..store.hub.rows import appended
-from .jobs import COMM, S, arrivals, recent_s, verdict_row
+from .jobs import COMM, S, arrivals, job_row, recent_s, verdict_row
 from .servers import Served, served
 
 pytestmark = pytest.mark.browser
@@ -77,7 +77,12 @@ def fed(hub: Served) -> Iterator[None]:
     begin_s = recent_s()
     large_rows(hub, origin, 60, origin)
     eu = {"cluster": "eu", "comm": EU_COMM, "first_pid": 900, "node": "eu-1"}
-    appended(hub.store, collectives=arrivals(4, 40, begin_s=begin_s, **eu))
+    eu_rows = arrivals(4, 40, begin_s=begin_s, **eu)
+    appended(hub.store, collectives=eu_rows)
+    members = json.dumps([["gpu-a", 1000 + rank, rank] for rank in range(N_RANKS)])
+    large = {"cluster_id": "llama-70b", "job": LARGE_COMM, "members": members, "n_ranks": N_RANKS}
+    appended(hub.store, jobs=job_row(eu_rows))
+    appended(hub.store, jobs=job_row(eu_rows, answer="found", **large))
 
     def send() -> None:
         next_round, n_eu = origin + 60, 40
@@ -162,6 +167,11 @@ def test_sign_in_lists_the_worst_job_first_and_a_click_shows_the_culprit(hub: Se
     assert "0.5 to 1" in card  # 30 to 60 GPU seconds in 60 s
     page.wait_for_selector("text=Time ledger of the newest late step")
     assert "sleep +60 ms" in page.locator("section[aria-label=Evidence]").inner_text()
+    # The mean time ledger of the page is the answer of the tool: 60 ms of sleep more in each round.
+    question = {"cluster": "llama-70b", "job": LARGE_COMM, "rank": CULPRIT}
+    with hub.signed_in() as client:
+        (most, *_) = client.post("/api/v1/tools/fleet.cluster.explain_rank", json=question).json()["rows"]
+    assert most["category"] == "sleep" and f"{most['excess_ms']:.0f}" == "60"
 
 
 def test_the_slow_rank_is_on_the_canvas_and_its_cell_opens_its_round(hub: Served, browser, problems):

@@ -15,25 +15,22 @@ from stallscope.store import file_modes
 
 _S_NS = 10**9
 _COLUMNS = 600
-_SHORT_NS = 130 * _S_NS
-"""A shorter window has finer columns than seconds."""
+_FEWEST_COLUMNS = 120
+"""A window of fewer seconds has finer columns than seconds."""
+
 _FILE_MODE = 0o644
 
 
 def write_html(path: Path, trace: Trace, report: Report, *, name: str) -> int:
     """Write the file. Returns its size in bytes. Raises NotFound for a trace without a job, StorageFailed."""
     with opened(name) as trace_store:
-        trace_store.load(trace, report)
+        trace_store.load(trace, report, is_live=False)
         with closing(JobMemory(trace_store.store, since_ns=0)) as memory:
             memory.wait_until_current()
-            jobs = Jobs(
-                trace_store.store, memory, now_ns=lambda: trace_store.end_ns, judged=trace_store.judged
-            )
+            jobs = Jobs(trace_store.store, memory, now_ns=lambda: trace_store.end_ns, is_whole_trace=True)
             rows = jobs.rows(TENANT)
             if not rows:
-                raise NotFound(
-                    "the trace has no collectives to draw; explain without --html prints the report"
-                )
+                raise NotFound("the trace has no process to draw; explain without --html prints the report")
             html = snapshot(jobs, TENANT, _view(trace_store.end_ns, rows[0]))
     try:
         file_modes.replace(path, html.encode(), _FILE_MODE)
@@ -48,11 +45,10 @@ def _view(end_ns: int, row: dict[str, object]) -> SnapshotView:
     key, first_ms = str(row["job"]), row["first_ms"]
     begin_ns = first_ms * 10**6 // _S_NS * _S_NS if isinstance(first_ms, int) else 0
     from_ns = max(to_ns - _COLUMNS * _S_NS, min(begin_ns, to_ns - _S_NS))
-    is_short = to_ns - from_ns <= _SHORT_NS
     return SnapshotView(
         query=urlencode({"job": key}),
         job=key,
         from_ns=from_ns,
         to_ns=to_ns,
-        n=_COLUMNS if is_short else (to_ns - from_ns) // _S_NS,
+        n=max(_FEWEST_COLUMNS, (to_ns - from_ns) // _S_NS),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope import rates
+from stallscope.dashboard.trace_rows import processes_rows
 from stallscope.dashboard.trace_store import TENANT, Diagnosed, TraceStore, opened
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, NotFound, StallscopeError
@@ -30,6 +31,9 @@ from stallscope.settings import Settings
 from stallscope.store import node
 
 _FEWEST_S = 2.0
+_LIVE_S = 15.0
+"""A trace without a write for this long has ended: the agent commits each second."""
+
 _PAUSE_FACTOR = 8
 _REQUESTS_PER_MINUTE = 6000
 
@@ -58,11 +62,11 @@ def serve(
     if not is_loopback(host):
         raise BadInput(f"--listen: {options.listen!r} is reachable from other machines; give 127.0.0.1:PORT")
     trace = node.read(options.db)
-    if not len(trace.collectives):
-        raise NotFound(f"{options.db}: the trace has no collectives yet; trace longer, or give another --db")
+    if not len(processes_rows(trace)):
+        raise NotFound(f"{options.db}: the trace has no calls yet; trace longer, or give another --db")
     with ExitStack() as stack:
         trace_store = stack.enter_context(opened(options.db.stem))
-        trace_store.load(trace, diagnosed(trace))
+        trace_store.load(trace, diagnosed(trace), is_live=_unchanged_s(options.db) < _LIVE_S)
         link, page = _serving(stack, trace_store, options)
         announce(link)
         with set_by_signals(stop or threading.Event()) as ended:
@@ -84,7 +88,8 @@ def _serving(stack: ExitStack, trace_store: TraceStore, options: Options) -> tup
             trace_store.store,
             sign_in,
             now_ns=lambda: trace_store.end_ns,
-            judged=trace_store.judged,
+            is_whole_trace=True,
+            health=lambda identity: {"trace": options.db.name, "is_live": trace_store.is_live},
             since_ns=0,
         )
     )
@@ -113,12 +118,19 @@ def _follow(trace_store: TraceStore, db: Path, diagnosed: Diagnosed, ended: thre
     while not ended.wait(pause_s):
         now = _state(db)
         if now == known:
+            if _unchanged_s(db) >= _LIVE_S:
+                trace_store.end()
             continue
         known, begin_s = now, time.monotonic()
         with suppress(StallscopeError):  # a trace that is being replaced: the next reading finds it
             trace = node.read(db)
-            trace_store.load(trace, diagnosed(trace))
+            trace_store.load(trace, diagnosed(trace), is_live=True)
         pause_s = max(_FEWEST_S, _PAUSE_FACTOR * (time.monotonic() - begin_s))
+
+
+def _unchanged_s(db: Path) -> float:
+    """Time since the last write, also to the write-ahead log."""
+    return max(0.0, time.time() - max(_state(db)[::2], default=0) / 1e9)
 
 
 def _state(db: Path) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """A trace as rows of the hub: the same conversion as between an agent and a hub, without a connection between them."""
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -8,17 +7,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from stallscope.continuous.verdict_rows import stored_row, table_of
-from stallscope.diagnose import Change, Report, Verdict
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 from stallscope.exporters import hub_arrow, hub_batches
 from stallscope.receive import arrow
-from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch
 
 TENANT = "local"
+_NO_NAME = "this machine"
 _ROWS_A_BATCH = 50_000
 _LIMIT_BYTES = 1 << 30
 
@@ -26,7 +23,7 @@ _LIMIT_BYTES = 1 << 30
 def batches(trace: Trace, cluster: str) -> Iterator[Batch]:
     """The rows of a trace in batches, machine by machine."""
     ranks = _ranks(trace)
-    for node, name in enumerate(trace.nodes):
+    for node in range(len(trace.nodes)):
         clock = _clock(trace, node)
         for table in layout.TABLES:
             rows = getattr(trace, table.name)
@@ -38,39 +35,37 @@ def batches(trace: Trace, cluster: str) -> Iterator[Batch]:
                 body = hub_arrow.request(
                     {table.name: sent},
                     batch_id=batch_id,
-                    node=name or "this machine",
+                    node=node_name(trace, node),
                     cluster=cluster,
                     about={},
                 )
                 yield arrow.decode(body, TENANT, limit=_LIMIT_BYTES)
-        if (stacks := _stack_rows(trace, node, name or "this machine", cluster)) is not None:
+        if (stacks := _stack_rows(trace, node, node_name(trace, node), cluster)) is not None:
             yield Batch("", TENANT, {"stacks": stacks})
 
 
-def verdict_batch(report: Report, cluster: str, *, last_ns: int) -> Batch | None:
-    """The verdicts of a report as open verdicts; None without a verdict. last_ns: the end of the trace."""
-    changes = [Change("opened", _id(verdict), verdict, last_ns) for verdict in report.verdicts]
-    rows = [
-        stored_row(change, cluster, opened_us=last_ns // 1000, now_us=last_ns // 1000) for change in changes
-    ]
-    return Batch("", TENANT, {"verdicts": table_of(schema.VERDICTS, rows)}) if rows else None
+def node_name(trace: Trace, node: int) -> str:
+    return trace.nodes[node] or _NO_NAME
 
 
 def last_ns(trace: Trace) -> int:
     """The last moment of a trace, ns since 1970."""
-    ends = [
-        int(rows["ts_ns"].max()) + _offset_ns(trace, node)
-        for node in range(len(trace.nodes))
-        for rows in [trace.collectives[trace.collectives["node"] == node]]
-        if len(rows)
-    ]
-    return max(ends, default=time.time_ns())
+    return max(call_times(trace), default=time.time_ns())
 
 
-def _id(verdict: Verdict) -> str:
-    """The id of a verdict: equal when the trace is read again."""
-    key = repr((verdict.kind, verdict.ranks, verdict.comm_hash, verdict.since_ns))
-    return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+def call_times(trace: Trace) -> list[int]:
+    """The first and the last call of each node, ns since 1970."""
+    rows = processes_rows(trace)
+    out = []
+    for node in np.unique(rows["node"]).tolist():
+        ts_ns = rows["ts_ns"][rows["node"] == node]
+        out += [int(at_ns) + _offset_ns(trace, node) for at_ns in (ts_ns.min(), ts_ns.max())]
+    return out
+
+
+def processes_rows(trace: Trace) -> Array:
+    """The rows that show when the processes of a trace ran: collectives, otherwise CUDA calls, otherwise states."""
+    return next((rows for rows in (trace.collectives, trace.calls) if len(rows)), trace.snapshots)
 
 
 def _clock(trace: Trace, node: int) -> Clock:

@@ -2,15 +2,15 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stallscope.dashboard.trace_rows import TENANT, batches, last_ns, verdict_batch
-from stallscope.diagnose import Answer, Report
+from stallscope.dashboard.trace_jobs import report_batch
+from stallscope.dashboard.trace_rows import TENANT, batches, last_ns
+from stallscope.diagnose import Report, Verdict
 from stallscope.events.trace import Trace
-from stallscope.page.memory import Job
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
@@ -25,27 +25,31 @@ class TraceStore:
     store: HubStore
     folder: Path
     cluster: str
-    report: Report | None = None
+    is_live: bool = False
     end_ns: int = field(default_factory=time.time_ns)
+    _latest: tuple[Trace, Report] | None = None
     _loaded: set[str] = field(default_factory=set)
 
-    def load(self, trace: Trace, report: Report) -> None:
-        """Store the rows of a trace and the verdicts of its report."""
+    def load(self, trace: Trace, report: Report, *, is_live: bool) -> None:
+        """Store the rows of a trace, its jobs, and the verdicts of its report. is_live: the trace grows."""
         for batch in batches(trace, self.cluster):
             if not batch.batch_id or batch.batch_id not in self._loaded:
                 self.store.append(batch).result(_APPEND_S)
                 self._loaded.add(batch.batch_id)
         self.end_ns = last_ns(trace)
-        if verdicts := verdict_batch(report, self.cluster, last_ns=self.end_ns):
-            self.store.append(verdicts).result(_APPEND_S)
-        self.report = report
+        before, self._latest = self._latest, (trace, report)
+        self._write_report(is_live=is_live, before=before[1].verdicts if before else ())
 
-    def judged(self, job: Job) -> tuple[str, str]:
-        """The state of a job without a verdict, and its reason: the answer of the report."""
-        if self.report is None or self.report.answer is Answer.INCONCLUSIVE:
-            gaps = self.report.gaps if self.report else ()
-            return "unknown", "; ".join(gap.reason for gap in gaps) or "the data cannot decide"
-        return "healthy", ""
+    def end(self) -> None:
+        """Note that the trace has stopped growing."""
+        if self.is_live:
+            self._write_report(is_live=False)
+
+    def _write_report(self, *, is_live: bool, before: Sequence[Verdict] = ()) -> None:
+        assert self._latest is not None
+        batch = report_batch(*self._latest, self.cluster, is_over=not is_live, before=before)
+        self.store.append(batch).result(_APPEND_S)
+        self.is_live = is_live
 
 
 @contextmanager

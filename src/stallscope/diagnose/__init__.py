@@ -10,7 +10,7 @@ Other parts import this module, and the names that arrays, timeline, processes a
 from stallscope.diagnose.causes import all_causes
 from stallscope.diagnose.engine import can_diagnose, diagnose, has_calls, standstill
 from stallscope.diagnose.report import text
-from stallscope.diagnose.report.budget import LABELS
+from stallscope.diagnose.report.budget import LABELS, budget
 from stallscope.diagnose.report.comparison import compared, measures
 from stallscope.diagnose.report.row import json_row, verdict_row
 from stallscope.diagnose.report.verdict import (
@@ -27,6 +27,7 @@ from stallscope.diagnose.stream import (
     TRACE_ENDED,
     Change,
     JobState,
+    Member,
     Numbering,
     Retention,
     Stream,
@@ -41,6 +42,7 @@ __all__ = [
     "Answer",
     "Change",
     "JobState",
+    "Member",
     "Numbering",
     "Report",
     "Retention",
@@ -50,6 +52,7 @@ __all__ = [
     "VerdictCost",
     "all_causes",
     "as_json",
+    "budget",
     "can_diagnose",
     "compared",
     "diagnose",

@@ -4,14 +4,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stallscope.diagnose import LABELS
-from stallscope.events.names import CATEGORY_NAMES, Category
+import numpy as np
+
+from stallscope.diagnose import LABELS, Thresholds, budget
+from stallscope.events.names import CATEGORY_NAMES
+from stallscope.page.cells import NO_DATA
 from stallscope.page.job_list import Jobs
-from stallscope.page.memory import Job
+from stallscope.page.jobs import Job
+from stallscope.page.matrix import matrix
 from stallscope.page.ring import SECONDS
-from stallscope.page.rounds import against_peers, late_step
+from stallscope.page.rounds import late_step
 from stallscope.page.verdict_state import shown
 from stallscope.serve.sql.values import clean, plain
+from stallscope.serve.tools.explain_rank import ledger_rows
 
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
@@ -20,13 +25,19 @@ _MOST_INCIDENTS = 20
 _MOST_LONGEST = 5
 _MOST_STACKS = 40
 _MOST_FRAMES = 24
-_MOST_LEDGER_ROWS = 250_000
+_MOST_LEDGER_ROWS = 1_000_000
 """Rows of a mean ledger: a job that sends more gets the mean of its latest rounds."""
 
+_S_NS = 10**9
+_OCTAVE = 16
+_MOST_TRIES = 3
+"""Late rounds without a round before them, as the first round of a job, have no step."""
+
+_LEAST_SHARE = 0.001
 _MOST_EVENTS = 400
-_BUDGET_LABELS = {category.name.lower(): label for category, label in LABELS.items()}
 
 Row = dict[str, Any]
+Window = Mapping[str, int | None]
 
 
 def overview(jobs: Jobs, tenant: str, key: str, *, from_ns: int | None = None) -> Row:
@@ -34,31 +45,32 @@ def overview(jobs: Jobs, tenant: str, key: str, *, from_ns: int | None = None) -
 
     from_ns: of the incidents. The verdict is the open verdict, or the newest of the incidents.
     """
-    rows = [row for row in jobs.rows(tenant) if row["job"] == key]
-    cluster = key.rpartition(":")[0]
-    stored = jobs.verdicts(tenant, cluster=cluster, from_ns=from_ns, max_rows=500)
-    own = [row for row in stored if jobs.id_of_verdict(tenant, row) == key]
-    open_id = rows[0]["verdict_id"] if rows else None
-    verdict = next((row for row in own if row["verdict_id"] == open_id), None)
+    job = jobs.table.job(tenant, key)
+    key = job.key if job else key
+    row = next((row for row in jobs.rows(tenant) if row["job"] == key), None)
+    cluster = job.cluster if job else key.rpartition(":")[0]
+    own = jobs.verdicts_of(tenant, key, cluster=cluster, from_ns=from_ns)
+    verdict = next((each for each in own if row and each["verdict_id"] == row["verdict_id"]), None)
     return {
-        "job": rows[0] if rows else None,
+        "job": row,
         "verdict": plain(shown(verdict)) if verdict else None,
-        "incidents": [_incident(row) for row in own[:_MOST_INCIDENTS]],
+        "incidents": [_incident(each) for each in own[:_MOST_INCIDENTS]],
         "n_incidents": len(own),
         "caveat": jobs.store.unexamined.reason(tenant, cluster) or jobs.store.damage.warning(tenant) or "",
     }
 
 
-def evidence(store: "HubStore", job: Job, rank: int, *, from_ns: int | None, to_ns: int | None) -> Row:
-    """What a rank did differently from its peers in a window; None: the seconds in memory."""
-    window = {"from_ns": from_ns or job.last_ns - SECONDS * 10**9, "to_ns": to_ns}
+def evidence(jobs: Jobs, job: Job, rank: int, *, from_ns: int | None, to_ns: int | None) -> Row:
+    """The differences of a rank from its peers in a window; None: the seconds in memory, or the whole trace."""
+    store = jobs.store
+    window = {"from_ns": from_ns or _begin_ns(jobs, job), "to_ns": to_ns}
     node, pid = job.processes.get(rank, ("", 0))
     return {
         "rank": rank,
         "node": node,
         "pid": pid or None,
-        **_ledgers(store, job, rank, window),
-        "late_step": _latest_late_step(store, job, rank, window),
+        **_ledgers(store, job, rank, window if jobs.is_whole_trace else _affordable(job, window)),
+        "late_step": _latest_late_step(jobs, job, rank, window),
         "off_cpu": _longest(store, job, "off_cpu", rank, window),
         "slow_calls": _longest(store, job, "slow_calls", rank, window),
         "stacks": _flame(store, job, node, pid, window),
@@ -66,19 +78,21 @@ def evidence(store: "HubStore", job: Job, rank: int, *, from_ns: int | None, to_
     }
 
 
+def _begin_ns(jobs: Jobs, job: Job) -> int | None:
+    return None if jobs.is_whole_trace else (job.latest_ns or jobs.now_ns()) - SECONDS * _S_NS
+
+
 def timeline(store: "HubStore", job: Job, ranks: Sequence[int], *, from_ns: int, to_ns: int) -> Row:
     """Arrivals, waits, off-CPU intervals and calls of some ranks in a short window; the longest of each kind."""
     processes = {f"{node} {pid}": rank for rank in ranks for node, pid in [job.processes.get(rank, ("", 0))]}
     params = {
-        "cluster": job.cluster,
-        "comms": list(job.comms),
         "ranks": list(ranks),
         "pids": list(processes),
         "from_ns": from_ns,
         "to_ns": to_ns,
         "max_rows": _MOST_EVENTS,
     }
-    rows = store.ask("page_timeline", tenant=job.tenant, params=params).to_pylist()
+    rows = store.ask("page_timeline", tenant=job.tenant, params=params, job=job.filter).to_pylist()
     events = [
         {
             "kind": row["kind"],
@@ -109,79 +123,91 @@ def _incident(row: Mapping[str, Any]) -> Row:
     return plain({name: flat[name] for name in (*names, "gpu_seconds", "at_most_gpu_seconds", "usd")})
 
 
-def _ledgers(store: "HubStore", job: Job, rank: int, window: Mapping[str, int | None]) -> Row:
-    """The mean ledger of a round next to the peers, and the budget of the job."""
-    rate = (job.rounds_per_s or 1.0) * job.n_ranks
-    shortest_ns = int(max(10.0, _MOST_LEDGER_ROWS / max(rate, 1.0)) * 1e9)
-    end_ns = window["to_ns"] or job.last_ns
-    begin_ns = max(window["from_ns"] or 0, end_ns - shortest_ns)
-    params = {
-        "cluster": job.cluster,
-        "comms": list(job.comms),
-        "from_ns": begin_ns,
-        "to_ns": window["to_ns"],
-    }
-    rows = store.ask("page_ledgers", tenant=job.tenant, params=params).to_pylist()
-    a_round = {
-        row["rank"]: {
-            name: (row[f"{name}_ns"] or 0) / 1000 / (row["n_rounds"] - 1) for name in CATEGORY_NAMES
-        }
-        for row in rows
-    }
-    own = next((row for row in rows if row["rank"] == rank), None)
+def _affordable(job: Job, window: Window) -> Window:
+    """The window, or its end where the job has sent more rows than a mean needs."""
+    rate = (job.cells.rounds_per_s if job.cells else None) or 1.0
+    longest_ns = int(max(10.0, _MOST_LEDGER_ROWS / (rate * max(job.n_ranks, 1))) * _S_NS)
+    end_ns = window["to_ns"] or job.latest_ns
+    return {"from_ns": max(window["from_ns"] or 0, end_ns - longest_ns), "to_ns": window["to_ns"]}
+
+
+def _ledgers(store: "HubStore", job: Job, rank: int, window: Window) -> Row:
+    """The mean time ledger of a round, as of the tool explain_rank, and the time budget, as of explain."""
+    params = {"cluster": job.cluster, **window}
+    rows = store.ask("rank_ledgers", tenant=job.tenant, params=params, job=job.filter).to_pylist()
+    own = [row for row in rows if row["rank"] == rank]
+    from_ns = window["from_ns"] or job.begin_ns
     return {
-        "ledger": against_peers(a_round, rank),
-        "n_rounds": own["n_rounds"] if own else 0,
-        "budget": _budget(rows),
-        "ledger_from_ms": begin_ns // 10**6,
+        "ledger": [
+            row.model_dump() for row in ledger_rows(own, [row for row in rows if row["rank"] != rank])
+        ],
+        "n_rounds": max((row["n_rounds"] for row in own), default=0),
+        "budget": _budget(store, job, window),
+        "ledger_from_ms": from_ns and from_ns // 10**6,
     }
 
 
-def _budget(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The shares of all ranks' time by category, the largest first."""
-    total = {name: sum(row[f"{name}_ns"] or 0 for row in rows) for name in CATEGORY_NAMES}
-    spent_ns = sum(row["last_ns"] - row["first_ns"] for row in rows)
-    if not spent_ns:
+def _budget(store: "HubStore", job: Job, window: Window) -> list[Row]:
+    """The shares of the time of all processes by category, the largest first."""
+    rows = store.ask("page_accounts", tenant=job.tenant, params=dict(window), job=job.filter)
+    if not len(rows):
         return []
-    rest_ns = max(0, spent_ns - sum(total.values()))
-    shares = {**total, "not_recorded": rest_ns}
+    spent_ns = np.stack([rows[f"{name}_ns"].to_numpy() for name in CATEGORY_NAMES], axis=1)
+    whole = budget(
+        spent_ns,
+        elapsed_ns=rows["elapsed_ns"].to_numpy(),
+        knows_blocking=rows["has_offcpu"][0].as_py() or not any(rows["has_no_calls"].to_pylist()),
+        limits=Thresholds(),
+    )
     return [
-        {
-            "category": name,
-            "label": _BUDGET_LABELS.get(name, "not recorded"),
-            "share": round(ns / spent_ns, 4),
-        }
-        for name, ns in sorted(shares.items(), key=lambda item: -item[1])
-        if ns / spent_ns >= 0.001
+        {"category": name.replace(" ", "_"), "label": whole.label(name), "share": share}
+        for name, share in whole.shares.items()
+        if share >= _LEAST_SHARE
     ]
 
 
-def _latest_late_step(store: "HubStore", job: Job, rank: int, window: Mapping[str, int | None]) -> Row | None:
+def _latest_late_step(jobs: Jobs, job: Job, rank: int, window: Window) -> Row | None:
     """The ledger of the newest step in which the rank was as late as it typically is when it is late."""
-    end_s = (window["to_ns"] or job.last_ns) // 10**9
-    cells = job.ring.window(end_s - SECONDS + 1, SECONDS)
-    if rank >= len(cells.late):
+    end_s = (window["to_ns"] or job.latest_ns) // _S_NS + 1
+    begin_s = max((window["from_ns"] or job.begin_ns or 0) // _S_NS, end_s - SECONDS + 1)
+    if begin_s >= end_s:
         return None
-    late = cells.late[rank].astype(int)
-    late[late == 255] = -1
-    if late.max() <= 0:
+    cells = matrix(
+        jobs.store, jobs.memory, job, from_ns=begin_s * _S_NS, to_ns=end_s * _S_NS, n=end_s - begin_s
+    )
+    if rank >= cells.ranks:
         return None
-    for second in range(SECONDS - 1, -1, -1):
-        if late[second] >= late.max() - 16 and cells.seq[second] >= 0:
-            comm = job.ring.comms[int(cells.comm[second])]
-            at_ns = (end_s - SECONDS + 1 + second) * 10**9
-            step = late_step(store, job, rank=rank, comm=comm, seq=int(cells.seq[second]), at_ns=at_ns)
-            if step:
-                return step
-            break
+    late = np.where((cells.late[rank] == NO_DATA) | (cells.seq < 0), -1, cells.late[rank].astype(int))
+    for _ in range(_MOST_TRIES):
+        if late.max() <= 0:
+            return None
+        column = int(np.flatnonzero(late >= late.max() - _OCTAVE)[-1])
+        step = late_step(
+            jobs.store,
+            job,
+            rank=rank,
+            comm=cells.comms[int(cells.comm[column])],
+            seq=int(cells.seq[column]),
+            at_ns=(begin_s + column) * _S_NS,
+        )
+        if step:
+            return step
+        late[column] = -1
     return None
 
 
-def _longest(
-    store: "HubStore", job: Job, question: str, rank: int, window: Mapping[str, int | None]
-) -> list[Row]:
-    params = {"cluster": job.cluster, "rank": rank, "max_rows": _MOST_LONGEST, **window}
-    rows = store.ask(question, tenant=job.tenant, params=params).to_pylist()
+def _longest(store: "HubStore", job: Job, question: str, rank: int, window: Window) -> list[Row]:
+    """The longest off-CPU intervals or calls of a rank, as the tool explain_rank lists them."""
+    node, pid = job.processes.get(rank, (None, None))
+    params = {
+        "cluster": job.cluster,
+        "rank": rank,
+        "node": node,
+        "pid": pid,
+        "max_rows": _MOST_LONGEST,
+        **window,
+    }
+    rows = store.ask(question, tenant=job.tenant, params=params, job=job.filter).to_pylist()
     return [
         {
             "time_ms": row["ts_ns"] // 10**6,
@@ -194,7 +220,7 @@ def _longest(
     ]
 
 
-def _flame(store: "HubStore", job: Job, node: str, pid: int, window: Mapping[str, int | None]) -> list[Row]:
+def _flame(store: "HubStore", job: Job, node: str, pid: int, window: Window) -> list[Row]:
     """Stacks with their time off the CPU: outermost frame first, in ms."""
     if not pid:
         return []
@@ -212,7 +238,7 @@ def _flame(store: "HubStore", job: Job, node: str, pid: int, window: Mapping[str
     ]
 
 
-def _gpu(store: "HubStore", job: Job, node: str, window: Mapping[str, int | None]) -> list[Row]:
+def _gpu(store: "HubStore", job: Job, node: str, window: Window) -> list[Row]:
     """The newest value of each GPU metric of a machine."""
     if not node:
         return []
@@ -242,6 +268,4 @@ def frames(text: str | None) -> list[str]:
 
 def labels() -> dict[str, str]:
     """The label of each category of the time ledger."""
-    return {name: _BUDGET_LABELS.get(name, name) for name in CATEGORY_NAMES} | {
-        Category.WAIT_GPU.name.lower(): "waiting for collectives"
-    }
+    return {category.name.lower(): label for category, label in LABELS.items()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import BadInput
 from stallscope.events.trace import Trace
-from stallscope.page.memory import Job
+from stallscope.page.jobs import Job
 
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
@@ -22,14 +22,11 @@ def perfetto(store: "HubStore", job: Job, *, from_ns: int, to_ns: int) -> bytes:
     from stallscope.exporters.timeline_builder import build_track_set
     from stallscope.store.hub import traces
 
-    params: dict[str, Any] = {
-        "cluster": job.cluster,
-        "from_ns": from_ns,
-        "to_ns": to_ns,
-        "max_rows": _MOST_ROWS,
+    params: dict[str, Any] = {"from_ns": from_ns, "to_ns": to_ns, "max_rows": _MOST_ROWS}
+    tables = {
+        name: store.ask(f"page_window_{name}", tenant=job.tenant, params=params, job=job.filter)
+        for name in _TABLES
     }
-    params["pids"] = [f"{node} {pid}" for node, pid in job.processes.values()]
-    tables = {name: store.ask(f"page_window_{name}", tenant=job.tenant, params=params) for name in _TABLES}
     n_rows = sum(map(len, tables.values()))
     if any(len(rows) >= _MOST_ROWS for rows in tables.values()):
         raise BadInput(f"the window has more than {_MOST_ROWS:,} rows; zoom in, and export a shorter window")

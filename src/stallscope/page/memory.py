@@ -1,8 +1,8 @@
-"""The jobs of a hub in memory: filled from the store once, then fed with each commit.
+"""The cells of a hub's jobs in memory: filled from the store once, then fed with each commit.
 
-A job is a group of communicators of one cluster that share processes. Its key is the communicator with the most ranks,
-of several the smallest hash; every other communicator of the group resolves to the same job. Commits only enter a
-queue, and a thread of this module does the work. Rows beyond the queue's limit are counted and left out.
+The cells of communicators that share processes are kept together, under the communicator with the most ranks, of
+several the smallest hash. The table `jobs` decides which processes are a job (jobs.py). Commits only enter a queue,
+and a thread of this module does the work. Rows beyond the queue's limit are counted and left out.
 """
 
 import logging
@@ -51,8 +51,8 @@ _COLUMNS = {
 
 
 @dataclass(eq=False)
-class Job:
-    """One job. processes: (machine, pid) by rank. n_rounds: of its largest communicator, since first_ns."""
+class JobCells:
+    """Processes that share communicators. processes: (machine, pid) by rank. comm: their largest communicator."""
 
     tenant: str
     cluster: str
@@ -69,16 +69,8 @@ class Job:
     fed_s: float = 0.0
 
     @property
-    def id(self) -> str:
-        return job_id(self.cluster, self.comm)
-
-    @property
     def comms(self) -> list[str]:
         return self.ring.comms
-
-    @property
-    def nodes(self) -> set[str]:
-        return {node for node, _ in self.processes.values()}
 
     @property
     def rounds_per_s(self) -> float | None:
@@ -109,8 +101,8 @@ class JobMemory:
         self._lock = threading.RLock()
         self._queue: deque[tuple[str, pa.Table]] = deque()
         self._n_queued = 0
-        self._jobs: dict[tuple[str, str, str], Job] = {}
-        self._of_process: dict[tuple[str, str, str, int], Job] = {}
+        self._jobs: dict[tuple[str, str, str], JobCells] = {}
+        self._of_process: dict[tuple[str, str, str, int], JobCells] = {}
         self._rates: dict[str, float] = {}
         self._rated_s = clock_s()
         self._n_of: dict[str, int] = {}
@@ -137,16 +129,16 @@ class JobMemory:
             time.sleep(0.01)
         return False
 
-    def jobs(self, tenant: str) -> list[Job]:
+    def jobs(self, tenant: str) -> list[JobCells]:
         """The jobs of a tenant."""
         with self._lock:
             return list(dict.fromkeys(job for key, job in self._jobs.items() if key[0] == tenant))
 
-    def job(self, tenant: str, cluster: str, comm: str) -> Job | None:
+    def job(self, tenant: str, cluster: str, comm: str) -> JobCells | None:
         """The job that a communicator belongs to."""
         return self._jobs.get((tenant, cluster, comm))
 
-    def of_process(self, tenant: str, cluster: str, node: str, pid: int) -> Job | None:
+    def of_process(self, tenant: str, cluster: str, node: str, pid: int) -> JobCells | None:
         """The job of a process."""
         return self._of_process.get((tenant, cluster, node, pid))
 
@@ -222,7 +214,7 @@ class JobMemory:
             self._rates = {tenant: n / span_s for tenant, n in self._n_of.items()}
             self._n_of, self._rated_s = {}, now_s
 
-    def _forget(self, jobs: list[Job], now_s: float) -> None:
+    def _forget(self, jobs: list[JobCells], now_s: float) -> None:
         """Drop jobs that have sent nothing for long, and the longest silent jobs beyond the limits."""
         jobs.sort(key=lambda job: job.fed_s)
         n_bytes = sum(job.ring.n_bytes for job in jobs)
@@ -260,17 +252,19 @@ class JobMemory:
             self._n_of[tenant] = self._n_of.get(tenant, 0) + len(index)
             _note_times(job, comm, arrivals)
 
-    def _job(self, tenant: str, cluster: str, comm: str, n_ranks: int, op: str) -> Job:
+    def _job(self, tenant: str, cluster: str, comm: str, n_ranks: int, op: str) -> JobCells:
         key = (tenant, cluster, comm)
         if key not in self._jobs:
-            self._jobs[key] = Job(tenant, cluster, comm, n_ranks, op)
+            self._jobs[key] = JobCells(tenant, cluster, comm, n_ranks, op)
         job = self._jobs[key]
         if _comes_first(n_ranks, comm, job):
             job.comm, job.n_ranks, job.op = comm, n_ranks, op
             job.first_seq = job.last_seq = -1
         return job
 
-    def _note_processes(self, job: Job, rows: pa.Table, pid: Array, index: Array, is_usable: Array) -> Job:
+    def _note_processes(
+        self, job: JobCells, rows: pa.Table, pid: Array, index: Array, is_usable: Array
+    ) -> JobCells:
         """Note the process of each rank; jobs that share a process become one."""
         most = int(index[is_usable].max()) + 1
         if most > len(job.is_placed):
@@ -288,7 +282,7 @@ class JobMemory:
                 job = self._merged(other, job)
         return job
 
-    def _merged(self, kept: Job, given_up: Job) -> Job:
+    def _merged(self, kept: JobCells, given_up: JobCells) -> JobCells:
         """One job of two that share a process."""
         kept.ring.absorb(given_up.ring)
         kept.processes = given_up.processes | kept.processes
@@ -308,12 +302,12 @@ class JobMemory:
         return kept
 
 
-def _comes_first(n_ranks: int, comm: str, job: Job) -> bool:
+def _comes_first(n_ranks: int, comm: str, job: JobCells) -> bool:
     """Whether a communicator is the key of a job rather than the present key: more ranks, then the smaller hash."""
     return (-n_ranks, comm) < (-job.n_ranks, job.comm)
 
 
-def _note_times(job: Job, comm: str, arrivals: Arrivals) -> None:
+def _note_times(job: JobCells, comm: str, arrivals: Arrivals) -> None:
     job.last_ns = max(job.last_ns, int(arrivals.ts_ns.max()))
     if comm != job.comm:
         return

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 
 from stallscope.errors import NotAuthenticated, StorageFailed
 from stallscope.page.job_list import Jobs
-from stallscope.page.memory import Job, JobMemory
+from stallscope.page.memory import JobMemory
 from stallscope.page.routes import PageContext, is_open, routes
 from stallscope.page.sign_in import SignIn
 from stallscope.serve.tokens import Identity
@@ -42,12 +42,12 @@ def opened(
     confirmed_ns: Callable[[str], Mapping[str, int]] = lambda tenant: {},
     health: Callable[[Identity], Mapping[str, Any]] = lambda identity: {},
     now_ns: Callable[[], int] = time.time_ns,
-    judged: Callable[[Job], tuple[str, str]] | None = None,
+    is_whole_trace: bool = False,
     since_ns: int | None = None,
 ) -> Iterator[Page]:
     """The page over a store; its memory is kept up to date inside the with block.
 
-    confirmed_ns, now_ns, judged: see Jobs. since_ns: see JobMemory.
+    confirmed_ns, now_ns, is_whole_trace: see Jobs. since_ns: see JobMemory.
     """
 
     def is_current(request: Request, identity: Identity) -> bool:
@@ -60,7 +60,7 @@ def opened(
 
     with closing(JobMemory(store, since_ns=since_ns)) as memory:
         context = PageContext(
-            jobs=Jobs(store, memory, confirmed_ns, now_ns, judged),
+            jobs=Jobs(store, memory, confirmed_ns, now_ns, is_whole_trace),
             health=lambda identity: {
                 "rows_per_s": memory.rows_per_s(identity.tenant),
                 "rows_left_out": memory.n_rows_left_out,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stallscope.errors import BadInput, NotAllowed, NotFound
 from stallscope.page.assets import HEADERS
-from stallscope.page.memory import Job, JobMemory
+from stallscope.page.jobs import Job, JobTable
 from stallscope.serve.plain_text import visible
 from stallscope.serve.sql.values import plain
 from stallscope.serve.tokens import Identity
@@ -70,14 +70,11 @@ def reader(request: Request, key: str | None = None) -> Identity:
     return identity
 
 
-def job_of(memory: JobMemory, identity: Identity, key: str) -> Job:
+def job_of(table: JobTable, identity: Identity, key: str) -> Job:
     """The job of a key. Raises NotFound."""
-    cluster, _, comm = key.rpartition(":")
-    job = memory.job(identity.tenant, cluster, comm)
+    job = table.job(identity.tenant, key)
     if job is None:
-        raise NotFound(
-            f"no job {key[:80]!r} has sent rounds in the last minutes; GET /api/v1/page/jobs lists them"
-        )
+        raise NotFound(f"no job {key[:80]!r}; GET /api/v1/page/jobs lists the jobs")
     return job
 
 

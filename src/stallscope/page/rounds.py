@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
-from stallscope.page.memory import Job
+from stallscope.page.jobs import Job
 
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
@@ -43,9 +43,8 @@ def one_round(
         "seq": seq,
         "op": next(iter(current.values()))["op"],
         "t0_ns": str(t0_ns),
-        "n_ranks": job.n_ranks,
         "ranks": ranks,
-        "missing": _missing(job, comm, current),
+        "missing": _missing(current),
         **{
             name: [_us(current.get(rank), column, t0_ns) for rank in ranks]
             for name, column in (
@@ -161,7 +160,6 @@ def _rows(
     only: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     params = {
-        "cluster": job.cluster,
         "comm": comm,
         "first_seq": first_seq,
         "last_seq": last_seq,
@@ -169,16 +167,19 @@ def _rows(
         "to_ns": None if at_ns is None else at_ns + _AROUND_NS,
         "ranks": ranks,
     }
-    rows = store.ask("page_round", tenant=job.tenant, params=params).to_pylist()
+    rows = store.ask("page_round", tenant=job.tenant, params=params, job=job.filter).to_pylist()
     return rows if only is None else [row for row in rows if row["seq"] in only]
 
 
-def _missing(job: Job, comm: str, current: Mapping[int, Row]) -> dict[str, Any]:
-    """The ranks of the job that have not arrived: their number and the first of them."""
-    if comm != job.comm:
-        return {"n": 0, "first": []}
-    absent = [rank for rank in range(job.n_ranks) if rank not in current]
-    return {"n": len(absent), "first": absent[:3]}
+def _missing(current: Mapping[int, Row]) -> dict[str, Any]:
+    """The ranks of the communicator that have not arrived: their number, and the first of them where they are known.
+
+    Ranks count in the job, so they are known for a communicator of the whole job only.
+    """
+    n_members = max(row["nranks"] or 0 for row in current.values())
+    n_absent = max(n_members - len(current), 0)
+    absent = [rank for rank in range(n_members) if rank not in current]
+    return {"n": n_absent, "first": absent[:3] if len(absent) == n_absent else []}
 
 
 def _us(row: Row | None, column: str, t0_ns: int) -> int | None:

@@ -19,9 +19,9 @@ from stallscope.page import assets
 from stallscope.page.evidence import evidence, labels, overview, timeline
 from stallscope.page.export import parquet, perfetto
 from stallscope.page.job_list import Jobs
+from stallscope.page.jobs import Job
 from stallscope.page.live import Feeds
 from stallscope.page.matrix import MOST_COLUMNS, matrix
-from stallscope.page.memory import Job
 from stallscope.page.requests import SHARE_SCOPE, Params, answered, job_of, packed, reader
 from stallscope.page.rounds import one_round
 from stallscope.page.snapshot import SnapshotView, snapshot
@@ -150,21 +150,21 @@ def _job(context: PageContext) -> Endpoint:
     return job
 
 
-def _params_and_job(context: PageContext, request: Request) -> tuple[Params, Job]:
+async def _params_and_job(context: PageContext, request: Request) -> tuple[Params, Job]:
     """The parameters, and the job that `job` names. Raises NotFound, NotAllowed, BadInput."""
     params = Params(request)
     key = params.text("job")
-    return params, job_of(context.jobs.memory, reader(request, key), key)
+    identity = reader(request, key)
+    return params, await _in_thread(lambda: job_of(context.jobs.table, identity, key))
 
 
 def _evidence(context: PageContext) -> Endpoint:
     async def of_rank(request: Request) -> Response:
-        params, job = _params_and_job(context, request)
+        params, job = await _params_and_job(context, request)
         rank = params.whole("rank", most=_RANKS)
         from_ns, to_ns = params.maybe_ns("from"), params.maybe_ns("to")
-        store = context.jobs.store
         return answered(
-            request, await _in_thread(lambda: evidence(store, job, rank, from_ns=from_ns, to_ns=to_ns))
+            request, await _in_thread(lambda: evidence(context.jobs, job, rank, from_ns=from_ns, to_ns=to_ns))
         )
 
     return of_rank
@@ -172,7 +172,7 @@ def _evidence(context: PageContext) -> Endpoint:
 
 def _matrix(context: PageContext) -> Endpoint:
     async def of_job(request: Request) -> Response:
-        params, job = _params_and_job(context, request)
+        params, job = await _params_and_job(context, request)
         from_ns, to_ns = params.ns("from"), params.ns("to")
         n = params.whole("n", most=MOST_COLUMNS)
         begin_s = time.perf_counter()
@@ -189,7 +189,7 @@ def _matrix(context: PageContext) -> Endpoint:
 
 def _round(context: PageContext) -> Endpoint:
     async def of_job(request: Request) -> Response:
-        params, job = _params_and_job(context, request)
+        params, job = await _params_and_job(context, request)
         comm, seq = params.text("comm"), params.whole("seq", most=_SEQS)
         at_ns = params.maybe_ns("at")
         value = await _in_thread(lambda: one_round(context.jobs.store, job, comm=comm, seq=seq, at_ns=at_ns))
@@ -200,7 +200,7 @@ def _round(context: PageContext) -> Endpoint:
 
 def _timeline(context: PageContext) -> Endpoint:
     async def of_job(request: Request) -> Response:
-        params, job = _params_and_job(context, request)
+        params, job = await _params_and_job(context, request)
         from_ns, to_ns = params.ns("from"), params.ns("to")
         ranks = _ranks(params.text("ranks"))
         _check_window(from_ns, to_ns)
@@ -214,7 +214,7 @@ def _timeline(context: PageContext) -> Endpoint:
 
 def _perfetto(context: PageContext) -> Endpoint:
     async def of_job(request: Request) -> Response:
-        params, job = _params_and_job(context, request)
+        params, job = await _params_and_job(context, request)
         from_ns, to_ns = params.ns("from"), params.ns("to")
         _check_window(from_ns, to_ns)
         body = await _in_thread(lambda: perfetto(context.jobs.store, job, from_ns=from_ns, to_ns=to_ns))

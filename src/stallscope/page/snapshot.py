@@ -58,8 +58,7 @@ def snapshot(jobs: Jobs, tenant: str, view: SnapshotView) -> str:
 
 def _data(jobs: Jobs, tenant: str, view: SnapshotView) -> dict[str, Any]:
     whole = overview(jobs, tenant, view.job)
-    cluster, _, comm = view.job.rpartition(":")
-    job = jobs.memory.job(tenant, cluster, comm)
+    job = jobs.table.job(tenant, view.job)
     if job is None and whole["job"] is None:
         raise NotFound(f"no job {view.job[:80]!r}; GET /api/v1/page/jobs lists the jobs")
     out: dict[str, Any] = {
@@ -75,9 +74,9 @@ def _data(jobs: Jobs, tenant: str, view: SnapshotView) -> dict[str, Any]:
     out["matrix"] = base64.b64encode(gzip.compress(cells.frame(), 9)).decode()
     rank = view.rank if view.rank is not None else (whole["job"] or {}).get("rank")
     if rank is not None:
-        out["evidence"] = evidence(jobs.store, job, rank, from_ns=view.from_ns, to_ns=view.to_ns)
+        out["evidence"] = evidence(jobs, job, rank, from_ns=view.from_ns, to_ns=view.to_ns)
     if view.seq is not None:
-        out["round"] = one_round(jobs.store, job, comm=view.comm or job.comm, seq=view.seq)
+        out["round"] = one_round(jobs.store, job, comm=view.comm or job.id, seq=view.seq)
     return out
 
 

@@ -4,10 +4,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from stallscope.diagnose import all_causes
 from stallscope.serve.tools.verdict_row import stored_verdict
 
 MOST_LISTED = 3
 """Entries that a list shows; the number of all entries is next to it."""
+
+LOSSES = ("gpu_seconds_lost", "usd_lost", "gpus_lost", "usd_per_hour")
+"""The fields of losses()."""
 
 _ORDER = ("hang", "mismatch", "failure", "straggler", "device", "process", "imbalance", "inconclusive")
 
@@ -23,17 +27,21 @@ def is_fault(kind: str) -> bool:
 
 
 def losses(row: Mapping[str, Any]) -> dict[str, list[float] | None]:
-    """GPUs and dollars lost now, each as [low, high]: the loss divided by the duration of the delay."""
+    """GPU seconds and dollars lost, and both for each second or hour of the delay, each as [low, high]."""
+    out: dict[str, list[float] | None] = {
+        "gpu_seconds_lost": _range(row["gpu_seconds"], row["at_most_gpu_seconds"], 1.0),
+        "usd_lost": _range(row["usd"], row["at_most_usd"], 1.0),
+        "gpus_lost": None,
+        "usd_per_hour": None,
+    }
     since_ns, until_ns = row["since_ns"], row["until_ns"]
     if until_ns is None and row["updated_at"] is not None:
         until_ns = int(row["updated_at"].timestamp() * 1e9)
-    if since_ns is None or until_ns is None or until_ns <= since_ns or row["gpu_seconds"] is None:
-        return {"gpus_lost": None, "usd_per_hour": None}
-    seconds = (until_ns - since_ns) / 1e9
-    return {
-        "gpus_lost": _range(row["gpu_seconds"], row["at_most_gpu_seconds"], 1 / seconds),
-        "usd_per_hour": _range(row["usd"], row["at_most_usd"], 3600 / seconds),
-    }
+    if since_ns is not None and until_ns is not None and until_ns > since_ns:
+        seconds = (until_ns - since_ns) / 1e9
+        out["gpus_lost"] = _range(row["gpu_seconds"], row["at_most_gpu_seconds"], 1 / seconds)
+        out["usd_per_hour"] = _range(row["usd"], row["at_most_usd"], 3600 / seconds)
+    return out
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,11 +53,17 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         **losses(row),
         "n_victims": len(flat["victims"]),
         "n_ranks_named": len(flat["ranks"]),
-        "causes": bounded(whole.get("causes") or []),
+        "causes": bounded([_with_label(cause) for cause in whole.get("causes") or []]),
         "evidence": bounded(whole.get("evidence") or {}),
         "closed_because": whole.get("closed_because"),
         "n_rows_not_examined": whole.get("n_rows_not_looked_at"),
     }
+
+
+def _with_label(cause: Mapping[str, Any]) -> dict[str, Any]:
+    """A cause with its name in words, as in the text of `explain`."""
+    labels = {known.name: known.noun or known.title for known in all_causes()}
+    return {**cause, "label": labels.get(cause["cause"], cause["cause"])}
 
 
 def bounded(value: Any) -> Any:

@@ -18,9 +18,9 @@ incidents      verdicts over time
 """
 
 from stallscope.diagnose.stream.incidents import NO_MORE_EVENTS, TRACE_ENDED, Change
-from stallscope.diagnose.stream.job_state import JobState
+from stallscope.diagnose.stream.job_state import JobState, Member
 from stallscope.diagnose.stream.round_numbers import Numbering
 from stallscope.diagnose.stream.stream import Stream
 from stallscope.diagnose.stream.window import Retention
 
-__all__ = ["NO_MORE_EVENTS", "TRACE_ENDED", "Change", "JobState", "Numbering", "Retention", "Stream"]
+__all__ = ["NO_MORE_EVENTS", "TRACE_ENDED", "Change", "JobState", "Member", "Numbering", "Retention", "Stream"]

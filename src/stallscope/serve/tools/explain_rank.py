@@ -107,8 +107,15 @@ def explain_rank(context: TenantContext, params: ExplainParams) -> Explained:
         raise NotFound(
             f"no data about rank {params.rank} in this window; fleet.cluster.find_nccl_processes lists ranks"
         )
-    detail = {"cluster": params.cluster, "rank": params.rank, "max_rows": _N_LONGEST, **times}
-    rows = _against_peers(own_ledgers, [row for row in ledgers if row["rank"] != params.rank])
+    detail = {
+        "cluster": params.cluster,
+        "rank": params.rank,
+        "node": None,
+        "pid": None,
+        "max_rows": _N_LONGEST,
+    }
+    detail |= times
+    rows = ledger_rows(own_ledgers, [row for row in ledgers if row["rank"] != params.rank])
     rounds = _rounds(rank_rows, late)
     return Explained(
         summary=_summary(params.rank, rounds, rows, named) + _other_jobs(params, jobs),
@@ -143,8 +150,11 @@ def _rounds(rank_rows: list[dict[str, Any]], late: list[dict[str, Any]]) -> Roun
     )
 
 
-def _against_peers(rank_rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[LedgerRow]:
-    """Each category's time per round: the rank's, and the median of the peers. Empty without a ledger."""
+def ledger_rows(rank_rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[LedgerRow]:
+    """Each category's time per round: the rank's, and the median of the peers. Empty without a ledger.
+
+    Both: rows of the question rank_ledgers.
+    """
     if not rank_rows or not others:
         return []
     main_row = max(rank_rows, key=lambda row: row["n_rounds"])

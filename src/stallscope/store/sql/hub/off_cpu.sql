@@ -1,9 +1,11 @@
 -- Question: when was a rank off the CPU longest, and why?
--- Parameters: cluster (NULL: any), rank, from_ns, to_ns (NULL: any), max_rows.
+-- Parameters: cluster (NULL: any), rank, or node and pid of a process (NULL: the rank's); from_ns, to_ns (NULL: any), max_rows.
 -- Columns: ts_ns, node_id, pid, tid, category, duration_ns, runnable_ns, by_pid, by_comm, frames (JSON or NULL).
 WITH mine AS (
     SELECT DISTINCT node_id, pid FROM collectives
-    WHERE rank = $rank AND pid IS NOT NULL AND ($cluster::VARCHAR IS NULL OR cluster_id = $cluster)
+    WHERE $pid::BIGINT IS NULL AND rank = $rank AND pid IS NOT NULL
+        AND ($cluster::VARCHAR IS NULL OR cluster_id = $cluster)
+    UNION SELECT $node::VARCHAR, $pid::BIGINT WHERE $pid::BIGINT IS NOT NULL
 ), longest AS (
     SELECT o.* FROM offcpu o JOIN mine m ON o.node_id = m.node_id AND o.pid = m.pid
     WHERE duration_ns IS NOT NULL AND ($from_ns::BIGINT IS NULL OR ts_ns >= $from_ns)

@@ -1,12 +1,12 @@
 -- Question: how late was each rank of a job, and how long did it wait, in each of many short intervals?
--- Parameters: cluster, comms: its communicators; from_ns, to_ns; bucket_ns: length of an interval.
+-- Parameters: from_ns, to_ns; bucket_ns: length of an interval.
 -- Columns: rank, bucket, late_ns: largest lateness by the senders' clocks; wait_ns: longest wait; comm_hash, seq: the
 --   round with the largest lateness.
 WITH arrivals AS (
     SELECT comm_hash, seq, CASE WHEN rank >= 0 THEN rank ELSE comm_rank END AS rank, ts_ns, late_ns,
         CASE WHEN wait_enter_ns > 0 THEN wait_leave_ns - wait_enter_ns END AS wait_ns
     FROM collectives
-    WHERE cluster_id = $cluster AND list_contains($comms, comm_hash) AND op NOT IN ('send', 'recv')
+    WHERE op NOT IN ('send', 'recv') AND comm_hash IS NOT NULL
         AND ts_ns >= $from_ns AND ts_ns < $to_ns
 ), medians AS (
     SELECT comm_hash, seq, quantile_disc(ts_ns, 0.5) AS median_ns FROM arrivals WHERE late_ns IS NULL GROUP BY ALL

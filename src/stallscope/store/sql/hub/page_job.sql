@@ -1,0 +1,4 @@
+-- Question: which job does a link of the page open?
+-- Parameters: key: cluster and id of the job, joined by a colon.
+-- Columns: those of jobs.
+SELECT * EXCLUDE (tenant) FROM jobs WHERE coalesce(cluster_id, '') || ':' || job = $key
