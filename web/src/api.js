@@ -1,11 +1,8 @@
 // Requests to the hub. An error of the hub becomes an Error with its message.
 import { about, problem } from './state.js'
 
-export async function request(path, body) {
-  const options =
-    body === undefined
-      ? {}
-      : { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) }
+export async function request(path, body, method = body === undefined ? 'GET' : 'POST') {
+  const options = method === 'GET' ? {} : { method, headers: { 'content-type': 'application/json' }, body: body && JSON.stringify(body) }
   let answer
   try {
     answer = await fetch(path, options)

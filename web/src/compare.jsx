@@ -77,7 +77,7 @@ function Side({ name, title, chosen }) {
     <section class="card" aria-label={title}>
       <h2>{title}</h2>
       <div class="tools">
-        <label>Job <select value={chosen.key} onChange={event => set({ '': event.target.value })}>{rows.value.map(row => <option key={row.job} value={row.job}>{row.cluster} {row.comm.slice(0, 8)}</option>)}</select></label>
+        <label>Job <select value={chosen.key} onChange={event => set({ '': event.target.value })}>{rows.value.map(row => <option key={row.job} value={row.job}>{row.cluster} {row.id.slice(0, 12)}</option>)}</select></label>
         <label>From <input type="datetime-local" value={localText(chosen.from)} onChange={setTime('from')} /></label>
         <label>To <input type="datetime-local" value={localText(chosen.to)} onChange={setTime('to')} /></label>
       </div>

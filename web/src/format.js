@@ -31,12 +31,22 @@ export function duration(ms) {
   return s < 172_800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86_400)} days`
 }
 
+/** The end of a range [low, high] in words: GPU seconds as GPU hours from an hour on. */
+export const gpuTime = pair =>
+  !pair ? '–' : pair[1] < 3600 ? `${range(pair)} GPU s` : `${range(pair.map(seconds => seconds / 3600))} GPU h`
+
 /** Evidence as text; its lists are bounded by the hub. */
 export const plain = value =>
   Array.isArray(value)
     ? value.map(plain).join(', ')
     : value && typeof value === 'object'
-      ? Object.entries(value)
-          .map(([name, each]) => `${name.replaceAll('_', ' ')} ${plain(each)}`)
-          .join(', ')
-      : String(value)
+      ? Object.entries(value).map(fact).join(', ')
+      : typeof value === 'number' ? num(value) : String(value)
+
+/** One entry of the evidence: 21 intervals, longest 294 ms, devices nvme0n1. */
+function fact([name, value]) {
+  const words = name.replaceAll('_', ' ')
+  if (typeof value === 'number' && name.startsWith('n_')) return `${num(value, 0)} ${words.slice(2)}`
+  if (typeof value === 'number' && name.endsWith('_ms')) return `${words.slice(0, -3)} ${millis(value)}`
+  return `${words} ${plain(value)}`
+}

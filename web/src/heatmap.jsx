@@ -112,6 +112,7 @@ const place = (value, begin, end) => `${(100 * (value - begin)) / (end - begin)}
 export function HeatMap() {
   const m = map.value
   if (!m) return <section class="card map-card" aria-label="Heat map"><p class="dim" role="status">Loading the heat map</p></section>
+  if (!m.ranks || !m.n) return <section class="card" aria-label="Heat map"><p class="dim">{job.value?.n_ranks === 1 ? 'A single process has no rounds to draw. Its time budget is part of the evidence.' : 'No round is stored in this window.'}</p></section>
   return <Map m={m} v={viewOf(m)} rows={order.value} kind={metric.value} />
 }
 

@@ -1,13 +1,14 @@
 // One job: verdict and evidence, heat map, a round, a timeline, incidents, the time budget.
 import { useEffect } from 'preact/hooks'
+import { Alerts } from './alerts.jsx'
 import { get, page, shown } from './api.js'
 import { Flame } from './flame.jsx'
-import { duration, millis, num, percent, plain, plural, range, when } from './format.js'
+import { clock, duration, gpuTime, millis, num, percent, plain, plural, range, when } from './format.js'
 import { HeatMap } from './heatmap.jsx'
 import { loadMap } from './live.js'
-import { Budget, Ledger, Scroll, State } from './parts.jsx'
+import { Budget, Ledger, Reasons, Scroll, State, nameOf } from './parts.jsx'
 import { Round, loadRound } from './round.jsx'
-import { evidence, inPage, job, jobKey, linkTo, map, overview, query, round, snapshot } from './state.js'
+import { evidence, health, inPage, job, jobKey, linkTo, map, overview, query, round, snapshot, user } from './state.js'
 import { Timeline } from './timeline.jsx'
 
 const REFRESH_MS = 10_000
@@ -72,13 +73,15 @@ export function Job() {
         <h1>{row?.cluster ?? jobKey.value}</h1>
         {row && (
           <span class="dim">
-            {plural(row.n_ranks ?? 0, 'rank')} on {plural(row.n_nodes ?? 0, 'machine')}
-            {row.rounds_per_s ? `, ${num(row.rounds_per_s)} rounds/s` : ''}, job {row.comm.slice(0, 16)}
+            {row.n_ranks === 1 ? 'one process' : `${row.n_ranks ? plural(row.n_ranks, 'rank') : 'ranks'} on ${plural(row.n_nodes ?? 0, 'machine')}`}
+            {row.rounds_per_s ? `, ${num(row.rounds_per_s)} rounds/s` : ''}, job {row.id}
+            {row.ended_ms ? `, ended ${when(row.ended_ms)}` : ''}
           </span>
         )}
       </div>
+      <Owner of={row?.owner} />
       {overview.value?.caveat && <p class="inconclusive">{overview.value.caveat}</p>}
-      {row ? <div class="two"><Verdict row={row} /><Evidence row={row} /></div> : <NoJob />}
+      {row ? <div class="two"><div class="column"><Verdict row={row} /><JobBudget row={row} /></div><Evidence row={row} /></div> : <NoJob />}
       <HeatMap />
       <Round />
       <Timeline />
@@ -86,6 +89,8 @@ export function Job() {
     </main>
   )
 }
+
+const Owner = ({ of }) => of && Object.keys(of).length > 0 && <p class="dim">Owner: {Object.entries(of).map(([label, value]) => `${label.replaceAll('_', ' ')} ${value}`).join(', ')}.</p>
 
 function NoJob() {
   if (!overview.value) return <section class="card" aria-label="Verdict"><p class="dim" role="status">Loading the job</p></section>
@@ -124,32 +129,38 @@ function Verdict({ row }) {
       <dl class="facts">
         <Fact name="late (median)">{row.late_ms == null ? '–' : millis(row.late_ms)}</Fact>
         <Fact name="how often">{howOften(verdict)}</Fact>
-        <Fact name="GPUs lost now">{range(row.gpus_lost)}</Fact>
-        {row.usd_per_hour && <Fact name="dollars an hour">{range(row.usd_per_hour, '$')}</Fact>}
+        {row.ended_ms ? <Fact name="lost">{gpuTime(row.gpu_seconds_lost)}</Fact> : <Fact name="GPUs lost now">{range(row.gpus_lost)}</Fact>}
+        {row.ended_ms ? row.usd_lost && <Fact name="dollars">{range(row.usd_lost, '$')}</Fact> : row.usd_per_hour && <Fact name="dollars an hour">{range(row.usd_per_hour, '$')}</Fact>}
         <Fact name="ranks that wait">{verdict ? num(verdict.n_victims, 0) : '–'}</Fact>
         <Fact name="confidence">{verdict ? percent(verdict.confidence) : '–'}</Fact>
       </dl>
-      <p class="dim">Since {when(row.since_ms)}. Last confirmed {when(row.confirmed_ms)}.</p>
+      <p class="dim">Since {when(row.since_ms)}.{!row.ended_ms && ` Last confirmed ${when(row.confirmed_ms)}.`}</p>
       {row.others.map(other => <p key={other} class="dim">Also open: {other}</p>)}
-      {verdict?.abstained_because && <p class="inconclusive"><b>Why it is unknown:</b> {verdict.abstained_because}</p>}
+      <Reasons of={row.reasons} />
+      {!snapshot && !user.value?.job && !health.value?.trace && <Alerts row={row} verdict={verdict} />}
       {verdict?.n_rows_not_examined > 0 && <p class="inconclusive">{plural(verdict.n_rows_not_examined, 'row')} arrived too fast and were not examined.</p>}
       <Causes causes={verdict?.causes} />
       {location && <p>Code location: <code>{plain(location)}</code></p>}
-      {verdict?.advice?.length > 0 && <div><h3>Action</h3><ul>{verdict.advice.map(line => <li key={line}>{line}</li>)}</ul></div>}
+      {verdict?.advice?.length > 0 && !row.reasons.length && <div><h3>Action</h3><ul>{verdict.advice.map(line => <li key={line}>{line}</li>)}</ul></div>}
     </section>
   )
 }
 
 function WithoutVerdict({ row }) {
+  const isProcess = row.n_ranks === 1
   const text = {
-    healthy: `No rank slows down this job. ${plural(row.n_ranks, 'rank')}, ${num(row.rounds_per_s)} rounds/s.`,
-    quiet: `No round arrives, and no verdict is open: ${row.reason}. If the job should run, check its agents.`,
+    healthy: isProcess ? 'No fault slows down this process.' : 'No rank slows down this job.',
+    recovered: 'No fault slows down this job now. The incidents below have ended.',
+    ended: 'The job has ended. No verdict about it is open.',
+    quiet: 'No data arrives, and no verdict is open.',
+    unknown: 'The data cannot decide whether this job is healthy.',
   }
   return (
     <section class="card" aria-label="Verdict">
       <h2 class="big"><State of={row.state} /></h2>
-      <p class="summary">{text[row.state] ?? `Unknown, because ${row.reason}.`}</p>
-      <p class="dim">Last round {when(row.last_ms)}.</p>
+      <p class="summary">{text[row.state]}</p>
+      <Reasons of={row.reasons} />
+      <p class="dim">{isProcess ? 'Latest data' : 'Last round'} {when(row.last_ms)}.</p>
     </section>
   )
 }
@@ -161,7 +172,7 @@ function Causes({ causes }) {
       <h3>Cause</h3>
       {causes.map(cause => typeof cause === 'string' ? <p key={cause}>{cause}</p> : (
         <p key={cause.cause}>
-          <b>{cause.cause}</b>: {percent(cause.share)} of the excess time
+          <b>{cause.label ?? cause.cause}</b>: {percent(cause.share)} of the excess time
           {Object.keys(cause.evidence ?? {}).length > 0 && <span class="dim"> ({plain(cause.evidence)})</span>}
         </p>
       ))}
@@ -173,7 +184,7 @@ function Evidence({ row }) {
   const facts = evidence.value
   if (!facts) return <section class="card" aria-label="Evidence"><p class="dim" role="status">Loading the evidence</p></section>
   const step = facts.late_step
-  const hasNothing = !facts.ledger.length && !step && !facts.off_cpu.length
+  const hasNothing = row.n_ranks !== 1 && !facts.ledger.length && !step && !facts.off_cpu.length
   return (
     <section class="card" aria-label="Evidence">
       {step && <Ledger rows={step.rows} rank={facts.rank} title="Time ledger of the newest late step" note={`${num(step.late_ms)} ms late at ${when(step.time_ms)}, from round ${step.from_seq} to ${step.to_seq}`} />}
@@ -183,7 +194,17 @@ function Evidence({ row }) {
       <Longest rows={facts.slow_calls} title="Longest calls" />
       <Flame stacks={facts.stacks} rank={facts.rank} />
       <Gpu rows={facts.gpu} />
-      <div><h3>Time budget of the job</h3><Budget rows={facts.budget} /></div>
+    </section>
+  )
+}
+
+function JobBudget({ row }) {
+  const facts = evidence.value
+  return (
+    <section class="card" aria-label="Time budget">
+      <h2>Time budget of {row.n_ranks === 1 ? 'the process' : 'all ranks'}</h2>
+      {facts ? <Budget rows={facts.budget} /> : <p class="dim">Loading the time budget</p>}
+      {facts?.ledger_from_ms && <p class="dim">Since {when(facts.ledger_from_ms)}.</p>}
     </section>
   )
 }
@@ -191,22 +212,20 @@ function Evidence({ row }) {
 function Longest({ rows, title }) {
   if (!rows?.length) return null
   return (
-    <Scroll name={title}>
+    <div>
       <h3>{title}</h3>
-      <table class="dense">
-        <caption class="hidden">{title}</caption>
-        <tbody>
-          {rows.slice(0, 3).map((row, at) => (
-            <tr key={at}>
-              <td>{when(row.time_ms)}</td>
-              <td>{row.name}{row.taken_by && ` (CPU taken by ${row.taken_by})`}</td>
-              <td class="num">{millis(row.ms)}</td>
-              <td class="opt">{row.stack.length ? <code>{row.stack.slice(0, 2).join(' < ')}</code> : <span class="dim">no stack</span>}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </Scroll>
+      <ol class="longest">
+        {rows.slice(0, 3).map((row, at) => (
+          <li key={at}>
+            <b class="num">{millis(row.ms)}</b>
+            <span>
+              {nameOf(row.name)} <span class="dim" title={when(row.time_ms)}>at {clock(row.time_ms)}{row.taken_by && `; the CPU went to ${row.taken_by}`}</span>
+              {row.stack.length > 0 && <><br /><code>{row.stack.slice(0, 2).join(' < ')}</code></>}
+            </span>
+          </li>
+        ))}
+      </ol>
+    </div>
   )
 }
 

@@ -1,9 +1,9 @@
 // All jobs, the worst first; recent incidents; the hub's own health.
-import { duration, millis, num, plural, range, when } from './format.js'
+import { duration, gpuTime, millis, num, plural, range, when } from './format.js'
 import { Scroll, State, Strip } from './parts.jsx'
 import { health, inPage, incidents, linkTo, rows } from './state.js'
 
-const URGENCY = ['hang', 'mismatch', 'failure', 'straggler', 'device', 'process', 'imbalance', 'inconclusive', 'unknown', 'quiet', 'healthy']
+const URGENCY = ['hang', 'mismatch', 'failure', 'straggler', 'device', 'process', 'imbalance', 'inconclusive', 'unknown', 'quiet', 'recovered', 'healthy', 'ended']
 const isFault = row => row.verdict_id && row.state !== 'inconclusive'
 const lost = row => row.gpus_lost?.[1] ?? 0
 
@@ -16,7 +16,9 @@ function headline(all) {
   const rest = nUnknown ? `; ${plural(nUnknown, 'job')} cannot be judged yet` : ''
   if (nFaulty) return `${nFaulty} of ${plural(all.length, 'job')} ${nFaulty === 1 ? 'is' : 'are'} slowed down or stopped${rest}`
   if (nUnknown || all.some(row => row.state === 'quiet')) return `No fault in ${plural(all.length, 'job')}${rest}`
-  return all.length === 1 ? 'The job is healthy' : `All ${all.length} jobs are healthy`
+  const running = all.filter(row => !row.ended_ms)
+  if (!running.length) return all.length === 1 ? 'The job has ended without a fault' : `All ${all.length} jobs have ended without an open fault`
+  return running.length === 1 ? 'The job is healthy' : `All ${running.length} running jobs are healthy`
 }
 
 export function Jobs() {
@@ -32,7 +34,13 @@ export function Jobs() {
   )
 }
 
+const OWNERS = ['user', 'account', 'namespace', 'job_name', 'workload']
+const ownerOf = row => [...new Set(OWNERS.map(label => row.owner?.[label]).filter(Boolean))].join(', ')
+
 function JobTable({ all }) {
+  const hasOwners = all.some(ownerOf)
+  const isOver = all.every(row => row.ended_ms)
+  const hasPrices = all.some(row => row.usd_lost)
   return (
     <Scroll name="Table of jobs">
       <table>
@@ -41,17 +49,18 @@ function JobTable({ all }) {
           <tr>
             <th scope="col">State</th>
             <th scope="col">Job</th>
+            {hasOwners && <th scope="col" class="opt">Owner</th>}
             <th scope="col" class="num">Ranks</th>
             <th scope="col">Culprit</th>
             <th scope="col" class="opt">Cause</th>
             <th scope="col" class="opt">Worst lateness, 10 min</th>
             <th scope="col" class="num">Late</th>
-            <th scope="col" class="num opt">GPUs lost now</th>
-            <th scope="col" class="num opt">$ an hour</th>
+            <th scope="col" class="num opt">{isOver ? 'Lost' : 'GPUs lost now'}</th>
+            {hasPrices && <th scope="col" class="num opt">{isOver ? '$' : '$ an hour'}</th>}
             <th scope="col" class="opt">Since</th>
           </tr>
         </thead>
-        <tbody>{all.map(row => <JobRow key={row.job} row={row} />)}</tbody>
+        <tbody>{all.map(row => <JobRow key={row.job} row={row} hasOwners={hasOwners} hasPrices={hasPrices} />)}</tbody>
       </table>
     </Scroll>
   )
@@ -60,21 +69,22 @@ function JobTable({ all }) {
 const culprit = row =>
   row.rank == null ? '' : `rank ${row.rank}${row.n_ranks_named > 1 ? ` and ${row.n_ranks_named - 1} more` : ''}`
 
-function JobRow({ row }) {
+function JobRow({ row, hasOwners, hasPrices }) {
   const link = { job: row.job }
   return (
     <tr class="row">
       <td><State of={row.state} /></td>
       <td>
-        <a href={linkTo(link)} onClick={inPage(link)}>{row.cluster || 'no cluster name'}</a> <span class="dim opt">{row.comm.slice(0, 8)}</span>
+        <a href={linkTo(link)} onClick={inPage(link)}>{row.cluster || 'no cluster name'}</a> <span class="dim opt">{row.id.slice(0, 24).replace(/^([0-9a-f]{8})[0-9a-f]{8}$/, '$1')}</span>
       </td>
+      {hasOwners && <td class="opt">{ownerOf(row)}</td>}
       <td class="num">{num(row.n_ranks, 0)}</td>
       <td>{culprit(row)}</td>
-      <td class="opt">{row.cause ?? ''}{!row.cause && row.reason && <span class="dim">{row.reason}</span>}</td>
+      <td class="opt">{row.cause ?? ''}{!row.cause && row.reasons[0] && <span class="dim">{row.reasons[0].reason}</span>}</td>
       <td class="opt"><Strip codes={row.strip} /></td>
       <td class="num">{row.late_ms == null ? '' : millis(row.late_ms)}</td>
-      <td class="num opt">{row.gpus_lost ? range(row.gpus_lost) : ''}</td>
-      <td class="num opt">{row.usd_per_hour ? range(row.usd_per_hour, '$') : ''}</td>
+      <td class="num opt">{row.ended_ms ? row.gpu_seconds_lost && gpuTime(row.gpu_seconds_lost) : row.gpus_lost && range(row.gpus_lost)}</td>
+      {hasPrices && <td class="num opt">{row.ended_ms ? row.usd_lost && range(row.usd_lost, '$') : row.usd_per_hour && range(row.usd_per_hour, '$')}</td>}
       <td class="opt">{row.since_ms ? when(row.since_ms) : ''}</td>
     </tr>
   )
@@ -122,6 +132,7 @@ function RecentIncidents() {
 function Health() {
   const now = health.value
   if (!now) return null
+  if (now.trace) return <p class="dim">Trace {now.trace}: {now.is_live ? 'it grows, and the page follows it' : 'the recording has ended'}.</p>
   const facts = [`${num(now.rows_per_s, 0)} collectives a second arrive`]
   if (now.lag_s != null) facts.push(`the diagnosis is ${duration(now.lag_s * 1000)} behind`)
   if (now.queue_rows != null) facts.push(`${plural(now.queue_rows, 'row')} wait, ${num(now.batches_refused, 0)} batches refused, ${plural(now.rows_not_examined, 'row')} not examined`)

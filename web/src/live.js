@@ -9,7 +9,8 @@ import * as state from './state.js'
 const POLL_MS = 2000
 export const COLUMNS = 600
 const WINDOW_MS = COLUMNS * 1000
-const SHORT_MS = 130_000
+const FEWEST_COLUMNS = 120
+const MINUTE_MS = 60_000
 const bus = typeof BroadcastChannel === 'undefined' ? null : new BroadcastChannel('stallscope')
 const EVENTS = ['job', 'gone', 'health', 'tick', 'signed_out', 'failed']
 
@@ -81,13 +82,17 @@ async function poll() {
   }
 }
 
-/** The window without a chosen time: the last ten minutes, or the end of a job that sends nothing any more. */
+/** The window without a chosen time: the last ten minutes of the job, or of a young job its time so far. */
 function liveWindow(row) {
   const now = Math.floor(Date.now() / 1000) * 1000
-  const hasEnded = row?.last_ms && now - row.last_ms > WINDOW_MS / 2
-  if (!hasEnded) return { from: now - WINDOW_MS, to: now }
-  const to = Math.ceil(row.last_ms / 1000) * 1000 + 1000
-  return { from: Math.max(to - WINDOW_MS, Math.floor((row.first_ms ?? 0) / 1000) * 1000), to }
+  const begin = Math.floor((row?.first_ms ?? 0) / 1000) * 1000
+  const hasEnded = row?.last_ms && (row.ended_ms || now - row.last_ms > WINDOW_MS / 2)
+  if (hasEnded) {
+    const to = Math.ceil(row.last_ms / 1000) * 1000 + 1000
+    return { from: Math.max(to - WINDOW_MS, begin), to, hasEnded }
+  }
+  const length = Math.min(WINDOW_MS, (Math.floor((now - begin) / MINUTE_MS) + 2) * MINUTE_MS)
+  return { from: now - length, to: now }
 }
 
 let nMapRequests = 0
@@ -97,8 +102,8 @@ export async function loadMap(key, from, to) {
   const live = liveWindow(state.job.value ?? state.overview.value?.job)
   const end = to ? +to : live.to
   const begin = from ? +from : to ? end - WINDOW_MS : live.from
-  // Memory holds whole seconds; a short window comes from the stored rows, with finer columns.
-  const n = end - begin <= SHORT_MS ? COLUMNS : Math.min(COLUMNS, Math.floor((end - begin) / 1000))
+  // Memory holds whole seconds; a window of less than two minutes comes from the stored rows, with finer columns.
+  const n = Math.min(COLUMNS, Math.max(FEWEST_COLUMNS, Math.floor((end - begin) / 1000)))
   performance.mark('map-request')
   const answer = await request(page('matrix', { job: key, from: begin, to: end, n }))
   const buffer = await answer.arrayBuffer()
@@ -114,7 +119,7 @@ async function follow() {
   const map = state.map.value
   const isLive = map && map.bucket_ms === 1000 && !state.snapshot && !state.isPaused.value && !document.hidden && state.user.value
   if (isLive && !state.query.value.get('to') && !hold.isOn && map.job === state.jobKey.value) {
-    const { to } = liveWindow(state.job.value)
+    const { from, to, hasEnded } = liveWindow(state.job.value)
     // Rounds of the last seconds may still be incomplete, so these columns are requested again.
     const n = Math.max(1, Math.min(COLUMNS, Math.ceil((to - map.followed_ms) / 1000) + 8))
     try {
@@ -123,6 +128,7 @@ async function follow() {
       if (state.map.value !== map || state.isPaused.value) {
         // Another map was opened, or the reader paused, while the request was under way.
       } else if (more.ranks !== map.ranks) await loadMap(map.job)
+      else if (!hasEnded && to - from > map.n * 1000) await loadMap(map.job) // the job is older than the map is wide
       else if (!hold.isOn) {
         append(map, more)
         map.followed_ms = to

@@ -61,6 +61,8 @@ const toggleTheme = () => {
 
 function LiveMark() {
   if (state.snapshot) return <span class="dim">Snapshot of {new Date(state.snapshot.made_ms).toISOString()}, read only</span>
+  const { trace, is_live: isLive } = state.health.value ?? {}
+  if (trace && !isLive) return <span class="dim">■ recording, ended</span>
   if (state.isPaused.value) return <span class="dim">❚❚ paused</span>
   if (!state.isConnected.value) return <span class="inconclusive" role="status">◆ no connection to the hub; trying again</span>
   return <span class="dim"><span class="live" aria-hidden="true">●</span> live</span>
@@ -69,6 +71,7 @@ function LiveMark() {
 function Header() {
   const isShare = !!state.user.value?.job
   const hasMap = !!state.map.value && state.jobKey.value
+  const isOver = state.health.value?.trace && !state.health.value.is_live
   return (
     <header>
       <b>stallscope</b>
@@ -80,9 +83,9 @@ function Header() {
           <>
             {!isShare && <a href="?view=sql" onClick={state.inPage({ view: 'sql' })}>SQL</a>}
             {!isShare && <a href="?view=compare" onClick={state.inPage({ view: 'compare', ...(state.jobKey.value && { a: state.jobKey.value, b: state.jobKey.value }) })}>Compare</a>}
-            <button aria-pressed={state.isPaused.value} onClick={togglePause}>{state.isPaused.value ? 'Resume' : 'Pause'}</button>
+            {!isOver && <button aria-pressed={state.isPaused.value} onClick={togglePause}>{state.isPaused.value ? 'Resume' : 'Pause'}</button>}
             {hasMap && <button onClick={copyLink}>Copy link</button>}
-            {hasMap && !isShare && <button class="opt" onClick={share}>Share</button>}
+            {hasMap && !isShare && !state.health.value?.trace && <button class="opt" onClick={share}>Share</button>}
             {hasMap && <button class="opt" onClick={saveSnapshot} title="One HTML file for a ticket; it contains host names">Save snapshot</button>}
             <button class="opt" onClick={signOut}>Sign out</button>
           </>

@@ -5,7 +5,7 @@ import { paint } from './heat.js'
 import { NO_DATA, codeMs, colours } from './palette.js'
 import { labels, theme } from './state.js'
 
-const SIGNS = { healthy: '●', straggler: '▲', device: '▲', process: '▲', hang: '■', mismatch: '■', failure: '■', quiet: '○' }
+const SIGNS = { healthy: '●', recovered: '●', ended: '○', straggler: '▲', device: '▲', process: '▲', hang: '■', mismatch: '■', failure: '■', quiet: '○' }
 
 /** A state is always a shape, a word and a colour. */
 export const State = ({ of }) => (
@@ -31,6 +31,17 @@ export function Strip({ codes }) {
   return <canvas class="strip" ref={canvas} width="150" height="14" role="img" aria-label={`Worst lateness of 10 minutes: ${text}`} />
 }
 
+/** Why a job is unknown: each reason with the next step that would decide it. */
+export function Reasons({ of }) {
+  if (!of?.length) return null
+  return (
+    <div>
+      <h3>Why it is unknown, and what would decide it</h3>
+      <ul>{of.map(each => typeof each === 'string' ? <li key={each}>{each}</li> : <li key={each.reason}>{each.reason}{each.action && <><br /><b>Next:</b> {each.action}</>}</li>)}</ul>
+    </div>
+  )
+}
+
 /** A part that may be wider than its place: it scrolls by itself, also with the keyboard. */
 export const Scroll = ({ name, children }) => (
   <div class="scroll" tabIndex={0} role="region" aria-label={name}>
@@ -38,7 +49,7 @@ export const Scroll = ({ name, children }) => (
   </div>
 )
 
-const nameOf = category => labels.value[category] ?? category.replaceAll('_', ' ')
+export const nameOf = category => labels.value[category] ?? category.replaceAll('_', ' ')
 
 /** Shares of time as a bar and a legend. */
 export function Budget({ rows }) {
