@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stallscope.page.memory import JobCells, JobMemory, job_id
-from stallscope.store.hub.job_filter import JobFilter
+from stallscope.store.hub.job_filter import JobChoice, JobFilter
 
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
@@ -74,8 +74,13 @@ class Job:
     @cached_property
     def filter(self) -> JobFilter:
         """Selects the rows of the job in questions to the store."""
-        row: dict[str, object] = {"job": self.id, "begin_ns": self.begin_ns, "ended_ns": self.ended_ns}
-        return JobFilter.of(row, list(self.members))
+        row = {
+            "job": self.id,
+            "members": json.dumps(self.members),
+            "begin_ns": self.begin_ns,
+            "ended_ns": self.ended_ns,
+        }
+        return JobFilter.of(JobChoice(job=self.id), [row])
 
 
 @dataclass

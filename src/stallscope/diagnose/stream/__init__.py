@@ -23,4 +23,13 @@ from stallscope.diagnose.stream.round_numbers import Numbering
 from stallscope.diagnose.stream.stream import Stream
 from stallscope.diagnose.stream.window import Retention
 
-__all__ = ["NO_MORE_EVENTS", "TRACE_ENDED", "Change", "JobState", "Member", "Numbering", "Retention", "Stream"]
+__all__ = [
+    "NO_MORE_EVENTS",
+    "TRACE_ENDED",
+    "Change",
+    "JobState",
+    "Member",
+    "Numbering",
+    "Retention",
+    "Stream",
+]
