@@ -638,6 +638,7 @@ enum counter {
 	RAISED,			/* slow calls without a record, because the threshold was raised for lack of room */
 	LOST_STACK,		/* Python's or native */
 	REFUSED_STACK,		/* frames that are not valid */
+	LOST_REQUEST,		/* requests and tokens of inference engines */
 	N_COUNTERS,
 };
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from stallscope.capture.gpu.driver_calls import DriverCalls
@@ -22,6 +22,7 @@ from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.capture.rows.device_numbers import DeviceNumbers
 from stallscope.capture.rows.lost_records import Losses
 from stallscope.capture.rows.snapshots import snapshots
+from stallscope.capture.serving.serving import Serving
 from stallscope.capture.sink import Sink
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.capture.stacks.silent_ranks import ExaminedProcesses, SilentRanks
@@ -39,7 +40,8 @@ _WITH_A_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
 class Delivery:
     """Delivers rows of the tables in events.layout, and the start and end of processes and communicators.
 
-    node: the number of this machine in the rows. gpu_processes: processes that use a GPU. raw_file: also write every
+    node: the number of this machine in the rows. gpu_processes: processes that use a GPU. running: all processes in
+    scope. chosen: processes that the user chose. raw_file: also write every
     raw event into this file. note: prints a line for the user.
     """
 
@@ -56,10 +58,14 @@ class Delivery:
         labels: Labels | None = None,
         gpus: Gpus | None = None,
         driver_calls: DriverCalls | None = None,
+        running: Callable[[], Iterable[int]] = tuple,
+        chosen: Collection[int] = (),
         raw_file: Path | None = None,
     ):
         self.tally = RecordCounts()
-        self.collector = Collector(probes.arrivals, probes.events, probes.natives, probes.stacks)
+        self.collector = Collector(
+            probes.arrivals, probes.events, probes.natives, probes.stacks, probes.requests, probes.tokens
+        )
         self.samples = Samples(probes.processes, peek=probes.peek) if has_stacks else None
         self._events: list[Array] = []
         self._probes, self._sink, self._node, self._raw_file = probes, sink, node, raw_file
@@ -80,11 +86,13 @@ class Delivery:
             if has_stacks
             else None
         )
+        self._serving = Serving(node, probes, running, chosen=chosen, note=note)
         self._unseen = SilentRanks(node, self._stacks, gpu_processes) if self._stacks else None
 
     def records(self) -> None:
         """Deliver the records since the last call."""
-        arrivals, events, natives, python_stacks = self.collector.taken()
+        arrivals, events, natives, python_stacks, requests, tokens = self.collector.taken()
+        self._serving.take(requests, tokens)
         if self._stacks:
             self._stacks.take(natives, python_stacks)
         self._events.append(events)
@@ -101,6 +109,8 @@ class Delivery:
         for table, rows in counted:
             self._append(table, rows)
         self._deliver_states(events, now_ns)
+        for table, rows in self._serving.second(now_ns):
+            self._append(table, rows)
         if self._driver_calls:
             self._deliver_callers(self._driver_calls, dict(counted)[layout.OPERATIONS], now_ns)
         if self.samples and self._stacks:

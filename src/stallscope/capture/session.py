@@ -176,6 +176,8 @@ class Capture:
             labels=labels,
             gpus=self._gpus,
             driver_calls=self._driver_calls,
+            running=self._discovery.chosen,
+            chosen=options.pids,
             raw_file=options.raw_file,
         )
         self._delivery.collector.start()

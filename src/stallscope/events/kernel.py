@@ -299,6 +299,50 @@ LIVE_KEY = np.dtype([("address", "<u8"), ("tgid", "<u4"), ("is_handle", "<u4")])
 LIVE = np.dtype([("n_bytes", "<u8"), ("device", "<i2"), ("memory", "<u2"), ("n_retained", "<u4")])
 """struct live: an allocation that is not freed yet."""
 
+REQUEST = np.dtype(
+    [
+        *((name, "<i8") for name in ("ts_ns", "read_ns", "complete_ns", "answer_ns", "first_ns", "last_ns")),
+        *((name, "<i8") for name in ("end_ns", "gap_ns", "gap_at_ns", "blocked_ns")),
+        *((name, "<u8") for name in ("request_bytes", "response_bytes", "id")),
+        *((name, "<u4") for name in ("pid", "tid", "writer_tid", "n_tokens", "path_hash")),
+        ("status", "<u2"),
+        ("flags", "u1"),
+        ("spare", "u1"),
+        ("method", "S8"),
+        ("path", "S64"),
+        ("spare2", "<u8", (6,)),
+    ]
+)
+"""struct request_event: a request to a server; times are 0 until they are known."""
+
+TOKEN = np.dtype([("ts_ns", "<i8"), ("gap_ns", "<i8"), ("pid", "<u4"), ("path_hash", "<u4")])
+"""struct token_event: a token after the first token of a response."""
+
+WAITING = np.dtype(
+    [
+        *((name, "<i8") for name in ("ts_ns", "read_ns", "complete_ns")),
+        ("request_bytes", "<u8"),
+        ("method", "S8"),
+        ("path", "S64"),
+        *((name, "<u4") for name in ("path_hash", "spare")),
+    ]
+)
+"""struct waiting: a pipelined request."""
+
+CONNECTION = np.dtype(
+    [
+        ("request", REQUEST),
+        *((name, "<i8") for name in ("arrived_ns", "body_left", "answer_left", "full_since_ns", "send_ns")),
+        ("send_length", "<i8"),
+        ("send_header_bytes", "<u4"),
+        ("send_status", "<u2"),
+        *((name, "u1") for name in ("send_kind", "send_is_chunked", "has_header", "is_chunked", "n_waiting")),
+        ("spare", "u1", (5,)),
+        ("waiting", WAITING, (4,)),
+    ]
+)
+"""struct connection: a connection to a server, with the request that is open (ts_ns 0: none)."""
+
 STRUCTS = {
     "arrival": ARRIVAL,
     "event": EVENT,
@@ -330,6 +374,10 @@ STRUCTS = {
     "balance": BALANCE,
     "live_key": LIVE_KEY,
     "live": LIVE,
+    "request_event": REQUEST,
+    "token_event": TOKEN,
+    "waiting": WAITING,
+    "connection": CONNECTION,
 }
 """The dtype of each C struct, by its name."""
 
@@ -384,6 +432,7 @@ class Counter(IntEnum):
     RAISED = 18
     LOST_STACK = 19
     REFUSED_STACK = 20
+    LOST_REQUEST = 21
 
 
 class Action(IntEnum):

@@ -409,6 +409,69 @@ GPU_USE = Table(
     ),
 )
 
+REQUESTS = Table(
+    "requests",
+    "A request over HTTP/1.1 to an inference engine: one row at its end. No contents are recorded.",
+    (
+        Field("ts_ns", "i8", "its first byte reached the socket of the server"),
+        *_WHO,
+        Field("tid", "u4", "thread that read it"),
+        Field("writer_tid", "u4", "thread that wrote the response; 0 none"),
+        Field("engine", "S16", "vllm, sglang, triton, tgi, tensorrt-llm, llama.cpp, ollama or python"),
+        Field("model", "S64", "name of the model, by the path or by the command line of the engine"),
+        Field("method", "S8", "GET, POST, PUT or HEAD"),
+        Field("path", "S64", "path without its query part"),
+        Field("status", "i4", "status code of the response", True),
+        Field("flags", "u1", "names.RequestFlag"),
+        Field("request_bytes", "i8", "header and body"),
+        Field("response_bytes", "i8", "header and body that were sent"),
+        Field("n_tokens", "i8", "tokens of a streamed response; 0 for another response"),
+        Field("read_ns", "i8", "the server read its first byte"),
+        Field("complete_ns", "i8", "the server read its last byte", True),
+        Field("answer_ns", "i8", "the server sent the header of the response", True),
+        Field("first_ns", "i8", "the server sent the first token, or the first byte of the body", True),
+        Field("last_ns", "i8", "the server sent the last token, or the last byte", True),
+        Field("end_ns", "i8", "end of the response, or of its connection"),
+        Field("gap_ns", "i8", "the longest time between two of its tokens"),
+        Field("gap_at_ns", "i8", "begin of that time", True),
+        Field("blocked_ns", "i8", "time in which the client did not take data that the server had written"),
+    ),
+)
+
+TOKENS = Table(
+    "tokens",
+    "Times between tokens: one row per process, path and second.",
+    (
+        Field("ts_ns", "i8", "end of the second"),
+        *_WHO,
+        Field("path", "S64", "path of the requests"),
+        Field("n", "i8", "times between two tokens of a response"),
+        Field("total_ns", "i8", "their sum"),
+        Field("max_ns", "i8", "the longest"),
+        Field(
+            "histogram", "S2048", 'n by length: {"upper edge in us": n}, each edge 9 % above the edge before'
+        ),
+    ),
+)
+
+SERVERS = Table(
+    "servers",
+    "A process of an inference engine: a row at first, and one per second while it has open requests.",
+    (
+        Field("ts_ns", "i8", "when"),
+        *_WHO,
+        Field("group_pid", "u4", "first process of the engine: its processes share this number"),
+        Field("engine", "S16", "as in `requests`"),
+        Field("model", "S64", "as in `requests`"),
+        Field("n_open", "i4", "requests without the end of a response"),
+        Field("oldest_ns", "i8", "arrival of the oldest open request whose socket is not full", True),
+        Field("oldest_path", "S64", "its path"),
+        Field("oldest_progress_ns", "i8", "its last token, or its arrival", True),
+        Field("progress_ns", "i8", "last byte of any response to a request that is open now", True),
+        Field("n_full", "i4", "of n_open: the client does not take data, so the socket is full"),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
 SENT_TABLES = (*TABLES, OWNERS)
@@ -425,6 +488,9 @@ NODE_TABLES: tuple[Table, ...] = (
     GPU_PROCESSES,
     GPU_USE,
     SAMPLES,
+    REQUESTS,
+    TOKENS,
+    SERVERS,
 )
 """Further event tables of a node trace; most stay there, and are not arrays of a Trace. A trace from before one of
 them was added lacks it."""
@@ -450,6 +516,9 @@ ARRAYS = (
     GPU_USE,
     CALL_COUNTS,
     SAMPLES,
+    REQUESTS,
+    TOKENS,
+    SERVERS,
 )
 """The arrays of a Trace. The arrays that are not in SENT_TABLES are not sent to a hub."""
 

@@ -140,6 +140,16 @@ class OffCpuFlag(IntFlag):
     THROTTLED = 16  # runnable, but the CPU quota of its control group was used up
 
 
+class RequestFlag(IntFlag):
+    """Properties of a request to an inference engine."""
+
+    STREAMS = 1  # the response came in parts: each part is a token
+    ABORTED = 2  # the connection was closed before the end of the response
+    PIPELINED = 4  # it arrived before the end of the response to the request before it
+    CLIENT_LEFT = 8  # the client closed its side before the end of the response
+    UNANSWERED = 16  # no byte of the response was sent
+
+
 class Direction(IntEnum):
     """The direction of a copy: cudaMemcpyKind + 1, so that 0 is unknown, and the copy between devices."""
 

@@ -17,6 +17,9 @@ class Feature(NamedTuple):
     ways: tuple[tuple[str, ...], ...]
 
 
+SERVING = ("serving_tick", "serving_read", "serving_sent", "serving_state", "serving_arrival")
+"""Programs that are attached once an inference engine runs."""
+
 FEATURES = (
     Feature("processes that begin", (("host_fork",),)),
     Feature("processes that become other programs", (("host_exec",),)),
@@ -34,6 +37,7 @@ FEATURES = (
     ),  # block_io_start: from 6.5 on
     Feature("TCP retransmits", (("tcp_resent",),)),
     Feature("native frames of threads that hang", (("peek",),)),
+    Feature("requests of inference engines", (SERVING,)),  # these tracepoints: from 6.3 on
 )
 IOCTL_WAYS = {
     # Attaches to the system call's own function: other system calls pay nothing.
@@ -42,8 +46,8 @@ IOCTL_WAYS = {
 }
 """Ways to see calls into the GPU driver, best first."""
 
-ASKED = ("peek",)
-"""Programs that run on request and are attached to nothing."""
+ASKED = ("peek", *SERVING)
+"""Programs that are not attached at the start: `peek` runs on request."""
 
 
 def driver_calls(ways: Iterable[str]) -> Feature:

@@ -38,7 +38,14 @@ from stallscope.capture.probes.libbpf import (
 )
 from stallscope.capture.probes.maps import Entries, Reader
 from stallscope.capture.probes.operations import Hook
-from stallscope.capture.probes.optional_programs import ASKED, FEATURES, IOCTL_WAYS, Optional, driver_calls
+from stallscope.capture.probes.optional_programs import (
+    ASKED,
+    FEATURES,
+    IOCTL_WAYS,
+    SERVING,
+    Optional,
+    driver_calls,
+)
 from stallscope.capture.probes.ring import Ring
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel
@@ -47,6 +54,7 @@ from stallscope.events.layout import Array
 OBJECT = Path(__file__).parent.parent / f"stallscope.{platform.machine()}.bpf.o"
 RING_BYTES = 4 << 20
 STACKS_BYTES = 1 << 20
+REQUESTS_BYTES = 1 << 20
 MODES = ("session", "multi", "perf")
 N_OPERATIONS_WITH_IOCTLS = 16_384
 """Functions and ioctls of all processes: a job that uses CUDA makes some 40 kinds of ioctl."""
@@ -136,6 +144,9 @@ class Program:
         self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
         self.stacks = Ring(loaded.map_fd("stacks"), kernel.STACK, STACKS_BYTES)
         self.natives = Ring(loaded.map_fd("natives"), kernel.NATIVE, STACKS_BYTES)
+        self.requests = Ring(loaded.map_fd("served_requests"), kernel.REQUEST, REQUESTS_BYTES)
+        self.tokens = Ring(loaded.map_fd("served_tokens"), kernel.TOKEN, REQUESTS_BYTES)
+        self._is_serving = False
 
     @classmethod
     def load(cls, options: Options = Options(), path: Path = OBJECT) -> Self:
@@ -196,6 +207,27 @@ class Program:
         """Also trace these processes, where Options.pids was given."""
         for pid in pids:
             self._put("targets", pid, np.ones(1, np.uint8))
+
+    @property
+    def records_requests(self) -> bool:
+        """Whether this kernel supports record_requests()."""
+        return all(name in self._object.programs and self._object.program_fd(name) >= 0 for name in SERVING)
+
+    def record_requests(self, pids: Iterable[int]) -> None:
+        """Record the requests to these processes, which belong to inference engines. Raises Refused."""
+        for pid in pids:
+            self._put("engines", pid, np.ones(1, np.uint8))
+        if not self._is_serving:
+            self._is_serving = True
+            self._tracepoints += [self._object.attach(name) for name in SERVING]
+
+    def forget_engines(self, pids: Collection[int]) -> None:
+        """Record no more requests to these processes."""
+        maps.delete(self._library, self._object.map_fd("engines"), np.array(list(pids), np.uint32))
+
+    def connections(self) -> Array:
+        """The connections to inference engines: kernel.CONNECTION (n,). Raises CannotTrace."""
+        return self.entries("connections", np.dtype("<u8"), kernel.CONNECTION).values
 
     def walk_python(self, pid: int, python: Array) -> None:
         """Report the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
@@ -373,6 +405,8 @@ class Program:
         self.events.close()
         self.stacks.close()
         self.natives.close()
+        self.requests.close()
+        self.tokens.close()
         self._object.close()
 
     def __enter__(self) -> Self:

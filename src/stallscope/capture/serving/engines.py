@@ -1,0 +1,135 @@
+"""Recognises the processes of inference engines by their command lines, names and mapped libraries.
+
+    engines = Engines(running, chosen=(4711,))
+    new, ended = engines.scan(time.monotonic_ns())
+
+A process whose parent belongs to an engine belongs to it, too: workers are often started with a bare interpreter. A
+plain Python program counts as an engine if it was chosen by number, or if a model runtime is mapped. Whether it serves
+requests is seen by the kernel side.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.process.process_identity import small_file
+
+PYTHON = "python"
+_PATTERNS = (
+    ("vllm", r"vllm[./](entrypoints|v1)|(^|/)vllm\0serve\0|^VLLM::"),
+    ("sglang", r"sglang[./]launch_server|(^|/)sglang\0serve\0|^sglang::"),
+    ("triton", r"(^|/)tritonserver\0|(^|/)triton_python_backend_stub\0"),
+    ("tgi", r"(^|/)text-generation-(launcher|router|server)\0"),
+    ("tensorrt-llm", r"(^|/)trtllm-serve\0|tensorrt_llm[./]"),
+    ("llama.cpp", r"(^|/)llama-server\0|\0llama_cpp[./]server"),
+    ("ollama", r"(^|/)ollama\0(serve|runner)\0"),
+)
+_ENGINES = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
+_LLAMA = re.compile(rb"/(libllama|xllamacpp)[-.\w]*\.so", re.MULTILINE)
+_RUNTIME = re.compile(
+    rb"/(libtorch_cpu|libonnxruntime|libtensorflow_cc|libtensorflow_framework|xla_extension|libmlx|libtvm"
+    rb"|_core\.cpython-\d+-mlx|libcuda|libggml)[-.\w]*\.so"
+)
+_PYTHON = re.compile(r"/python[0-9.]*$")
+_MODEL = re.compile(
+    r"\0(?:--(?:model|model-path|model-id|model-repository|model-store|served-model-name|hf-repo))[\0=]([^\0]+)"
+    r"|\0-m\0([^\0]+\.gguf)\0|\0serve\0([^\0-][^\0]*)"
+)
+_AGAIN_S = (0, 1, 2, 4, 8, 15, 30, 60, 300)
+"""Ages at which another process is examined again: it may load a library or change its name."""
+_MAPS_BYTES = 1 << 22
+
+
+class Engine(NamedTuple):
+    """A process of an engine. group_pid: its first process."""
+
+    pid: int
+    name: str
+    model: str
+    group_pid: int
+
+
+@dataclass
+class _Candidate:
+    since_ns: int
+    n_examined: int = 0
+
+
+@dataclass
+class Engines:
+    """running: the processes in scope. chosen: the processes that the user chose by number."""
+
+    running: Callable[[], Iterable[int]]
+    chosen: Collection[int] = ()
+    proc: Path = Path("/proc")
+    by_pid: dict[int, Engine] = field(default_factory=dict)
+    _others: dict[int, _Candidate] = field(default_factory=dict)
+
+    def scan(self, now_ns: int) -> tuple[list[Engine], list[int]]:
+        """The new processes of engines, and the processes that have ended."""
+        present = set(self.running())
+        ended = [pid for pid in self.by_pid if pid not in present]
+        for pid in ended:
+            del self.by_pid[pid]
+        self._others = {pid: known for pid, known in self._others.items() if pid in present}
+        new = []
+        for pid in sorted(present - self.by_pid.keys()):
+            if self._is_due(pid, now_ns) and (engine := self._examined(pid)):
+                self.by_pid[pid] = engine
+                self._others.pop(pid, None)
+                new.append(engine)
+        return new, ended
+
+    def _is_due(self, pid: int, now_ns: int) -> bool:
+        known = self._others.setdefault(pid, _Candidate(now_ns))
+        n = min(known.n_examined, len(_AGAIN_S) - 1)
+        if known.n_examined >= len(_AGAIN_S) or now_ns - known.since_ns < _AGAIN_S[n] * 10**9:
+            return False
+        known.n_examined += 1
+        return True
+
+    def _examined(self, pid: int) -> Engine | None:
+        words = small_file(f"{self.proc}/{pid}/cmdline", 1 << 16).decode("utf-8", "replace")
+        if not words:
+            return None  # a thread of the kernel, or an ended process
+        parent = self.by_pid.get(_parent(self.proc, pid))
+        name = engine_of(words) or (parent.name if parent else "") or self._by_libraries(pid, words)
+        if not name:
+            return None
+        model = model_of(words) or (parent.model if parent else "")
+        return Engine(pid, name, model, parent.group_pid if parent else pid)
+
+    def _by_libraries(self, pid: int, words: str) -> str:
+        """llama.cpp or a plain Python program, by the mapped libraries; empty for another program."""
+        try:
+            program = str((self.proc / str(pid) / "exe").readlink()).removesuffix(" (deleted)")
+        except OSError:
+            return ""
+        if not _PYTHON.search(program):
+            return ""
+        maps = small_file(f"{self.proc}/{pid}/maps", _MAPS_BYTES)
+        if _LLAMA.search(maps):
+            return "llama.cpp"
+        return PYTHON if pid in self.chosen or _RUNTIME.search(maps) else ""
+
+
+def engine_of(words: str) -> str:
+    """The name of the engine that a command line starts; empty for another program. words: separated by NUL."""
+    return next((name for name, pattern in _ENGINES if pattern.search(words)), "")
+
+
+def model_of(words: str) -> str:
+    """The name of the model in a command line: of a path, its last part; empty without a model."""
+    match = _MODEL.search(words)
+    if not match:
+        return ""
+    text = match[1] or match[2] or match[3]
+    is_path = text.startswith(("/", "./", "../", "~")) or text.endswith((".gguf", ".bin"))
+    return (text.rstrip("/").rpartition("/")[2] if is_path else text)[:64]
+
+
+def _parent(proc: Path, pid: int) -> int:
+    fields = small_file(f"{proc}/{pid}/stat", 4096).rpartition(b")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0

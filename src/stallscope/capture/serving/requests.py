@@ -1,0 +1,114 @@
+"""Rows of `requests`, `tokens` and `servers` from the records and maps of bpf/serving.bpf.c."""
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from stallscope.capture.serving.engines import Engine
+from stallscope.events import kernel, layout
+from stallscope.events.layout import UNKNOWN, Array
+
+STEPS_PER_DOUBLING = 8
+"""Edges of histograms: each is 2^(1/8), 9 %, above the edge before."""
+
+_TIMES = ("complete_ns", "answer_ns", "first_ns", "last_ns", "gap_at_ns")
+_SAME = (
+    *("ts_ns", "pid", "tid", "writer_tid", "method", "path", "flags", "n_tokens", "request_bytes"),
+    *("response_bytes", "read_ns", "end_ns", "gap_ns", "blocked_ns"),
+)
+_IN_PATH = re.compile(r"/models/([^/]+)/")
+_LEAST_US, _MOST_BYTES = 1.0, 2000
+
+
+def request_rows(events: Array, engines: Mapping[int, Engine], node: int) -> Array:
+    """Rows of REQUESTS from rows of kernel.REQUEST."""
+    rows = layout.empty(layout.REQUESTS, len(events))
+    rows["node"] = node
+    for name in _SAME:
+        rows[name] = events[name]
+    for name in _TIMES:
+        rows[name] = np.where(events[name] > 0, events[name], UNKNOWN)
+    rows["status"] = np.where(events["status"] > 0, events["status"].astype(np.int64), UNKNOWN)
+    for row in rows:
+        engine = engines.get(int(row["pid"]))
+        row["engine"] = engine.name.encode() if engine else b""
+        row["model"] = model_name(row["path"].decode(errors="replace"), engine).encode()[:64]
+    return rows
+
+
+def model_name(path: str, engine: Engine | None) -> str:
+    """The name of the model: by the path (/v2/models/NAME/infer), otherwise by the command line of the engine."""
+    match = _IN_PATH.search(path)
+    return match[1] if match else engine.model if engine else ""
+
+
+def token_rows(events: Array, paths: Mapping[tuple[int, int], bytes], now_ns: int, node: int) -> Array:
+    """Rows of TOKENS from rows of kernel.TOKEN. paths: by process and hash."""
+    keys, inverse = np.unique(events[["pid", "path_hash"]], return_inverse=True)
+    rows = layout.empty(layout.TOKENS, len(keys))
+    rows["node"], rows["ts_ns"], rows["pid"] = node, now_ns, keys["pid"]
+    for i, (row, key) in enumerate(zip(rows, keys, strict=True)):
+        gaps_ns = events["gap_ns"][inverse == i]
+        row["path"] = paths.get((int(key["pid"]), int(key["path_hash"])), b"")
+        row["n"], row["total_ns"], row["max_ns"] = len(gaps_ns), gaps_ns.sum(), gaps_ns.max()
+        row["histogram"] = histogram(gaps_ns)
+    return rows
+
+
+def histogram(lengths_ns: Array, steps: int = STEPS_PER_DOUBLING) -> bytes:
+    """Lengths by upper edge in us, as JSON. Coarser edges where the text would not fit the column."""
+    us = np.maximum(lengths_ns / 1e3, _LEAST_US)
+    numbers, n = np.unique(np.ceil(np.log2(us) * steps).astype(np.int64), return_counts=True)
+    edges = np.ceil(2.0 ** (numbers / steps)).astype(np.int64)
+    text = json.dumps(dict(zip(map(str, edges.tolist()), n.tolist(), strict=True)), separators=(",", ":"))
+    return text.encode() if len(text) <= _MOST_BYTES or steps == 1 else histogram(lengths_ns, steps // 2)
+
+
+def server_rows(connections: Array, engines: Mapping[int, Engine], now_ns: int, node: int) -> Array:
+    """Rows of SERVERS for the processes that have open requests. connections: kernel.CONNECTION."""
+    is_open = (connections["request"]["ts_ns"] > 0) & (connections["request"]["end_ns"] == 0)
+    connections = connections[is_open & np.isin(connections["request"]["pid"], list(engines))]
+    pids = np.unique(connections["request"]["pid"])
+    rows = layout.empty(layout.SERVERS, len(pids))
+    rows["ts_ns"], rows["node"], rows["pid"] = now_ns, node, pids
+    for row in rows:
+        _name(row, engines[int(row["pid"])])
+        of_process = connections[connections["request"]["pid"] == row["pid"]]
+        is_full = of_process["full_since_ns"] > 0
+        row["n_open"], row["n_full"] = len(of_process), is_full.sum()
+        requests = of_process["request"]
+        row["progress_ns"] = np.maximum(requests["last_ns"], requests["ts_ns"]).max()
+        if len(waiting := requests[~is_full]):
+            oldest = waiting[waiting["ts_ns"].argmin()]
+            row["oldest_ns"], row["oldest_path"] = oldest["ts_ns"], oldest["path"]
+            row["oldest_progress_ns"] = max(int(oldest["last_ns"]), int(oldest["ts_ns"]))
+    return rows
+
+
+def new_server_rows(engines: list[Engine], now_ns: int, node: int) -> Array:
+    """Rows of SERVERS for processes that were recognised now."""
+    rows = layout.empty(layout.SERVERS, len(engines))
+    rows["ts_ns"], rows["node"] = now_ns, node
+    for row, engine in zip(rows, engines, strict=True):
+        row["pid"], row["n_open"] = engine.pid, 0
+        _name(row, engine)
+    return rows
+
+
+def _name(row: Array, engine: Engine) -> None:
+    row["group_pid"], row["engine"], row["model"] = (
+        engine.group_pid,
+        engine.name.encode(),
+        engine.model.encode(),
+    )
+
+
+def open_requests(connections: Array) -> Array:
+    """The open requests of connections: kernel.REQUEST (n,)."""
+    requests: Array = connections["request"]
+    return requests[requests["ts_ns"] > 0]
+
+
+__all__ = ["kernel", "request_rows", "server_rows", "token_rows"]

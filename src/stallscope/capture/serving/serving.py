@@ -1,0 +1,93 @@
+"""Finds inference engines and delivers the rows of their requests once a second."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+import numpy as np
+
+from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.program import Program
+from stallscope.capture.serving.engines import PYTHON, Engine, Engines
+from stallscope.capture.serving.requests import (
+    new_server_rows,
+    open_requests,
+    request_rows,
+    server_rows,
+    token_rows,
+)
+from stallscope.events import kernel, layout
+from stallscope.events.layout import Array, Table
+
+_MOST_PATHS = 10_000
+
+
+class Serving:
+    """The requests to the engines on this machine.
+
+    running: the processes in scope. chosen: the processes that the user chose. note: prints a line for the user.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        probes: Program,
+        running: Callable[[], Iterable[int]],
+        *,
+        chosen: Collection[int],
+        note: Callable[[str], None],
+    ):
+        self._node, self._probes, self._note = node, probes, note
+        self._engines = Engines(running, chosen)
+        self._known: dict[int, Engine] = {}
+        self._requests: list[Array] = []
+        self._tokens: list[Array] = []
+        self._paths: dict[tuple[int, int], bytes] = {}
+        self._is_supported = probes.records_requests
+
+    def take(self, requests: Array, tokens: Array) -> None:
+        """Keep records for the next second()."""
+        if len(requests):
+            self._requests.append(requests)
+        if len(tokens):
+            self._tokens.append(tokens)
+
+    def second(self, now_ns: int) -> Iterator[tuple[Table, Array]]:
+        """The rows of the last second."""
+        if not self._is_supported:
+            return
+        new, ended = self._engines.scan(now_ns)
+        if new:
+            self._record(new)
+            yield layout.SERVERS, new_server_rows(new, now_ns, self._node)
+        if self._known:
+            yield from self._rows(now_ns)
+        if ended:
+            self._probes.forget_engines(ended)
+        self._known = {pid: engine for pid, engine in self._known.items() if pid not in ended}
+
+    def _record(self, new: list[Engine]) -> None:
+        try:
+            self._probes.record_requests([engine.pid for engine in new])
+        except Refused as refusal:
+            self._is_supported = False
+            self._note(f"requests of inference engines are not recorded: {refusal}")
+        self._known |= {engine.pid: engine for engine in new}
+        for engine in new:
+            if engine.name != PYTHON:
+                model = f", model {engine.model}" if engine.model else ""
+                self._note(f"process {engine.pid} belongs to an inference engine: {engine.name}{model}")
+
+    def _rows(self, now_ns: int) -> Iterator[tuple[Table, Array]]:
+        connections = self._probes.connections()
+        requests, self._requests = layout.joined([*self._requests, np.empty(0, kernel.REQUEST)]), []
+        tokens, self._tokens = layout.joined([*self._tokens, np.empty(0, kernel.TOKEN)]), []
+        self._keep_paths(requests)
+        self._keep_paths(open_requests(connections))
+        yield layout.REQUESTS, request_rows(requests, self._known, self._node)
+        yield layout.TOKENS, token_rows(tokens, self._paths, now_ns, self._node)
+        yield layout.SERVERS, server_rows(connections, self._known, now_ns, self._node)
+
+    def _keep_paths(self, requests: Array) -> None:
+        if len(self._paths) > _MOST_PATHS:
+            self._paths.clear()
+        keys = zip(requests["pid"].tolist(), requests["path_hash"].tolist(), strict=True)
+        self._paths.update(zip(keys, requests["path"].tolist(), strict=True))

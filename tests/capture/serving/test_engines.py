@@ -1,0 +1,84 @@
+"""Which processes belong to an inference engine, from a /proc that the tests write."""
+
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.serving.engines import Engines, engine_of, model_of
+
+COMMANDS = (
+    ("vllm", "facebook/opt-125m", "/usr/bin/python3 /usr/local/bin/vllm serve facebook/opt-125m --port 8000"),
+    ("vllm", "m", "python3 -m vllm.entrypoints.openai.api_server --model /models/m/"),
+    ("vllm", "", "VLLM::EngineCore"),
+    ("sglang", "m", "python -m sglang.launch_server --model-path=/data/m"),
+    ("sglang", "", "sglang::scheduler_TP0"),
+    ("triton", "models", "tritonserver --model-repository=/models"),
+    ("tgi", "org/m", "text-generation-launcher --model-id org/m"),
+    ("tensorrt-llm", "m", "python /usr/bin/trtllm-serve serve m"),
+    ("llama.cpp", "tiny.gguf", "./llama-server -m models/tiny.gguf --port 1"),
+    ("ollama", "", "/usr/bin/ollama serve"),
+    ("", "", "vim vllm.py"),
+    ("", "", "grep -r vllm serve"),
+    ("", "", "/usr/sbin/nginx -g daemon off;"),
+    ("", "", "python train.py --model resnet"),
+)
+
+
+@pytest.mark.parametrize(("engine", "model", "command"), COMMANDS)
+def test_an_engine_is_known_by_its_command_line(engine, model, command):
+    words = command.replace(" ", "\0") + "\0"
+    assert engine_of(words) == engine
+    if engine:
+        assert model_of(words) == model
+
+
+def process(proc: Path, pid: int, command: str, *, parent: int = 1, maps: str = "") -> int:
+    home = proc / str(pid)
+    home.mkdir(parents=True)
+    (home / "cmdline").write_text(command.replace(" ", "\0") + "\0")
+    (home / "stat").write_text(f"{pid} (x) S {parent} 0 0")
+    (home / "maps").write_text(maps)
+    (home / "exe").symlink_to("/usr/bin/python3.12" if "python" in command else "/bin/x")
+    return pid
+
+
+TORCH = "7f00-7f10 r-xp 0 08:01 7 /usr/lib/python3/torch/lib/libtorch_cpu.so\n"
+
+
+def test_a_python_program_counts_only_with_a_model_runtime_or_if_it_was_chosen(tmp_path):
+    plain, chosen = process(tmp_path, 10, "python app.py"), process(tmp_path, 11, "python app.py")
+    runtime = process(tmp_path, 12, "python app.py", maps=TORCH)
+    llama = process(tmp_path, 13, "python app.py", maps=TORCH.replace("libtorch_cpu", "libllama"))
+    process(tmp_path, 14, "nginx", maps=TORCH)
+    new, ended = Engines(lambda: (10, 11, 12, 13, 14), chosen=(chosen,), proc=tmp_path).scan(0)
+    assert {each.pid: each.name for each in new} == {chosen: "python", runtime: "python", llama: "llama.cpp"}
+    assert ended == []
+    assert plain not in {each.pid for each in new}
+
+
+def test_a_child_belongs_to_the_engine_of_its_parent(tmp_path):
+    server = process(tmp_path, 20, "python -m vllm.entrypoints.openai.api_server --model m")
+    worker = process(tmp_path, 21, "python -c from_multiprocessing", parent=server)
+    new, _ = Engines(lambda: (server, worker), proc=tmp_path).scan(0)
+    assert [(each.pid, each.name, each.model, each.group_pid) for each in new] == [
+        (server, "vllm", "m", server),
+        (worker, "vllm", "m", server),
+    ]
+
+
+def test_a_process_is_examined_again_as_it_may_load_a_runtime_later(tmp_path):
+    pid = process(tmp_path, 30, "python app.py")
+    engines = Engines(lambda: (pid,), proc=tmp_path)
+    assert engines.scan(0) == ([], [])
+    (tmp_path / "30" / "maps").write_text(TORCH)
+    assert engines.scan(10**8) == ([], [])
+    assert [each.name for each in engines.scan(10**9)[0]] == ["python"]
+
+
+def test_an_ended_process_is_reported_once(tmp_path):
+    present = [process(tmp_path, 40, "ollama serve")]
+    engines = Engines(lambda: tuple(present), proc=tmp_path)
+    engines.scan(0)
+    present.clear()
+    assert engines.scan(1) == ([], [40])
+    assert engines.scan(2) == ([], [])
