@@ -32,8 +32,9 @@ from stallscope.commands.settings import settings
 from stallscope.commands.stacks import stacks
 from stallscope.commands.stress import stress
 from stallscope.commands.trace import trace
+from stallscope.commands.usage_error import UsageError, is_help, usage_line
 from stallscope.commands.version import version
-from stallscope.errors import BadInput, StallscopeError
+from stallscope.errors import BadInput, StallscopeError, StorageFailed
 
 app = typer.Typer(
     help="Which rank slows down a GPU job, since when, why, and at what cost?",
@@ -88,9 +89,21 @@ def main() -> None:
     _write_all_of_it()
     with _one_line_errors():
         try:
-            app()
+            sys.exit(_exit_code())
         finally:
             sys.stdout.flush()  # here, where a closed reader is handled
+
+
+def _exit_code() -> int:
+    try:
+        code = app(standalone_mode=False)
+    except UsageError as error:
+        if not is_help(error):
+            raise BadInput(usage_line(error)) from error
+        code = app([*sys.argv[1:], "--help"], standalone_mode=False)
+    except typer.Abort:
+        code = 1
+    return code if isinstance(code, int) else 0
 
 
 def _write_all_of_it() -> None:
@@ -124,6 +137,9 @@ def _one_line_errors() -> Iterator[None]:
         if isinstance(end.__context__, BrokenPipeError):
             _leave_without_reader()
         raise
+    except OSError as error:  # of the machine, where no command expected it
+        print(f"stallscope: {error.filename or sys.argv[0]}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(StorageFailed.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -175,9 +175,11 @@ def _on_real_gpus(wanted: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
 
 
 def _traced(scenario: Scenario, db: Path | None, gpus: GpuLibraries | None) -> Trace:
-    """Run the scenario as real processes under the agent."""
+    """Run the scenario as real processes under the agent. Raises CannotTrace before the job starts."""
+    from stallscope.capture.probes import preflight
     from stallscope.demo import traced
 
+    preflight.check()
     with traced.run(
         scenario.fault, seconds=scenario.seconds, first_step=scenario.first_step, trace_db=db, gpus=gpus
     ) as trace:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stallscope.capture.probes import discovery
-from stallscope.errors import NotFound
+from stallscope.errors import BadInput, NotFound
 
 _MOST_LETTERS = 60
 
@@ -49,8 +49,10 @@ def waiting(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     """The process of a job before its first instruction. It gets SIGTERM if the block raises an error.
 
     environment: of the job. Under sudo the job runs as the user who called sudo. Raises NotFound for a command that
-    does not exist.
+    does not exist, BadInput for a file that is not executable.
     """
+    if os.path.isfile(command[0]) and not os.access(command[0], os.X_OK):
+        raise BadInput(f"{command[0]}: the file is not executable; start it with its interpreter, or: chmod +x")
     if not shutil.which(command[0]):
         raise NotFound(f"{command[0]}: the command was not found; give a path, or check PATH")
     gate, begin = os.pipe()

@@ -1,0 +1,35 @@
+"""One line for a wrong option, argument or command, in place of the usage text that typer prints."""
+
+from typing import Any
+
+import typer
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""The root of these errors: click's class, of which newer versions of typer contain a copy."""
+
+
+def is_help(error: Any) -> bool:
+    """Whether the error only asks for the help page: a command without arguments."""
+    return type(error).__name__ == "NoArgsIsHelpError"
+
+
+def usage_line(error: Any) -> str:
+    """The command, the complaint with the given value, and the command that lists the options."""
+    command = error.ctx.command_path if error.ctx else "stallscope"
+    complaint = " ".join(error.format_message().split()).rstrip(".").partition(", unable to parse")[0]
+    given = _given(error)
+    complaint += f", not {given}" if given and given not in complaint else ""
+    words = command.partition(" ")[2]
+    end = "" if complaint.endswith("?") else ";"
+    return f"{words + ': ' if words else ''}{complaint}{end} `{command} --help` lists the {_list(error)}"
+
+
+def _given(error: Any) -> str:
+    """The refused value in quotes; empty if the error does not name it."""
+    errors = getattr(error.__cause__, "errors", None)
+    value = errors()[0].get("input") if errors else None
+    return f"{str(value)[:80]!r}" if isinstance(value, str | int | float) else ""
+
+
+def _list(error: Any) -> str:
+    return "commands" if getattr(getattr(error.ctx, "command", None), "commands", None) else "options"
