@@ -57,7 +57,8 @@ def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
         )
     headers = headers_from(environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
     if parts.scheme.startswith("grpc"):
-        return _Grpc(f"{parts.hostname}:{parts.port or 4317}", parts.scheme == "grpcs", headers=headers)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return _Grpc(f"{host}:{parts.port or 4317}", parts.scheme == "grpcs", headers=headers)
     return _Http(
         parts.hostname or "",
         parts.port or 4318,
