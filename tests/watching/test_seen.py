@@ -154,6 +154,29 @@ def test_the_late_rank_of_a_job_that_ran_before_is_an_estimate():
     assert {line.job for line in observed.ranks()} == {0}
 
 
+def test_ended_ranks_of_a_job_that_ran_before_stay_in_their_job():
+    first, second = dp_trace(every(2, 4, 50 * MS)), dp_trace(every(1, 4, 50 * MS), n_ranks=2)
+    for name in ("collectives", "processes", "snapshots"):
+        getattr(second, name)["pid"] += 1000
+    for trace in (first, second):
+        trace.collectives["flags"] = int(CollectiveFlag.LATE_ATTACH)
+        trace.collectives["comm_hash"] = 0
+    observed = fed(first)
+    jobs = {line.pid: line.job for line in observed.ranks()}
+    assert (set(jobs.values()), observed.n_communicators) == ({0}, 1)
+    ended = layout.empty(layout.SNAPSHOTS, 4)
+    ended["pid"], ended["alive"] = sorted(jobs), 0
+    ended["ts_ns"] = observed.now_ns
+    second.collectives["ts_ns"] += observed.now_ns + 2 * WINDOW_NS
+    observed.feed(Trace(snapshots=ended))
+    observed.ranks()
+    observed.feed(second)
+    lines = observed.ranks()
+    assert {line.pid: line.job for line in lines if line.pid in jobs} == jobs
+    assert {line.job for line in lines if line.pid not in jobs} == {1}
+    assert observed.n_communicators == 2
+
+
 def test_that_a_process_has_ended_or_got_a_rank_is_told_once(tmp_path):
     """The agent writes both into the row that is there."""
     trace = dp_trace()

@@ -114,6 +114,7 @@ class LiveState:
     _latest_shares: dict[ProcessKey, tuple[float, ...]] = field(default_factory=dict)
     _comms_of: dict[ProcessKey, set[int]] = field(default_factory=dict)
     _estimated_comms: dict[ProcessKey, set[int]] = field(default_factory=dict)
+    _job_mates: dict[ProcessKey, set[ProcessKey]] = field(default_factory=dict)
 
     def feed(self, batch: Trace) -> None:
         """Add new rows."""
@@ -219,8 +220,13 @@ class LiveState:
 
     @property
     def n_communicators(self) -> int:
-        """Number of communicators with at least one round."""
-        return len(self._first_rounds)
+        """Number of communicators with at least one round; estimated for ranks that ran before the capture began."""
+        known, jobs = set(self._first_rounds) - {0}, self._jobs()
+        # The estimated numbers of two jobs may be equal.
+        estimated = {
+            (jobs[key], comm) for key, comms in self._estimated_comms.items() for comm in comms - known
+        }
+        return len(known) + len(estimated) or len(self._first_rounds)
 
     @property
     def n_lost(self) -> int:
@@ -272,16 +278,28 @@ class LiveState:
         if self._matched is None:
             rows = self._renumbered(self.window("collectives"))
             rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)]
-            self._estimated_comms = {}
-            for process, at in _positions(rows):
-                is_late = _is_late_attach(rows[at])
-                for known, own in ((self._comms_of, at[~is_late]), (self._estimated_comms, at[is_late])):
-                    known.setdefault(process, set()).update(np.unique(rows["comm_hash"][own]).tolist())
+            self._group(rows)
             comms, which = np.unique(rows["comm_hash"], return_inverse=True)
             first = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
             rows, which = rows[rows["seq"] > first[which]], which[rows["seq"] > first[which]]
             self._matched = rows, numbered(which, rows["seq"])[0]
         return self._matched
+
+    def _group(self, rows: Array) -> None:
+        """Keep the communicators of each process, and the processes that share an estimated communicator.
+
+        The estimate of an ended process stays: the window loses the rows on which it rests.
+        """
+        estimated: dict[ProcessKey, set[int]] = {}
+        for process, at in _positions(rows):
+            is_late = _is_late_attach(rows[at])
+            known = self._comms_of.setdefault(process, set())
+            known.update(np.unique(rows["comm_hash"][at[~is_late]]).tolist())
+            if is_late.any():
+                estimated[process] = set(np.unique(rows["comm_hash"][at[is_late]]).tolist())
+        for process in estimated.keys() - self.gone:
+            comms = self._estimated_comms[process] = estimated[process]
+            self._job_mates[process] = {other for other in estimated if estimated[other] & comms}
 
     def _renumbered(self, rows: Array) -> Array:
         """The rows with matching round numbers: shifts found before, or found now from the rows of the window."""
@@ -292,13 +310,14 @@ class LiveState:
     def _jobs(self) -> dict[ProcessKey, int]:
         """The job of each process: processes that share a communicator are one job; numbered by first appearance."""
         jobs: dict[ProcessKey, int] = {}
-        groups: list[tuple[set[int], list[ProcessKey]]] = []
+        groups: list[tuple[set[object], list[ProcessKey]]] = []
         for key in self._comms_of:
-            comms = self._comms_of[key] | self._estimated_comms.get(key, set())
-            joined = [group for group in groups if group[0] & comms]
-            groups = [group for group in groups if not group[0] & comms]
-            all_comms = comms.union(*(group[0] for group in joined))
-            groups.append((all_comms, [each for group in joined for each in group[1]] + [key]))
+            late_in_known = self._estimated_comms.get(key, set()) & self._first_rounds.keys() - {0}
+            links = {key, *self._comms_of[key], *late_in_known, *self._job_mates.get(key, ())}
+            joined = [group for group in groups if group[0] & links]
+            groups = [group for group in groups if not group[0] & links]
+            all_links = links.union(*(group[0] for group in joined))
+            groups.append((all_links, [each for group in joined for each in group[1]] + [key]))
         order = {key: i for i, key in enumerate(self.processes)}
         for number, (_, keys) in enumerate(
             sorted(groups, key=lambda group: min(order.get(k, 0) for k in group[1]))

@@ -141,7 +141,7 @@ def _wrapped(text: Text, width: int, most: int) -> list[Text]:
 def _panel(page: Page, view: View, width: int, room: int) -> list[RenderableType]:
     if view.panel is Panel.HELP:
         lines = [_cut(Text(f"{keys:<10}  {meaning}")) for keys, meaning in HELP]
-        return [Text(), *lines[: max(room - 1, 1)]]
+        return [Text(), *[*lines, Text(), *_letters(width)][: max(room - 1, 1)]]
     if view.panel is Panel.EXPLAIN:
         report = (page.report or "computing the report").splitlines()
         lines = [Text(part) for line in report for part in _folded(line, width)]
@@ -169,14 +169,18 @@ def _overview(
     n_helpers = sum(not line.n_rounds for line in page.ranks) if ranks[0].n_rounds else 0
     parts: list[RenderableType] = [Text()]
     events = [_cut(Text(line)) for line in page.host_lines]
-    n_needed = len(ranks) + 1 + bool(n_helpers)
+    # A narrow table has no room for the legend in its header.
+    legend = [_cut(_legend(ranks, width))] if width < _WIDER and room >= _LOW else []
+    n_below = bool(n_helpers) + len(legend)
+    n_needed = len(ranks) + 1 + n_below
     n_others = len(events) + (len(page.operations) + 2 if page.operations else 0) + min(len(page.notes), 2)
     n_ranks = (
         max(min(n_needed, room - 1), min(_LEAST_RANKS, room - 1)) if n_needed + n_others <= room else None
     )
     if n_ranks is None:
         n_ranks = max(min(n_needed, room - 1 - min(len(events), 2)), min(_LEAST_RANKS, room - 1))
-    parts.append(_ranks(ranks, view, width=width, room=max(n_ranks - bool(n_helpers), 2)))
+    parts.append(_ranks(ranks, view, width=width, room=max(n_ranks - n_below, 2)))
+    parts += legend
     if n_helpers:
         parts.append(
             _cut(
@@ -291,11 +295,21 @@ def _late(value_ms: float | None) -> str:
 
 
 def _legend(lines: Sequence[RankLine], width: int) -> Text:
-    """The meaning of the letters in use, the largest share first."""
+    """The meaning of the letters in use, the largest share first; the help page explains all letters."""
     total = [sum(line.shares[i] for line in lines) for i in range(len(CATEGORY_NAMES))]
     present = sorted((i for i, share in enumerate(total) if share >= 0.02), key=lambda i: -total[i])
     words = [f"{_MARKS[CATEGORY_NAMES[i]][0]} {CATEGORY_NAMES[i]}" for i in present[: width // 7]]
     return Text(" ".join(words) if words else "time", style="dim")
+
+
+def _letters(width: int) -> list[Text]:
+    """The meaning of every letter of the bars and of the heat strip."""
+    limits = [f"{mark} below {limit:g} ms" for limit, mark, _ in _HEAT]
+    texts = (
+        "time: " + "  ".join(f"{mark} {name}" for name, (mark, _) in _MARKS.items()),
+        "lateness by second: " + "  ".join([*limits, f"{_HOTTEST[0]} more"]),
+    )
+    return [Text(part, style="dim") for line in texts for part in _folded(line, width)]
 
 
 def _operations(lines: Sequence[OpLine], width: int) -> Table:
@@ -307,7 +321,7 @@ def _operations(lines: Sequence[OpLine], width: int) -> Table:
     for line in lines:
         title = f"{line.name} (from 1 ms on)" if line.only_slow and len(line.timed_ms) else line.name
         cells = {
-            "calls": f"{line.n_calls:,}",
+            "calls": f"{line.n_calls:,}" if line.n_calls else "",
             "p50": _ms(line.quantile_ms(0.5)),
             "p95": _ms(line.quantile_ms(0.95)),
             "p99": _ms(line.quantile_ms(0.99)),
