@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import uuid
 from importlib.metadata import PathDistribution
@@ -128,7 +129,8 @@ def _commit(
             ),
             container,
         )
-        target = f"oci-archive:{out}/{name}.tar:stallscope-{name}:{version}"
+        layout = root.parent / "oci"
+        target = f"oci:{layout}:stallscope-{name}:{version}"
         run(
             *_BUILDAH,
             "commit",
@@ -141,8 +143,24 @@ def _commit(
             container,
             target,
         )
+        _pack(layout, out / f"{name}.tar")
     finally:
         run(*_BUILDAH, "rm", container)
+
+
+def _pack(layout: Path, archive: Path) -> None:
+    """The OCI layout as an archive: by name and with one time, so that two builds are equal."""
+    with tarfile.open(archive, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in sorted(layout.rglob("*")):
+            entry = tarfile.TarInfo(str(path.relative_to(layout)))
+            entry.mtime = int(_EPOCH)
+            if path.is_dir():
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                tar.addfile(entry)
+            else:
+                entry.size = path.stat().st_size
+                with path.open("rb") as data:
+                    tar.addfile(entry, data)
 
 
 def _output(*command: str) -> str:

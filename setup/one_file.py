@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from own_python import PIP, run
+from own_python import PIP, remove_origin, run
 
 _BUILD_DESCRIPTION = "__config__.py"
 _UNUSED = ("tests", "__pycache__", "bin", "include")

@@ -69,12 +69,22 @@ def build(out: Path, wheel: Path, extras: str, prefix: str) -> list[tuple[str, s
         _copy_python(root, out)
     requirement = f"{wheel}[{extras}]" if extras else str(wheel)
     run(*PIP, "--target", out / "packages", requirement)
+    remove_origin(out / "packages")
     _remove_unused(out)
     if prefix:
         _fix_paths(out, prefix)
     else:
         _write_scripts(out)
     return sorted((name, version.replace("%3a", ":")) for name, version in packages)
+
+
+def remove_origin(packages: Path) -> None:
+    """Remove pip's record of the wheel's folder: with it, builds in two folders differ."""
+    for origin in packages.glob("*.dist-info/direct_url.json"):
+        origin.unlink()
+        record = origin.with_name("RECORD")
+        lines = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(line for line in lines if f"/{origin.name}," not in line))
 
 
 def run(*command: str | Path, folder: Path | None = None) -> None:

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
 # Installs the files of a dist folder outside the checkout and runs the first commands of a user with each:
 # prove_install.sh DIST RESULT. Writes size in bytes, seconds to the first verdict and exit codes as JSON. Needs root.
-# The deb needs debootstrap, the images need buildah; without these programs their rows are left out.
+# Empty machines need debootstrap, the images need buildah; without these programs their rows are left out.
 set -euo pipefail
 dist=$(realpath "$1") result=$(realpath -m "$2") setup=$(realpath "$(dirname "$0")")
 commit=$(git describe --always --dirty --abbrev=12)
 shopt -s nullglob # a file that was not built has no row
 scratch=$(mktemp -d)
-chroot=$scratch/chroot
 cleanup() {
-	for folder in proc sys; do mountpoint -q "$chroot/$folder" && umount "$chroot/$folder"; done
-	rm -rf "$scratch"
+	for folder in "$scratch"/*/proc "$scratch"/*/sys; do ! mountpoint -q "$folder" || umount "$folder"; done
+	rm -rf --one-file-system "$scratch"
 }
 trap cleanup EXIT
 cd "$scratch"
@@ -18,22 +17,40 @@ unset PYTHONPATH
 caps=(BPF PERFMON SYS_PTRACE DAC_READ_SEARCH CHECKPOINT_RESTORE)
 
 rows=()
+row() { # row NAME FILE MORE: one line of the result
+	rows+=("{\"artefact\": \"$1\", \"commit\": \"$commit\", \"bytes\": $(stat -c %s "$2")$3}")
+}
+machine() { # machine RELEASE FOLDER [PACKAGE,...]: an empty Debian without a compiler
+	archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
+	debootstrap --variant=minbase ${3:+--include=$3} "$1" "$2" "$archive" >debootstrap.log 2>&1 || { tail -n 2 debootstrap.log >&2; exit 1; }
+	mount -t proc proc "$2/proc"
+	absent "$2" gcc cc clang
+}
+absent() { # absent ROOT PROGRAM...: fails if the machine has one of the programs
+	for program in "${@:2}"; do
+		if chroot "$1" sh -c "command -v $program"; then echo "prove: $1 has $program" >&2; exit 1; fi
+	done
+}
 try() { # try NAME FILE FOLDER COMMAND...: the first minute. FOLDER: for the trace, as the command names it
 	name=$1 file=$2 folder=$3
 	shift 3
 	begin=$(date +%s.%N)
-	"$@" demo >demo.txt
+	first=0
+	"$@" demo >demo.txt || first=$?
 	seconds=$(python3 -c "import time; print(round(time.time() - $begin, 1))")
 	grep -q '^Rank 2' demo.txt
 	"$@" --version
-	"$@" demo --live --db "$folder/$name.db" >live.txt 2>live.err || { tail -n 3 live.err >&2; return 1; }
+	live=0
+	"$@" demo --live --db "$folder/$name.db" >live.txt 2>live.err || live=$?
+	[ "$live" = 0 ] || { tail -n 3 live.err >&2; return 1; }
 	grep -q '^Rank 2' live.txt
 	explained=0
 	"$@" explain --db "$folder/$name.db" >explain.txt || explained=$?
 	grep -q '^Rank 2' explain.txt
 	checked=0
 	"$@" check >check.txt || checked=$?
-	rows+=("{\"artefact\": \"$name\", \"bytes\": $(stat -c %s "$file"), \"first_verdict_s\": $seconds, \"explain_exit\": $explained, \"check_exit\": $checked}")
+	[ "$explained" = 20 ]
+	row "$name" "$file" ", \"first_verdict_s\": $seconds, \"demo_exit\": $first, \"demo_live_exit\": $live, \"explain_exit\": $explained, \"check_exit\": $checked"
 	echo "$name: first verdict after $seconds s; demo, demo --live, explain and check ran"
 }
 
@@ -48,6 +65,11 @@ install -d -o 65534 -g 65534 "$scratch/nobody"
 try wheel-uid-65534 "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" setpriv --reuid 65534 --regid 65534 --clear-groups \
 	--no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" "$scratch/wheel/bin/stallscope"
 
+# The same under the seccomp profile of the container.
+try wheel-seccomp "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" python3 "$setup/seccomp_exec.py" "$setup/../deploy/seccomp/stallscope-agent.json" \
+	setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" \
+	"$scratch/wheel/bin/stallscope"
+
 clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
 for file in "$dist"/*.pyz; do
 	try pyz "$file" "$scratch" "${clean[@]}" "$file"
@@ -55,22 +77,43 @@ done
 file=$dist/stallscope-$(uname -m)
 if [ -f "$file" ]; then try own-python "$file" "$scratch" "${clean[@]}" "$file"; fi
 
-debs=("$dist"/*.deb)
-if command -v debootstrap >/dev/null && [ ${#debs[@]} = 1 ]; then
-	archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
-	debootstrap --variant=minbase bookworm "$chroot" "$archive" >debootstrap.log 2>&1 || { tail -n 2 debootstrap.log >&2; exit 1; }
-	cp "$dist"/*.deb "$chroot/tmp/stallscope.deb"
-	mount -t proc proc "$chroot/proc"
-	chroot "$chroot" dpkg -i /tmp/stallscope.deb >/dev/null
-	! chroot "$chroot" sh -c 'command -v python3 gcc' # neither Python nor a compiler
+file=("$dist"/*.deb)
+if command -v debootstrap >/dev/null && [ ${#file[@]} = 1 ]; then
+	root=$scratch/bookworm
+	machine bookworm "$root" rpm
+	cp "$dist"/*.deb "$root/tmp/stallscope.deb"
+	chroot "$root" dpkg -i /tmp/stallscope.deb >/dev/null
+	absent "$root" python3
 	hidden=0
-	chroot "$chroot" stallscope check >check.txt || hidden=$?
+	chroot "$root" stallscope check >check.txt || hidden=$?
 	grep -q 'action: mount it' check.txt && [ $hidden = 5 ]
-	mount -t sysfs sysfs "$chroot/sys"
-	try deb "$dist"/*.deb /var/lib/stallscope chroot "$chroot" stallscope
-	echo '# changed' >>"$chroot/etc/stallscope/settings.yaml"
-	chroot "$chroot" dpkg -i /tmp/stallscope.deb >/dev/null
-	tail -n 1 "$chroot/etc/stallscope/settings.yaml" | grep -q '^# changed' # an upgrade keeps the settings
+	mount -t sysfs sysfs "$root/sys"
+	try deb "$file" /var/lib/stallscope chroot "$root" stallscope
+	echo '# changed' >>"$root/etc/stallscope/settings.yaml"
+	chroot "$root" dpkg -i /tmp/stallscope.deb >/dev/null
+	tail -n 1 "$root/etc/stallscope/settings.yaml" | grep -q '^# changed' # an upgrade keeps the settings
+	chroot "$root" dpkg --purge stallscope >/dev/null 2>&1
+	[ ! -e "$root/usr/lib/stallscope" ]
+	for file in "$dist"/*.rpm; do
+		cp "$file" "$root/tmp/stallscope.rpm"
+		chroot "$root" rpm --install --force-debian --nodeps /tmp/stallscope.rpm
+		try rpm "$file" /var/lib/stallscope chroot "$root" stallscope
+		chroot "$root" rpm --erase --force-debian stallscope
+	done
+	for file in "$dist"/*.apk; do # no apk here: its files alone, without the scripts
+		tar -xzf "$file" -C "$root" usr etc 2>/dev/null
+		try apk-unpacked "$file" /var/lib/stallscope chroot "$root" stallscope
+	done
+	for release in bookworm trixie; do # Debian has no release with Python 3.12
+		root=$scratch/python-$release
+		machine "$release" "$root" python3
+		mount -t sysfs sysfs "$root/sys"
+		version=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+		for file in "$dist"/*.pyz; do
+			cp "$file" "$root/usr/local/bin/stallscope"
+			try "pyz-python-$version" "$file" /tmp chroot "$root" stallscope
+		done
+	done
 fi
 
 image() { # image NAME COMMAND...: runs a command in the image with exactly the five capabilities and the seccomp profile
@@ -88,14 +131,33 @@ if command -v buildah >/dev/null && [ -f "$dist/agent.tar" ]; then
 	try image-agent "$dist/agent.tar" /tmp image "$container"
 	buildah --storage-driver vfs rm "$container" >/dev/null
 fi
+hub() { # hub COMMAND...: runs a command in the image of the hub, as its user
+	buildah --storage-driver vfs run --isolation chroot "$container" -- stallscope "$@"
+}
 if command -v buildah >/dev/null && [ -f "$dist/hub.tar" ]; then
 	container=$(buildah --storage-driver vfs from --quiet "oci-archive:$dist/hub.tar")
-	buildah --storage-driver vfs run --isolation chroot "$container" -- stallscope hub quickstart --db /tmp/hub >hub.txt
-	buildah --storage-driver vfs run --isolation chroot "$container" -- stallscope demo | grep -q '^Rank 2'
-	rows+=("{\"artefact\": \"image-hub\", \"bytes\": $(stat -c %s "$dist/hub.tar")}")
+	begin=$(date +%s.%N)
+	hub hub quickstart --db /tmp/hub --name localhost >hub.txt
+	files=$(buildah --storage-driver vfs mount "$container")/tmp/hub
+	hub hub --db /tmp/hub --tls-cert /tmp/hub/tls/hub.crt --tls-key /tmp/hub/tls/hub.key \
+		--otlp-grpc 127.0.0.1:14317 --otlp-http 127.0.0.1:14318 --api 127.0.0.1:18081 >hub.log 2>&1 &
+	server=$!
+	for _ in $(seq 120); do ! grep -q ready hub.log || break; sleep 1; done
+	"$dist/stallscope-$(uname -m)" trace --quiet --db "$scratch/sent.db" --hub localhost:14317 --token-file "$files/ingest.token" \
+		--ca-cert "$files/tls/hub.crt" -- wheel/bin/python "$setup/live_job.py" sleep 20 >trace.txt 2>&1
+	asked=()
+	for _ in $(seq 60); do # the verdict follows the data by a few seconds
+		hub ask verdicts --hub https://localhost:18081 --token-file /tmp/hub/read.token --ca-cert /tmp/hub/tls/hub.crt >asked.txt 2>&1 || true
+		if grep -q 'Rank 2' asked.txt; then asked=(yes); break; fi
+		sleep 2
+	done
+	[ "${asked[*]}" = yes ] || { tail -n 5 hub.log trace.txt asked.txt >&2; exit 1; }
+	seconds=$(python3 -c "import time; print(round(time.time() - $begin, 1))")
+	kill -TERM "$server"
+	stopped=0
+	wait "$server" || stopped=$?
+	row image-hub "$dist/hub.tar" ", \"first_verdict_s\": $seconds, \"stop_exit\": $stopped"
+	echo "image-hub: takes data of an agent and answers; first verdict after $seconds s, 20 s of them the job"
 	buildah --storage-driver vfs rm "$container" >/dev/null
 fi
-for file in "$dist"/*.rpm "$dist"/*.apk; do
-	rows+=("{\"artefact\": \"${file##*.}\", \"bytes\": $(stat -c %s "$file")}")
-done
 (IFS=,; printf '{"commit": "%s", "python": "%s", "artefacts": [%s]}\n' "$commit" "$(python3 -V)" "${rows[*]}") | python3 -m json.tool >"$result"

@@ -1,0 +1,153 @@
+"""Runs inside a virtual machine as a unit of systemd: the units of the package, as an administrator uses them.
+
+The agent traces an emulated job and sends it to the hub on the same machine. Prints the word RESULT and one line of
+JSON on the console, then ends the machine.
+"""
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, "/usr/lib/stallscope/packages")
+
+AGENT, HUB = "/usr/bin/stallscope", "/usr/local/bin/stallscope"
+FOLDER, FILES = Path("/var/lib/stallscope/hub"), Path("/etc/stallscope")
+PATIENCE_S = 400
+SETTINGS = f"""hub: localhost:4317
+hub_token_file: {FILES}/ingest.token
+hub_ca_file: {FILES}/hub.crt
+"""
+
+
+def main() -> None:
+    """Print the measurements; an error is one of them."""
+    result: dict[str, Any] = {}
+    try:
+        _try(result)
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {error}"
+        result["journal"] = _output("journalctl", "-n", "60", "--no-pager", "-o", "cat")
+    print("RESULT", json.dumps(result), flush=True)
+    subprocess.run(["systemctl", "poweroff", "--force", "--force"], check=False)
+
+
+def _try(result: dict[str, Any]) -> None:
+    _at("the hub is prepared, as the head of its unit describes")
+    _prepare_hub()
+    _run("systemctl", "start", "stallscope-hub")
+    _wait(lambda: b"ready" in _log("stallscope-hub"), "the hub is not ready")
+    result["hub"] = _unit("stallscope-hub")
+    _at("the agent starts with the settings of its package and a hub")
+    (FILES / "settings.yaml").write_text(SETTINGS)
+    _run("systemctl", "enable", "--now", "stallscope-agent")
+    _wait(lambda: b"tracing into" in _log("stallscope-agent"), "the agent does not trace")
+    result["agent"] = _unit("stallscope-agent")
+    _at("a job runs")
+    result["rounds"] = _job()
+    _wait(lambda: bool(_verdicts(result)), "no verdict from the hub")
+    _at("the agent is killed, and systemd starts it again")
+    before = _pid("stallscope-agent")
+    os.kill(before, signal.SIGKILL)
+    _wait(lambda: _pid("stallscope-agent") not in (0, before), "the agent is not started again")
+    for unit in ("stallscope-agent", "stallscope-hub"):
+        _at(f"{unit} ends")
+        _run("systemctl", "stop", unit)
+        result[f"{unit} result"] = _property(unit, "Result")
+    explained = subprocess.run([AGENT, "explain"], capture_output=True, text=True)
+    result["explain"] = [explained.returncode, explained.stdout[:1500], explained.stderr[:300]]
+
+
+def _prepare_hub() -> None:
+    user, agent = pwd.getpwnam("stallscope"), pwd.getpwnam("stallscope-agent")
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=False)
+    FOLDER.parent.mkdir(exist_ok=True)
+    _run(HUB, "hub", "quickstart", "--db", str(FOLDER), "--name", "localhost")
+    _run("install", "-m", "640", "-g", "stallscope", f"{FOLDER}/tls/hub.key", f"{FILES}/hub.key")
+    _run("install", "-m", "644", f"{FOLDER}/tls/hub.crt", f"{FILES}/hub.crt")
+    _run("install", "-m", "600", "-o", str(agent.pw_uid), f"{FOLDER}/ingest.token", f"{FILES}/ingest.token")
+    _run("install", "-m", "600", f"{FOLDER}/read.token", f"{FILES}/read.token")
+    _run("chown", "-R", f"{user.pw_uid}:{user.pw_gid}", str(FOLDER))
+
+
+def _job() -> int:
+    """Run four ranks of which rank 2 sleeps every 14 steps. Returns the rounds of the job."""
+    from stallscope.demo import live_demo
+    from stallscope.demo.job import N_BUCKETS
+
+    plan = live_demo.plan_for("sleep", ranks=4, seconds=30)
+    with live_demo.started(plan) as job:
+        _wait(lambda: _log("stallscope-agent").count(b"attached to") >= 2, "the agent does not attach")
+        job.go()
+        job.wait(PATIENCE_S)
+        return plan.steps * (N_BUCKETS + 1)
+
+
+def _verdicts(result: dict[str, Any]) -> list[Any]:
+    words = ["--token-file", f"{FILES}/read.token", "--ca-cert", f"{FILES}/hub.crt", "--json"]
+    answer = subprocess.run([HUB, "ask", "verdicts", *words], capture_output=True, text=True)
+    if answer.returncode:
+        result["ask"] = answer.stderr[:300]
+        return []
+    result["verdicts"] = json.loads(answer.stdout).get("rows", [])
+    return list(result["verdicts"])
+
+
+def _unit(name: str) -> Mapping[str, Any]:
+    """The state of a running unit, by systemd and by the kernel."""
+    status = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/{_pid(name)}/status").read_text().splitlines()
+        if ":\t" in line
+    )
+    exposure = _output("systemd-analyze", "security", "--no-pager", name).splitlines()[-1]
+    return {
+        "state": _property(name, "ActiveState"),
+        "user": pwd.getpwuid(int(status["Uid"].split()[0])).pw_name,
+        **{key: status[key] for key in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp")},
+        "exposure": exposure,
+    }
+
+
+def _pid(unit: str) -> int:
+    return int(_property(unit, "MainPID") or 0)
+
+
+def _property(unit: str, name: str) -> str:
+    return _output("systemctl", "show", unit, "--property", name, "--value")
+
+
+def _log(unit: str) -> bytes:
+    return _output("journalctl", "-u", unit, "-o", "cat", "--no-pager").encode()
+
+
+def _output(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+def _wait(is_true: Callable[[], bool], complaint: str) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_true():
+        if time.monotonic() > end_s:
+            raise TimeoutError(complaint)
+        time.sleep(2)
+
+
+def _at(stage: str) -> None:
+    print(f"at {time.monotonic():.1f} s: {stage}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
