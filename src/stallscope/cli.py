@@ -96,11 +96,11 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="stallscope", standalone_mode=False)
     except UsageError as error:
         if not is_help(error):
             raise BadInput(usage_line(error)) from error
-        code = app([*sys.argv[1:], "--help"], standalone_mode=False)
+        code = app([*sys.argv[1:], "--help"], prog_name="stallscope", standalone_mode=False)
     except typer.Abort:
         code = 1
     return code if isinstance(code, int) else 0
