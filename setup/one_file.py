@@ -60,6 +60,7 @@ def _install(folder: Path, requirement: str, machine: str, version: str, pins: P
         *(*PIP, "--target", folder, "--python-version", version, *platforms),
         *("--constraint", pins, requirement),
     )
+    remove_origin(folder)
     for path in sorted(folder.rglob("*")):
         if path.is_dir() and path.name in _UNUSED:
             shutil.rmtree(path)

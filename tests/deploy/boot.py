@@ -17,6 +17,8 @@ from typing import Any
 
 sys.path.insert(1, "/usr/lib/stallscope/packages")
 
+from stallscope.errors import StallscopeError
+
 AGENT, HUB = "/usr/bin/stallscope", "/usr/local/bin/stallscope"
 FOLDER, FILES = Path("/var/lib/stallscope/hub"), Path("/etc/stallscope")
 PATIENCE_S = 400
@@ -31,7 +33,7 @@ def main() -> None:
     result: dict[str, Any] = {}
     try:
         _try(result)
-    except Exception as error:
+    except (OSError, RuntimeError, StallscopeError) as error:
         result["error"] = f"{type(error).__name__}: {error}"
         result["journal"] = _output("journalctl", "-n", "60", "--no-pager", "-o", "cat")
     print("RESULT", json.dumps(result), flush=True)

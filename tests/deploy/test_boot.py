@@ -39,7 +39,10 @@ pytestmark = [pytest.mark.kernels, pytest.mark.prove, pytest.mark.timeout(BOOT_S
 def measured(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """The measurements of tests/deploy/boot.py in the machine."""
     kernels = sorted((repository / "build/kernels").glob("6.12*/boot/vmlinuz-*"))
-    packages, wheels = sorted((repository / "dist").glob("*.deb")), sorted((repository / "dist").glob("*.whl"))
+    packages, wheels = (
+        sorted((repository / "dist").glob("*.deb")),
+        sorted((repository / "dist").glob("*.whl")),
+    )
     if not kernels or not packages or not wheels:
         pytest.skip("kernels: no 6.12 kernel (setup/kernels.sh) or no package (make dist)")
     scratch = tmp_path_factory.mktemp("boot")

@@ -89,9 +89,9 @@ def initramfs(root: Path, source: Path, emulated: Path) -> Path:
         prependdir="/",
         invalidation_mode=PycInvalidationMode.UNCHECKED_HASH,
     )
-    packed = packed(tree, root / "initramfs")
+    file = packed(tree, root / "initramfs")
     shutil.rmtree(tree)
-    return packed
+    return file
 
 
 def output(kernel: Path, initramfs: Path, *, timeout_s: float = BOOT_S, memory_mb: int = 1500) -> str:

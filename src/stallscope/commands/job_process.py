@@ -51,8 +51,10 @@ def waiting(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     environment: of the job. Under sudo the job runs as the user who called sudo. Raises NotFound for a command that
     does not exist, BadInput for a file that is not executable.
     """
-    if os.path.isfile(command[0]) and not os.access(command[0], os.X_OK):
-        raise BadInput(f"{command[0]}: the file is not executable; start it with its interpreter, or: chmod +x")
+    if Path(command[0]).is_file() and not os.access(command[0], os.X_OK):
+        raise BadInput(
+            f"{command[0]}: the file is not executable; start it with its interpreter, or: chmod +x"
+        )
     if not shutil.which(command[0]):
         raise NotFound(f"{command[0]}: the command was not found; give a path, or check PATH")
     gate, begin = os.pipe()
