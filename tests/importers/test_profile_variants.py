@@ -255,3 +255,40 @@ def test_cycles_of_one_rank_are_joined_and_attempts_are_not(tmp_path: Path):
 )
 def test_operations_by_the_name_of_the_kernel(name: str, op: Op | None):
     assert op_of_kernel(name) == op
+
+
+def fused(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """TraceFuse.merge (AMD-AGI/TraceLens, trace_fuse.py): offsets for processes and correlations, the rank in args."""
+    events: list[dict[str, Any]] = []
+    for rank, file in enumerate(files):
+        for event in file["traceEvents"]:
+            if event.get("ph") == "M":
+                continue
+            arguments = event.get("args", {}) | {"rank": rank}
+            if "correlation" in arguments:
+                arguments["correlation"] += rank * 100_000
+            events.append(event | {"pid": event["pid"] + rank * 100_000, "args": arguments})
+    names = [{"name": f"RANK {rank} - GPU"} for rank in range(len(files))]
+    return events + [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": name} for name in names]
+
+
+@pytest.mark.parametrize("n_copies", [0, 1])
+def test_a_fused_trace_holds_the_rounds_of_all_ranks(tmp_path: Path, n_copies: int):
+    files = profiles(LATE)
+    folder = written(tmp_path / "job", files) if n_copies else tmp_path / "job"
+    folder.mkdir(exist_ok=True)
+    with gzip.open(folder / "merged_trace.json.gz", "wt") as stream:
+        json.dump({"traceEvents": fused(files)}, stream, indent=4)
+    assert n_rounds(folder) == N_STEPS
+    assert lateness_ms(folder)[LATE_RANK] == pytest.approx(LATE_US / 1e3, abs=1)
+
+
+def test_a_trace_with_the_results_of_another_tool_is_a_copy(tmp_path: Path):
+    files = profiles(LATE)
+    folder = written(tmp_path / "job", files)
+    counters = [{"ph": "C", "name": "Queue Length", "ts": 1.0, "pid": 1, "args": {"value": 3}}]
+    overlaid = files[1] | {
+        "traceEvents": files[1]["traceEvents"][: len(files[1]["traceEvents"]) // 2] + counters
+    }
+    (folder / "overlaid_critical_path_rank-1.json").write_text(json.dumps(overlaid))
+    assert lateness_ms(folder)[LATE_RANK] == pytest.approx(LATE_US / 1e3, abs=1)

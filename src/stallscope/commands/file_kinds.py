@@ -41,7 +41,7 @@ KINDS = (
         "stallscope explain ras*.json; stallscope trace --ras",
     ),
     Kind(
-        "torch.profiler traces of all ranks (JSON, .gz, .zip, a folder per rank)",
+        "torch.profiler traces of all ranks (JSON, .gz, .zip, a folder per rank, fused by TraceLens)",
         "late ranks and their cause, slow GPUs, uneven work",
         "stallscope explain traces/",
     ),

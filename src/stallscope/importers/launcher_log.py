@@ -35,6 +35,7 @@ _WORDS = (
         b"[rank",
     ),
     *(b"Killed process", b"raylet", b"MASTER_ADDR", b"world_size", b"WORLD_SIZE", b"mpirun", b"nccl_version"),
+    *(b"BAD TERMINATION", b"[launch.py:", b"torch.multiprocessing", b"VllmWorker", b"EngineCore", b"sglang"),
 )
 _LOG_NAME = re.compile(r"\.(?:log|out|err|txt)$|stderr|stdout|slurm-")
 _SEVERAL = Gap(

@@ -12,6 +12,7 @@ _FOLLOWS = re.compile(
     r"|ChildFailedError|SignalException|ActorDiedError|RayActorError|ActorUnavailable|KeyboardInterrupt|SIGTERM"
     r"|RendezvousClosed|DistNetworkError|store->get|WorkerCrashed|the server socket has failed|worker group failed"
     r"|failed to pass monitoredBarrier|one or more ranks? failed|SystemExit"
+    r"|worker failed with error|EngineDead|ProcessRaisedException|ProcessExitedException"
     r"|unable to connect|failed to connect|DistStoreError|wait timeout",
     re.IGNORECASE,
 )

@@ -1,8 +1,9 @@
 """Lines of launchers' logs: their writer, their time, and the text after all prefixes.
 
 Prefixes of torchrun ([default0]:, [rank3]:), c10's logger ([rank3]:[E709 17:05:38.16 File.cpp:632]), Ray
-((WorkerDict pid=17, ip=10.0.0.2)), srun --label (3: ), mpirun --tag-output ([1,3]<stderr>:), kubectl and stern
-([pod/train-3/main], train-3 main), and time stamps of common styles.
+((WorkerDict pid=17, ip=10.0.0.2)), engines ((VllmWorker rank=3 pid=17), (Worker_TP3 pid=17), SGLang's [TIME TP3]),
+srun --label (3: ), mpirun --tag-output ([1,3]<stderr>:), kubectl and stern ([pod/train-3/main], train-3 main), and
+time stamps of common styles.
 """
 
 import calendar
@@ -29,6 +30,8 @@ _PREFIXES = (
     re.compile(r"^\[(?P<local>[A-Za-z_]+\d{1,4})\]:? ?"),
     re.compile(r"^\((?P<actor>[\w.]+ (?:rank=\d+ )?pid=\d+(?:, ip=[\w.:-]+)?)\) ?"),
     re.compile(r"^\[pod/(?P<pod>[\w.-]+)/[\w.-]+\] ?"),
+    re.compile(r"^(?P<worker>(?:(?:DP|PP|TP|EP)\d{1,6} ?){1,4})\] ?"),
+    re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\] ?"),
     re.compile(r"^ {0,6}(?P<task>\d{1,7}): "),
 )
 
@@ -58,8 +61,10 @@ def parse(line: str, *, has_labels: bool) -> Line:
         value = prefix[prefix.lastgroup or 0]
         if prefix.lastgroup in ("rank", "task"):
             rank = int(value) if prefix.lastgroup == "rank" or rank is None else rank
-        else:
+        elif prefix.lastgroup:
             source += f"{value} "
+            if prefix.lastgroup in ("actor", "worker") and rank is None:
+                rank = _worker_rank(value)
         line = line[prefix.end() :]
         if not ts_ns and (match := _TIME.match(line)):
             ts_ns = wall_ns(match["date"].replace("/", "-"), match["time"], match["part"])
@@ -67,6 +72,14 @@ def parse(line: str, *, has_labels: bool) -> Line:
     if rank is None and (match := _RANK.search(line[:400])):
         rank = int(next(group for group in match.groups() if group))
     return Line(line, rank, source, ts_ns or _other_time(line))
+
+
+def _worker_rank(words: str) -> int | None:
+    """The rank of an engine's worker: stated, or its number in the tensor-parallel group if other groups have one."""
+    if match := re.search(r"\brank=(\d{1,7})\b", words):
+        return int(match[1])
+    parts = dict(re.findall(r"(?<![A-Za-z])(DP|PP|TP)(\d{1,6})(?!\d)", words))
+    return int(parts["TP"]) if "TP" in parts and parts.get("DP", "0") == parts.get("PP", "0") == "0" else None
 
 
 def _other_time(line: str) -> int:

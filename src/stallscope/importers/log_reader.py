@@ -4,34 +4,54 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from stallscope.events.layout import UNKNOWN
+from stallscope.importers.file_ranks import named_rank
 from stallscope.importers.log_failures import FRAME_LINE, error_words
 from stallscope.importers.log_lines import Line, has_task_labels, parse
 from stallscope.importers.log_state import LogState, Writer
 from stallscope.importers.process_ends import (
     BARRIER,
     CRASH,
+    DEEPSPEED,
     EXITED,
-    MPIRUN,
     OOM,
-    SRUN,
+    SPAWN_EXIT,
+    SPAWNED,
     XID,
     take_barrier,
     take_crash,
+    take_deepspeed,
     take_exit,
-    take_mpirun,
     take_oom,
-    take_srun,
+    take_spawn_exit,
+    take_spawned,
     take_summary,
     take_xid,
 )
 from stallscope.importers.rank_statements import Statements
+from stallscope.importers.scheduler_ends import (
+    CANCELLED,
+    MPIRUN,
+    NODE_FAILURE,
+    SRUN,
+    TASK,
+    TASK_STATUS,
+    take_cancelled,
+    take_mpirun,
+    take_node_failure,
+    take_srun,
+    take_task,
+    take_task_status,
+)
 from stallscope.importers.texts import head_of, lines_with
 from stallscope.importers.watchdog_lines import (
     C10_FRAME,
     STATUS,
+    STUCK,
     TIMEOUT,
     keep_line,
     take_status,
+    take_stuck,
     take_timeout,
 )
 
@@ -70,11 +90,24 @@ _ANY = (
         "restart_count",
     ),
     *(" from /", "Restarting", "distributed/run.py", "Root Cause", "elastic_operator", "REQUEUE"),
+    *(
+        "terminated",
+        "return code",
+        "Process name",
+        "xit code",
+        "RANK ",
+        "SIGNAL",
+        "EXIT ",
+        "got stuck",
+        "Node failure",
+    ),
+    *("CANCELLED AT", "world_rank="),
 )
 """A line without any of these words is skipped, and so are blocks of lines."""
 
 _ANY_BYTES = tuple(word.encode() for word in _ANY)
 _WORLD_SIZE = re.compile(r"(?:world[_ ]size|WORLD_SIZE|\bnranks)['\"]?\s*[=:]\s*(\d{1,7})\b")
+_RAY_WORKER = re.compile(r"pid=(?P<pid>\d{1,9})\) world_rank=(?P<rank>\d{1,7})\b")
 _RESTART = re.compile(
     r"attempts? left; will restart worker group|Restarting worker group|restart_count=[1-9]|DUE TO JOB REQUEUE"
 )
@@ -84,7 +117,18 @@ _START = re.compile(r"torch/distributed/run\.py:\d+\]|Starting elastic_operator 
 
 def parts_of(file: Path) -> list[Statements]:
     """The statements of a log, in parts of which each belongs to one attempt. Raises BadTrace."""
-    log = LogState(file)
+    rank = named_rank(file)
+    log = _read(file, rank)
+    if rank is not None and log.ended - {
+        rank,
+        UNKNOWN,
+    }:  # a launcher's log: the number in its name is not a rank
+        log = _read(file, None)
+    return log.parts
+
+
+def _read(file: Path, file_rank: int | None) -> LogState:
+    log = LogState(file, file_rank)
     has_labels = has_task_labels(head_of(file).decode("utf-8", "replace").splitlines()[:200][:-1])
 
     def is_open() -> bool:
@@ -96,7 +140,7 @@ def parts_of(file: Path) -> list[Statements]:
                 _take(log, parse(part, has_labels=has_labels))
     for writer in list(log.writers.values()):
         log.close(writer, "")
-    return log.parts
+    return log
 
 
 def _take(log: LogState, line: Line) -> None:
@@ -159,6 +203,13 @@ def _take_start(log: LogState, writer: Writer, match: re.Match[str], line: Line)
     log.statements.started_ns = line.ts_ns
 
 
+def _take_ray_worker(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
+    """Ray's list of workers: the rank of a process."""
+    rank, pid = int(match["rank"]), int(match["pid"])
+    if log.rank_of(pid) in (UNKNOWN, rank):  # hosts may share a process id
+        log.pids[rank] = pid
+
+
 def _take_world_size(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
     """The number of ranks of the job."""
     log.statements.world_size = max(log.statements.world_size, int(match[1]))
@@ -167,16 +218,25 @@ def _take_world_size(log: LogState, writer: Writer, match: re.Match[str], line: 
 _TAKERS: tuple[tuple[re.Pattern[str], Callable[[LogState, Writer, re.Match[str], Line], None]], ...] = (
     (TIMEOUT, take_timeout),
     (STATUS, take_status),
+    (STUCK, take_stuck),
     (re.compile(r"Traceback \(most recent call last\)"), _take_traceback),
     (BARRIER, take_barrier),
     (EXITED, take_exit),
     (SRUN, take_srun),
+    (NODE_FAILURE, take_node_failure),
+    (CANCELLED, take_cancelled),
     (MPIRUN, take_mpirun),
+    (TASK, take_task),
+    (TASK_STATUS, take_task_status),
+    (DEEPSPEED, take_deepspeed),
+    (SPAWNED, take_spawned),
+    (SPAWN_EXIT, take_spawn_exit),
     (XID, take_xid),
     (OOM, take_oom),
     (CRASH, take_crash),
     (_RESTART, _take_restart),
     (_START, _take_start),
+    (_RAY_WORKER, _take_ray_worker),
     (_WORLD_SIZE, _take_world_size),
 )
 """Patterns and their functions; the first match applies."""

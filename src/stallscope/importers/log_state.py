@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stallscope.events.layout import UNKNOWN
-from stallscope.importers.file_ranks import named_rank
 from stallscope.importers.log_failures import ends_of_others, follows_from_others, status_words
 from stallscope.importers.log_lines import Line
 from stallscope.importers.rank_statements import Failure, Statements
@@ -15,7 +14,10 @@ _ACTOR_PID = re.compile(r"\bpid=(\d{1,9})\b")  # in the prefix of Ray
 
 @dataclass
 class Writer:
-    """The open part of a writer's lines: a traceback, the frames below a watchdog's line, a torchrun summary."""
+    """The open part of a writer's lines: a traceback, the frames below a watchdog's line, a torchrun summary.
+
+    task: rank, process id and host of a task whose exit status a later line states.
+    """
 
     rank: int | None = None
     group: str = "default_pg"
@@ -25,6 +27,7 @@ class Writer:
     c10_frames: list[str] | None = None
     summary: dict[str, str] = field(default_factory=dict)
     is_root_cause: bool = False
+    task: tuple[int, int, str] | None = None
 
     def is_open(self) -> bool:
         """Whether the next lines may belong to a traceback."""
@@ -34,14 +37,16 @@ class Writer:
 class LogState:
     """parts: the statements in the order of the log; the last part grows. A part ends where an attempt may end.
 
+    file_rank: the rank that the file's name states. ended: ranks whose end a launcher states.
     pids: process ids by rank, of all parts. now_ns: the time of the current line, or the number of the line.
     """
 
-    def __init__(self, file: Path):
+    def __init__(self, file: Path, file_rank: int | None):
         self.file = file
-        self.file_rank = named_rank(file)
+        self.file_rank = file_rank
         self.parts = [Statements()]
         self.pids: dict[int, int] = {}
+        self.ended: set[int] = set()
         self.writers: dict[str, Writer] = {}
         self.now_ns = 0
 
@@ -75,8 +80,12 @@ class LogState:
         writer.rank = (
             line.rank if line.rank is not None else writer.rank if writer.rank is not None else self.file_rank
         )
-        if writer.rank is not None and (actor := _ACTOR_PID.search(line.source)):
-            self.pids[writer.rank] = self.statements.pids[writer.rank] = int(actor[1])
+        if actor := _ACTOR_PID.search(line.source):
+            pid = int(actor[1])
+            if writer.rank is None and (known_rank := self.rank_of(pid)) != UNKNOWN:
+                writer.rank = known_rank
+            if writer.rank is not None:
+                self.pids[writer.rank] = self.statements.pids[writer.rank] = pid
         if line.source and line.rank is not None:  # later lines of that writer without a rank
             self.writers[f"{line.source}|"] = writer
         return writer
@@ -97,6 +106,7 @@ class LogState:
         is_exact: bool = True,
     ) -> None:
         """The end of a rank's process. is_exact: the rank is of the job, not local to a node."""
+        self.ended.add(rank)
         if pid != UNKNOWN and rank != UNKNOWN:
             self.pids[rank] = pid
             if is_exact:

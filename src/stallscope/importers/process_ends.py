@@ -1,27 +1,31 @@
-"""Lines on the ends of processes: summaries of torchrun, Slurm and mpirun, kills by the kernel, errors of the GPU.
+"""Lines on the ends of processes: summaries of torchrun and DeepSpeed, kills by the kernel, errors of the GPU.
 
-The phrases are from torch/distributed/elastic/multiprocessing/errors (2.0 to 2.11), srun and slurmstepd (23.11), the
-kernel (oom_kill.c) and the NVIDIA driver (NVRM: Xid).
+The phrases are from torch/distributed/elastic/multiprocessing/errors (2.0 to 2.11), torch/multiprocessing/spawn.py,
+deepspeed/launcher/launch.py (0.17), the kernel (oom_kill.c) and the NVIDIA driver (NVRM: Xid). See scheduler_ends for
+Slurm and MPI.
 """
 
 import re
+import signal
 
 from stallscope.events.layout import UNKNOWN
 from stallscope.importers.log_failures import status_of
 from stallscope.importers.log_lines import Line, parse
 from stallscope.importers.log_state import LogState, Writer
 from stallscope.importers.rank_statements import Failure
+from stallscope.importers.scheduler_ends import numbers_of
 
 _SUMMARY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: (.*)$")
 EXITED = re.compile(r"failed \(exitcode: (-?\d+)\) (?:local_rank: (\d+) )?\(pid: (\d+)\)")
-SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<how>.+)$")
-MPIRUN = re.compile(
-    r"process rank (\d+) .*?on node (\S+) exited on signal (\d+)|process rank (\d+) .*exit code (\d+)"
-)
 OOM = re.compile(r"(?:Killed process|oom-kill:.*pid=) ?(\d+)")
 XID = re.compile(
     r"NVRM: Xid \((?P<pci>[^)]*)\): (?P<xid>\d+)(?:, pid='?(?P<pid>\d+|<unknown>)'?)?(?P<words>.*)"
 )
+DEEPSPEED = re.compile(
+    r"sigkill_handler\] \[.*'--local_rank=(?P<rank>\d+)'.*\] exits with return code = (?P<code>-?\d+)"
+)
+SPAWNED = re.compile(r"-- Process (\d+) terminated with the following error")
+SPAWN_EXIT = re.compile(r"rocess (\d+) terminated with (?:signal (SIG\w+)|exit code (\d+))")
 BARRIER = re.compile(r"[Rr]anks? ([\d, ]+) failed to pass monitoredBarrier")
 CRASH = re.compile(
     r"Fatal Python error: (.+)|(Segmentation fault)|Signal (\d+) \((SIG\w+)\) received by PID (\d+)"
@@ -88,23 +92,23 @@ def take_exit(log: LogState, writer: Writer, match: re.Match[str], line: Line) -
     log.end_rank(rank, status_of(int(match[1])), pid=pid, is_exact=is_exact)
 
 
-def take_srun(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
-    """Ends of tasks by Slurm: a task is a rank."""
-    how = match["how"]
-    code = re.search(r"[Ee]xited with exit code (\d+)", how)
-    status = int(code[1]) if code else 137 if re.search(r"Killed|Out Of Memory", how) else 143
-    status = 139 if "Segmentation" in how else 134 if "Aborted" in how else status
-    words = "out of memory (Slurm)" if "Out Of Memory" in how else ""
-    for rank in _numbers(match["tasks"]):
-        log.end_rank(rank, status, host=match["host"], words=words)
+def take_deepspeed(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
+    """The end of a process by DeepSpeed's launcher; its local rank is the rank if there is a single node."""
+    rank = int(match["rank"]) if not line.source else UNKNOWN
+    log.end_rank(rank, status_of(int(match["code"])), is_exact=False)
 
 
-def take_mpirun(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
-    """Ends of ranks by mpirun."""
-    if match[1]:
-        log.end_rank(int(match[1]), 128 + int(match[3]), host=match[2])
-    else:
-        log.end_rank(int(match[4]), int(match[5]))
+def take_spawned(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
+    """The traceback of a process of torch.multiprocessing.spawn follows, in the log of its parent."""
+    log.close(writer, "")
+    writer.rank = int(match[1])
+
+
+def take_spawn_exit(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
+    """The end of a process of torch.multiprocessing.spawn."""
+    signal_number = getattr(signal, match[2], UNKNOWN) if match[2] else UNKNOWN
+    status = int(match[3]) if match[3] else 128 + int(signal_number)
+    log.end_rank(int(match[1]), status, is_exact=False)
 
 
 def take_oom(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
@@ -119,21 +123,12 @@ def take_xid(log: LogState, writer: Writer, match: re.Match[str], line: Line) ->
     """An error that the GPU's driver logged."""
     pid = int(match["pid"]) if (match["pid"] or "").isdecimal() else UNKNOWN
     rank = log.rank_of(pid)
-    words = f"Xid {match['xid']} on GPU {match['pci'].removeprefix('PCI:')}{match['words'].replace(', name=', ' ')}"
+    words = match["words"].replace(", name=<unknown>", "").replace(", name=", " ")
+    words = f"Xid {match['xid']} on GPU {match['pci'].removeprefix('PCI:')}{words}"
     log.statements.add_failure(Failure(rank, "machine", words, log.now_ns, (), UNKNOWN, pid))
 
 
 def take_barrier(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
     """monitoredBarrier names the ranks that did not arrive."""
-    for rank in _numbers(match[1].replace(" ", "")):
+    for rank in numbers_of(match[1].replace(" ", "")):
         log.statements.add_failure(Failure(rank, "failure", "did not reach monitoredBarrier", log.now_ns))
-
-
-def _numbers(text: str) -> list[int]:
-    """Numbers of a list with ranges: 3,8-15."""
-    out: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (not last or last.isdecimal()):
-            out.extend(range(int(first), min(int(last or first), int(first) + 100_000) + 1))
-    return out

@@ -74,17 +74,27 @@ def _one_per_rank(profiles: list[Profile]) -> list[Profile]:
         if other is None:
             kept[key] = profile
             continue
-        if profile.span_ns[0] <= other.span_ns[1]:
+        if whole := _whole_of_copies(other, profile):
+            kept[key] = whole
+        elif profile.span_ns[0] <= other.span_ns[1]:
             raise BadTrace(
                 f"{profile.file} and {other.file.name} are both of rank {profile.rank} and overlap: "
                 "keep one file per rank"
             )
-        if (profile.host, profile.pid) == (other.host, other.pid):
+        elif (profile.host, profile.pid) == (other.host, other.pid):
             kept[key] = _joined(other, profile)
         else:  # a restarted job
             profile.omitted["files of an earlier attempt"] = 1
             kept[key] = profile
     return sorted(kept.values(), key=lambda each: (each.rank, str(each.file)))
+
+
+def _whole_of_copies(first: Profile, second: Profile) -> Profile | None:
+    """The larger of two profiles if it holds all events of the other, as of a trace to which HTA added its results."""
+    small, large = sorted((first, second), key=lambda each: len(each.kernels) + len(each.calls))
+    pairs = ((small.kernels, large.kernels), (small.calls, large.calls))
+    is_copy = all(np.isin(part["begin_ns"], whole["begin_ns"]).all() for part, whole in pairs)
+    return large if is_copy else None
 
 
 def _joined(first: Profile, second: Profile) -> Profile:

@@ -18,6 +18,7 @@ import numpy as np
 
 from stallscope.errors import BadTrace
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.importers.event_blocks import event_blocks
 from stallscope.importers.file_ranks import named_rank
 from stallscope.importers.functions import op_of
 from stallscope.importers.kernel_arguments import collective_of, whole
@@ -35,8 +36,8 @@ GLOO = "collectives of gloo, which carry no group"
 
 _OPERATORS = ("cpu_op", "Operator")
 _LAST_NS = 2**61
-_BLOCK = 1 << 20
 _PACKED = 1 << 16
+_FUSED = '"RANK 0 - '  # the name of a process
 
 
 def is_profile(head: bytes) -> bool:
@@ -49,20 +50,20 @@ def is_profile(head: bytes) -> bool:
     return sum(word in head for word in (*_WORDS, b'"traceEvents"')) >= 2
 
 
-def profile_of(file: Path) -> Profile:
-    """One file. Raises BadTrace."""
+def profiles_of(file: Path) -> list[Profile]:
+    """The profiles in one file: several if TraceLens has fused the traces of several ranks. Raises BadTrace."""
     text = text_of(file, _MOST_BYTES)
     match = re.search(r'"traceEvents"\s*:\s*\[', text)
     begin = match.end() if match else text.find("[") + 1 if text.lstrip("\ufeff \t\r\n")[:1] == "[" else 0
     if not begin:
         raise BadTrace(f"{file} has no traceEvents: is it a torch.profiler trace?")
-    reader = _Reader(file)
     try:
         with _no_collections():
-            end = reader.read(text, begin)
+            readers, end = _read(file, text, begin)
+        if None not in readers:
+            return [reader.profile({"distributedInfo": {"rank": rank}}) for rank, reader in readers.items()]
         before = text[: match.start()] if match else ""
-        metadata = _metadata(before, text[end:] if match else "")
-        return reader.profile(metadata)
+        return [readers[None].profile(_metadata(before, text[end:] if match else ""))]
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
         reason = str(error).replace("\n", " ")[:120]
         raise BadTrace(f"{file} is damaged ({reason}): copy it again") from error
@@ -97,6 +98,39 @@ def _metadata(before: str, after: str) -> dict[str, Any]:
     return fields
 
 
+def _read(file: Path, text: str, at: int) -> tuple[dict[int | None, "_Reader"], int]:
+    """Readers that have taken all events from a position on, and the position after the events.
+
+    The readers are by rank in a fused trace (TraceLens' TraceFuse adds the rank to the arguments of each event, and
+    names its processes "RANK 0 - GPU"); otherwise there is one reader, for None.
+    """
+    is_fused = _FUSED in text
+    readers: dict[int | None, _Reader] = {} if is_fused else {None: _Reader(file)}
+    n_events = 0
+    for events, end in event_blocks(text, at):
+        at = end
+        if events is None:
+            for reader in readers.values():
+                reader.is_cut_off = True
+            break
+        n_events += len(events)
+        if n_events > _MOST_EVENTS:
+            raise BadTrace(f"{file} has more than {_MOST_EVENTS:,} events: profile fewer steps")
+        for rank, own in _by_rank(events).items() if is_fused else ((None, events),):
+            readers.setdefault(rank, _Reader(file)).take(own)
+    return readers, at
+
+
+def _by_rank(events: list[Any]) -> dict[int, list[Any]]:
+    out: dict[int, list[Any]] = {}
+    for event in events:
+        arguments = event.get("args") if type(event) is dict else None
+        rank = whole(arguments.get("rank")) if type(arguments) is dict else UNKNOWN
+        if rank != UNKNOWN:
+            out.setdefault(rank, []).append(event)
+    return out
+
+
 class _Reader:
     """Keeps the needed part of each event."""
 
@@ -120,22 +154,12 @@ class _Reader:
         self.omitted: dict[str, int] = {}
         self.is_cut_off = False
 
-    def read(self, text: str, at: int) -> int:
-        """Take all events from a position on. Returns the position after them."""
-        n_events = 0
-        for events, end in _blocks(text, at):
-            if events is None:
-                self.is_cut_off = True
-                return end
-            at = end
-            n_events += len(events)
-            if n_events > _MOST_EVENTS:
-                raise BadTrace(f"{self.file} has more than {_MOST_EVENTS:,} events: profile fewer steps")
-            for event in events:
-                if type(event) is dict:
-                    self._take(event)
-            self._pack(least=_PACKED)
-        return at
+    def take(self, events: list[Any]) -> None:
+        """Keep the needed part of some events."""
+        for event in events:
+            if type(event) is dict:
+                self._take(event)
+        self._pack(least=_PACKED)
 
     def _pack(self, *, least: int) -> None:
         """Turn long lists of events into arrays, which need a fraction of the memory."""
@@ -256,42 +280,3 @@ def shift(profile: Profile, by_ns: int) -> None:
     ):
         for name in names:
             rows[name] += by_ns
-
-
-_SPACE = re.compile(r"[\s,]*")
-_CLOSE = re.compile(r"\}\s*,\s*(?=\{)")
-
-
-def _blocks(text: str, at: int) -> Iterator[tuple[list[Any] | None, int]]:
-    """The events in blocks with the position after each; None for events where the text ends in the middle."""
-    decoder = json.JSONDecoder(strict=False)
-    singly_until = 0
-    while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        if text[at : at + 1] == "]":
-            yield [], at + 1
-            return
-        if at >= singly_until:
-            block, end = _block(text, at)
-            if block:
-                yield block, end
-                at = end
-                continue
-            singly_until = at + _BLOCK
-        try:
-            event, at = decoder.raw_decode(text, at)
-        except ValueError:
-            yield None, len(text)
-            return
-        yield [event], at
-
-
-def _block(text: str, at: int) -> tuple[list[Any], int]:
-    """About a megabyte of events decoded at once; none where that part of the text is not a list of events."""
-    match = _CLOSE.search(text, at + _BLOCK)
-    if match is None:
-        return [], at
-    try:
-        return json.loads(f"[{text[at : match.start() + 1]}]", strict=False), match.end()
-    except ValueError:  # the place is inside an event, or an event is damaged
-        return [], at

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from stallscope.events.counted import counted
+from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
 from stallscope.importers.profile_trace import trace_of
-from stallscope.importers.profiler_file import is_profile, profile_of
+from stallscope.importers.profiler_file import is_profile, profiles_of
 from stallscope.importers.registry import Importer, Unread, each_readable
 from stallscope.importers.texts import HEAD_BYTES, head_of
 
@@ -20,8 +22,9 @@ def _accepts(file: Path, head: bytes) -> bool:
 
 
 def _read(files: Sequence[Path], unread: Unread) -> Trace:
-    profiles = each_readable(files, profile_of, unread)
-    return trace_of(profiles, f"torch.profiler traces of {len(profiles)} ranks")
+    profiles = [profile for parts in each_readable(files, profiles_of, unread) for profile in parts]
+    n_ranks = len({profile.file if profile.rank == UNKNOWN else profile.rank for profile in profiles})
+    return trace_of(profiles, f"torch.profiler trace{'s' * (n_ranks > 1)} of {counted(n_ranks, 'rank')}")
 
 
 IMPORTER = Importer("torch.profiler trace (one file per rank)", _accepts, _read)

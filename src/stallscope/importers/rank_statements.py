@@ -64,7 +64,10 @@ class Failure:
 
 @dataclass
 class Statements:
-    """All statements of some files. world_size: UNKNOWN if no line states it. writers: ranks that wrote a line."""
+    """All statements of some files. world_size: UNKNOWN if no line states it. writers: ranks that wrote a line.
+
+    local_ranks: the rank within a group, by group and rank.
+    """
 
     world_size: int = UNKNOWN
     hosts: dict[int, str] = field(default_factory=dict)
@@ -73,6 +76,7 @@ class Statements:
     progress: dict[tuple[str, int], Progress] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
     members: dict[str, set[int]] = field(default_factory=dict)
+    local_ranks: dict[tuple[str, int], int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
     stacks: dict[int, list[tuple[str, ...]]] = field(default_factory=dict)
     omitted: dict[str, int] = field(default_factory=dict)
@@ -111,6 +115,7 @@ class Statements:
         self.groups = other.groups | self.groups
         self.facts = other.facts | self.facts
         self.pids = other.pids | self.pids
+        self.local_ranks = other.local_ranks | self.local_ranks
         self.writers |= other.writers
         for (group, rank), progress in other.progress.items():
             known = self.progress.get((group, rank))
@@ -128,6 +133,26 @@ class Statements:
         self.sources += other.sources
         self.has_times |= other.has_times
         self.started_ns = max(self.started_ns, other.started_ns)
+
+    def add_silent_members(self) -> None:
+        """Add the members of groups that no line states, where the stated members are evenly spaced: 4, 5, 7 of 4."""
+        for group, members in self.members.items():
+            local = {
+                rank: self.local_ranks[group, rank] for rank in members if (group, rank) in self.local_ranks
+            }
+            if len(local) < 2 or len(set(local.values())) < len(local):
+                continue
+            (first, at), (second, then) = sorted(local.items())[:2]
+            stride = (second - first) // (then - at) if then > at else 0
+            size = max(local.values()) + 1
+            base = first - at * stride
+            if (
+                stride > 0
+                and base >= 0
+                and all(rank == base + stride * n for rank, n in local.items())
+                and size <= 4096
+            ):
+                members |= set(range(base, base + stride * size, stride))
 
     def leave_out_impossible_numbers(self) -> None:
         """Leave out ranks, process ids and rounds that no job has: damaged lines state them."""

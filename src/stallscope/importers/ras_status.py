@@ -171,14 +171,21 @@ def _unplaced(comms: dict[int, _Comm], ranks: dict[tuple[str, int], int]) -> lis
 
 
 def _unplaced_gaps(members: list[Member]) -> Iterator[Gap]:
-    if members:
+    """The members that are behind in their communicators, by process, because their ranks in the job are unknown."""
+    least = {
+        comm: min(m.entered for m in members if m.comm_hash == comm)
+        for comm in {m.comm_hash for m in members}
+    }
+    behind = [member for member in members if member.entered == least[member.comm_hash]]
+    if behind:
         names = ", ".join(
-            f"process {m.pid} on {m.host} (rank {m.rank} of communicator {m.comm_hash:016x})"
-            for m in members[:4]
+            f"process {m.pid} on {m.host} (GPU {m.device}, rank {m.rank} of communicator {m.comm_hash:016x})"
+            for m in behind[:4]
         )
         yield Gap(
-            f"the text does not state the rank in the job of {names}, whose counts differ from its peers'",
-            "Run ncclras -f json (NCCL 2.28.7 or later), and dump the stacks of that process.",
+            f"{names} is behind its peers in that communicator, and the text does not state its rank in the job",
+            "Dump the stacks of that process (py-spy dump --pid PID). ncclras -f json (NCCL 2.28.7 or later) states "
+            "the ranks of all processes.",
         )
 
 

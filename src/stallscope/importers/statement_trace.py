@@ -32,12 +32,17 @@ def comm_hash_of(group: str) -> int:
 def statement_trace(statements: Statements) -> Trace:
     """The statements as a trace."""
     statements.leave_out_impossible_numbers()
+    statements.add_silent_members()
+    if statements.world_size == UNKNOWN and statements.progress:  # a job has all ranks below its largest rank
+        known = statements.writers | {rank for _, rank in statements.progress}
+        statements.world_size = max(known) + 1
     ranks = sorted(
         {rank for _, rank in statements.progress}
         | set(statements.stacks)
         | statements.writers
         | {failure.rank for failure in statements.failures if failure.rank >= 0}
         | set(range(max(statements.world_size, 0)))
+        | set().union(*statements.members.values())
     )
     hosts = tuple(sorted({statements.hosts.get(rank, "") for rank in ranks})) or ("",)
     processes = {

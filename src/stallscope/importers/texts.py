@@ -1,6 +1,6 @@
 """Files of other tools, plain or compressed: the files of a folder, their first bytes, their text and their lines.
 
-Compression is recognised by content (gzip, bzip2, xz, a zip with one member), never by the file's name.
+Compression is recognised by content (gzip, bzip2, xz, zstd, lz4, a zip with one member), never by the file's name.
 """
 
 import bz2
@@ -27,6 +27,7 @@ HEAD_BYTES = 1 << 16
 LINE_BYTES = 1 << 16  # longer lines are read in parts
 _BLOCK_BYTES = 1 << 20
 _MOST_FILES = 200_000
+_UTF_8 = "utf-8-sig"
 _WIDE_BYTES = 64 << 20  # longer texts lose their letters beyond ASCII, so that 400 MiB do not become 1.6 GiB
 _ONLY_ASCII = bytes(range(128)) + b"?" * 128
 _DAMAGED = (
@@ -116,7 +117,8 @@ def _head(file: Path, mtime_ns: int, size: int) -> bytes:
 
 def _first_bytes(file: Path, n_bytes: int) -> bytes:
     raw = _raw_bytes(file, n_bytes)
-    return raw.decode("utf-16", "ignore").encode() if _is_utf_16(raw) else raw
+    encoding = _encoding_of(raw)
+    return raw if encoding == _UTF_8 else raw.decode(encoding, "ignore").encode()
 
 
 def _raw_bytes(file: Path, n_bytes: int) -> bytes:
@@ -127,9 +129,14 @@ def _raw_bytes(file: Path, n_bytes: int) -> bytes:
         return b""
 
 
-def _is_utf_16(raw: bytes) -> bool:
-    """Whether a text begins with a byte order mark of UTF-16."""
-    return raw[:2] in (b"\xff\xfe", b"\xfe\xff")
+def _encoding_of(raw: bytes) -> str:
+    """The encoding of a text by its first bytes: UTF-16 with a byte order mark or in ASCII letters, otherwise UTF-8."""
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    even, odd = raw[0:128:2], raw[1:128:2]
+    if len(odd) >= 4 and b"\0" not in even and odd.count(b"\0") == len(odd):
+        return "utf-16-le"
+    return "utf-16-be" if len(odd) >= 4 and b"\0" not in odd and even.count(b"\0") == len(even) else _UTF_8
 
 
 def begins_as_object(head: bytes, words: Sequence[bytes]) -> bool:
@@ -147,8 +154,8 @@ def text_of(file: Path, most_bytes: int) -> str:
     if len(raw) > most_bytes:
         raise BadTrace(f"{file} is larger than {most_bytes >> 20} MiB unpacked: record a shorter time")
     _report(len(raw))
-    if _is_utf_16(raw):
-        return raw.decode("utf-16", "replace")
+    if (encoding := _encoding_of(raw[:128])) != _UTF_8:
+        return raw.decode(encoding, "replace")
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     if len(raw) > _WIDE_BYTES and not raw.isascii():  # one wide letter makes Python store four bytes for each
         raw = raw.translate(_ONLY_ASCII)
@@ -195,7 +202,7 @@ def lines_with(file: Path, words: Sequence[bytes], is_open: Callable[[], bool]) 
 
     A block is about a megabyte. Raises BadTrace where the file cannot be opened.
     """
-    if _encoding(file) != "utf-8-sig":
+    if _encoding(file) != _UTF_8:
         yield from lines_of(file)
         return
     try:
@@ -224,7 +231,7 @@ def _next_block(stream: IO[bytes]) -> bytes:
 
 
 def _encoding(file: Path) -> str:
-    return "utf-16" if _is_utf_16(_raw_bytes(file, 2)) else "utf-8-sig"
+    return _encoding_of(_raw_bytes(file, 128))
 
 
 def opened(file: Path) -> IO[bytes]:
@@ -237,6 +244,11 @@ def opened(file: Path) -> IO[bytes]:
         return bz2.open(file)
     if magic == b"\xfd7zXZ\x00":
         return lzma.open(file)
+    if magic[:4] == b"\x28\xb5\x2f\xfd" or magic[:4] == b"\x04\x22\x4d\x18":
+        import pyarrow as pa
+
+        stream = pa.OSFile(str(file))
+        return io.BufferedReader(pa.CompressedInputStream(stream, "zstd" if magic[:1] == b"\x28" else "lz4"))
     return _only_member(file) if magic[:4] == b"PK\x03\x04" else file.open("rb")
 
 
@@ -247,3 +259,16 @@ def _only_member(file: Path) -> IO[bytes]:
         archive.close()
         raise zipfile.BadZipFile(f"the archive has {len(members)} files; unpack it into a folder first")
     return archive.open(members[0])
+
+
+def archive_words(file: Path) -> str:
+    """An archive of several files in words; "" for any other file."""
+    with suppress(*_DAMAGED):
+        with file.open("rb") as raw:
+            if raw.read(4) == b"PK\x03\x04":
+                with zipfile.ZipFile(file) as archive:
+                    n = len([member for member in archive.infolist() if not member.is_dir()])
+                return f"a zip archive of {n} files" if n != 1 else ""
+        with opened(file) as stream:
+            return "a tar archive" if stream.read(263)[257:262] == b"ustar" else ""
+    return ""

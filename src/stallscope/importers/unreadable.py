@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+from stallscope.importers.texts import archive_words
+
 
 def remedy(file: Path, head: bytes) -> str:
     """The reason why a file cannot be imported, in the middle of a sentence after its name."""
     name = file.name.lower()
+    if archive := archive_words(file):
+        return f"is {archive}: unpack it, and give the folder"
     if not head:
         return "is empty or cannot be read: copy it again, or check its permissions"
     if name.endswith((".nsys-rep", ".qdrep")):

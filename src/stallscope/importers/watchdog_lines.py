@@ -8,8 +8,10 @@ import re
 
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Op
+from stallscope.events.trace import Gap
 from stallscope.importers.log_lines import Line
 from stallscope.importers.log_state import LogState, Writer
+from stallscope.importers.rank_statements import Failure
 
 _OPS = (
     ("REDUCE_SCATTER", Op.REDUCE_SCATTER),
@@ -26,6 +28,7 @@ _OPS = (
     ("RECV", Op.RECV),
 )
 """c10d's opTypeToString; the first entry that the name contains."""
+_MOST_GAPS = 4
 TIMEOUT = re.compile(
     r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
     r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<count>\d+), NumelOut=\d+)?"
@@ -38,6 +41,7 @@ STATUS = re.compile(
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)(?:, last started (?:NCCL )?work: (?P<started>-?\d+))?"
     r", last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
+STUCK = re.compile(r"watchdog got stuck for (\d+) seconds")
 C10_FRAME = re.compile(r"^#\d+ (?P<name>.+?) from (?P<file>.+):(?P<line>\d+)\s*$")
 
 
@@ -79,6 +83,17 @@ def take_status(log: LogState, writer: Writer, match: re.Match[str], line: Line)
     _move_timeout(log, group, rank, line.text)
 
 
+def take_stuck(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
+    """A watchdog thread that a call of CUDA holds: a remark, because ranks that wait for others state it too."""
+    if writer.rank is not None:
+        words = f"NCCL's watchdog thread was stuck for {match[1]} s, inside CUDA or without the interpreter's lock"
+        log.statements.add_failure(Failure(writer.rank, "remark", words, log.now_ns))
+        gap = Gap(
+            f"rank {writer.rank} states that {words}", "Give the stacks of all ranks (py-spy dump --pid PID)."
+        )
+        log.statements.gaps += [gap] if len(log.statements.gaps) < _MOST_GAPS else []
+
+
 def keep_line(log: LogState, writer: Writer) -> None:
     """The innermost line of the program's own code below a watchdog's "Stack trace of the failed collective"."""
     own = [f for f in writer.c10_frames or () if not re.search(r"/(?:site|dist)-packages/|/torch/", f)]
@@ -88,7 +103,7 @@ def keep_line(log: LogState, writer: Writer) -> None:
 
 def _move_timeout(log: LogState, group: str, rank: int, text: str) -> None:
     """A time-out names no group: it belongs to the group whose status states the same number."""
-    at = re.search(r"work sequence id: (\d+)", text)
+    at = re.search(r"(?:work sequence id|at (?:NCCL )?work): (\d+)", text)
     waiting = log.statements.progress.get(("default_pg", rank))
     if group == "default_pg" or not at or waiting is None or waiting.open_seq != int(at[1]):
         return
@@ -111,5 +126,6 @@ def _group(log: LogState, match: re.Match[str], rank: int) -> str:
         log.statements.groups["default_pg"] = "default_pg"
         return "default_pg"
     name = match["guid"] if match["guid"] else f"{match['id']} of rank {rank}"
+    log.statements.local_ranks[name, rank] = int(match["rank"])
     log.statements.groups[name] = f"{words} (group {name})" if words else f"group {name}"
     return name

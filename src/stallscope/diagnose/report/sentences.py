@@ -134,6 +134,8 @@ def _inconclusive(verdict: Verdict) -> str:
         )
     if verdict.cost is None and verdict.evidence.suspects and verdict.late_ms is None:
         return f"The job makes no more calls: {verdict.abstained_because}."
+    if verdict.cost is None and verdict.late_ms is None:
+        return f"No rank can be named: {verdict.abstained_because}."
     return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
 
 
