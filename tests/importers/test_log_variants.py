@@ -22,7 +22,7 @@ LOGS = {
             f"[launch.py:253:main] process {40 + i} spawned with command: ['--local_rank={i}']\n"
             for i in range(4)
         )
-        + "[launch.py:322:sigkill_handler] ['/usr/bin/python3', '-u', 't.py', '--local_rank=3', '--x'] exits with return "
+        + "[launch.py:322:sigkill_handler] ['/usr/bin/python3', '-u', 't.py', '--local_rank=3'] exits with return "
         "code = -9\n",
         3,
         "killed by SIGKILL",
@@ -190,3 +190,62 @@ def test_an_archive_is_refused_with_its_remedy(run, tmp_path: Path):
     ):
         code, _, err = run("explain", tmp_path / name)
         assert code != 0 and words in err and "Traceback" not in err
+
+
+STACKS = {
+    rank: [("/w/data.py", 12, "read")]
+    if rank == 2
+    else [("/w/torch/distributed/distributed_c10d.py", 25, "all_reduce")]
+    for rank in range(4)
+}
+
+
+@pytest.mark.parametrize("heading", ["Current thread 0x00007f1", "Timeout (0:10:00)!\nThread 0x00007f1"])
+def test_stacks_of_faulthandler_between_the_lines_of_a_log_name_the_odd_rank(
+    run, tmp_path: Path, heading: str
+):
+    log = "".join(
+        with_prefix(
+            f"[rank{rank}]: ",
+            "Thread 0x00007f9 (most recent call first):\n"
+            '  File "/usr/lib/python3.11/threading.py", line 320 in wait\n'
+            f"{heading} (most recent call first):\n"
+            + "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in frames)
+            + '  File "/w/train.py", line 9 in <module>\n',
+        )
+        for rank, frames in STACKS.items()
+    )
+    (tmp_path / "job.log").write_text("step 1\n" * 5 + log + "[rank0]: step 2\n")
+    _, out, _ = run("explain", "--json", tmp_path / "job.log")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == ("hang", [2])
+    assert "data.py:12 read" in verdict["summary"]
+
+
+def test_dumps_of_containers_share_a_process_id(run, tmp_path: Path):
+    for rank, frames in STACKS.items():
+        text = "".join(f"    {name} ({file}:{line})\n" for file, line, name in frames)
+        (tmp_path / f"train-worker-{rank}.txt").write_text(
+            f'Process 1: python train.py\nPython v3.10.12 (/usr/bin/python)\n\nThread 1 (active): "MainThread"\n{text}'
+            "    <module> (train.py:9)\n"
+        )
+    _, out, _ = run("explain", "--json", tmp_path)
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == ("hang", [2])
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_rank_that_never_begins_a_communicator_is_named(run, tmp_path: Path, is_complete: bool):
+    """ncclCommInitRank of three of four ranks; complete on all ranks it shows no culprit."""
+    states = ("Init START", "Init COMPLETE") if is_complete else ("Init START",)
+    lines = [
+        f"n0:{30 + r}:{30 + r} [{r}] NCCL INFO ncclCommInitRank comm 0x5{r} rank {r} nranks 4 commId 0xab - {s}"
+        for r in range(4)
+        for s in states
+        if r != 2 or is_complete
+    ]
+    (tmp_path / "nccl.log").write_text("\n".join(lines) + "\n")
+    _, out, _ = run("explain", "--json", tmp_path)
+    (verdict,) = json.loads(out)["verdicts"]
+    assert (verdict["kind"], verdict["ranks"]) == (("inconclusive", []) if is_complete else ("hang", [2]))
+    assert is_complete or "round 0 (ncclCommInitRank)" in verdict["summary"]

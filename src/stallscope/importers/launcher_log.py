@@ -61,7 +61,7 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
     logs = {file: _last_attempt(file) for file in files}
     statements.merge(_of_one_job(logs))
     statements.sources.append(f"{len(logs)} log{'s' * (len(logs) > 1)} of a launcher")
-    if not statements.failures and not statements.progress and not statements.gaps:
+    if not (statements.failures or statements.progress or statements.stacks or statements.gaps):
         statements.gaps.append(
             Gap(
                 "the logs state neither a time-out nor the end of a process",

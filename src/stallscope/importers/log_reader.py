@@ -101,7 +101,7 @@ _ANY = (
         "got stuck",
         "Node failure",
     ),
-    *("CANCELLED AT", "world_rank="),
+    *("CANCELLED AT", "most recent call first", "world_rank="),
 )
 """A line without any of these words is skipped, and so are blocks of lines."""
 
@@ -139,7 +139,7 @@ def _read(file: Path, file_rank: int | None) -> LogState:
             if any(word in part for word in _ANY) or is_open():
                 _take(log, parse(part, has_labels=has_labels))
     for writer in list(log.writers.values()):
-        log.close(writer, "")
+        log.end_thread(writer) if writer.thread else log.close(writer, "")
     return log
 
 
@@ -178,6 +178,11 @@ def _continues(log: LogState, writer: Writer, text: str) -> bool:
                 log.close(writer, writer.is_crash)
             return True
         log.close(writer, writer.is_crash)
+    if writer.thread:
+        if match := FRAME_LINE.match(text):
+            writer.frames.append(f"{match['file']}:{match['line']} {(match['name'] or '<module>').strip()}")
+            return True
+        log.end_thread(writer)
     if (match := C10_FRAME.match(text)) and writer.c10_frames is not None:
         writer.c10_frames.append(f"{match['file']}:{match['line']} {match['name']}")
         keep_line(log, writer)
@@ -189,6 +194,12 @@ def _take_traceback(log: LogState, writer: Writer, match: re.Match[str], line: L
     """The begin of a traceback."""
     log.close(writer, "")
     writer.is_traceback = True
+
+
+def _take_thread(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
+    """A thread of a dump of faulthandler in the lines of a rank; dumps in files of their own are read by stack_dump."""
+    if line.rank is not None:
+        writer.thread, writer.frames = match[1], []
 
 
 def _take_restart(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
@@ -220,6 +231,7 @@ _TAKERS: tuple[tuple[re.Pattern[str], Callable[[LogState, Writer, re.Match[str],
     (STATUS, take_status),
     (STUCK, take_stuck),
     (re.compile(r"Traceback \(most recent call last\)"), _take_traceback),
+    (re.compile(r"^(Current|Thread).* \(most recent call first\)"), _take_thread),
     (BARRIER, take_barrier),
     (EXITED, take_exit),
     (SRUN, take_srun),

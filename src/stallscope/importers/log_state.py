@@ -16,7 +16,8 @@ _ACTOR_PID = re.compile(r"\bpid=(\d{1,9})\b")  # in the prefix of Ray
 class Writer:
     """The open part of a writer's lines: a traceback, the frames below a watchdog's line, a torchrun summary.
 
-    task: rank, process id and host of a task whose exit status a later line states.
+    task: rank, process id and host of a task whose exit status a later line states. thread: the first word of the
+    heading of a thread in a dump of faulthandler. n_current: 1 after the stack of the current thread.
     """
 
     rank: int | None = None
@@ -28,10 +29,12 @@ class Writer:
     summary: dict[str, str] = field(default_factory=dict)
     is_root_cause: bool = False
     task: tuple[int, int, str] | None = None
+    thread: str = ""
+    n_current: int = 0
 
     def is_open(self) -> bool:
         """Whether the next lines may belong to a traceback."""
-        return self.is_traceback or bool(self.is_crash)
+        return self.is_traceback or bool(self.is_crash) or bool(self.thread)
 
 
 class LogState:
@@ -126,6 +129,15 @@ class LogState:
         self.statements.add_failure(
             Failure(rank, kind, words or status_words(status), ts_ns or self.now_ns, (), status, pid, host)
         )
+
+    def end_thread(self, writer: Writer) -> None:
+        """End the stack of a thread. The main thread is the current thread, otherwise the last thread of a dump."""
+        if writer.frames and writer.rank is not None:
+            stack = tuple(writer.frames)
+            known = self.statements.stacks.setdefault(writer.rank, [])
+            known.insert(min(len(known), writer.n_current), stack)
+            writer.n_current |= writer.thread == "Current"
+        writer.frames, writer.thread = [], ""
 
     def close(self, writer: Writer, words: str) -> None:
         """End an open traceback. words: its error; "" where the log breaks off."""

@@ -148,7 +148,7 @@ def _state(job: _Job, statements: Statements) -> None:
         statements.failures.append(
             Failure(ranks.get(process, UNKNOWN), kind, f"NCCL WARN {text}", number, host=process[0])
         )
-    if not any(member.n_calls for member in job.members.values()):
+    if not any(member.n_calls for member in job.members.values()) and not statements.progress:
         statements.gaps.append(
             Gap("the NCCL logs hold no calls", "Log them with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL.")
         )
@@ -211,10 +211,12 @@ def _add_progress(
     statements.groups[comm] = f"communicator {comm}"
     calls = [member.n_calls for _, member in members]
     most = max(calls)
-    is_initialising = any(not m.is_complete and m.comm_id for _, m in members) and most == 0
+    if most == 0 and any(not member.is_complete and member.comm_id for _, member in members):
+        _add_initialisation(statements, comm, members, ranks)
+        return
     for process, member in members:
         statements.members.setdefault(comm, set()).add(ranks[process])
-        if most == 0 and not is_initialising:
+        if most == 0:
             continue
         progress = statements.progress.setdefault((comm, ranks[process]), Progress(comm))
         progress.enqueued = member.n_calls - 1
@@ -224,6 +226,20 @@ def _add_progress(
             progress.op, progress.count = member.op, member.count
         if member.n_calls == most and most > min(calls):
             progress.open_seq = member.n_calls - 1
+
+
+def _add_initialisation(
+    statements: Statements, comm: str, members: list[tuple[Process, _Member]], ranks: dict[Process, int]
+) -> None:
+    """A communicator that is being created: its creation is round 0. Ranks without a line have not begun it."""
+    size = max(member.size for _, member in members)
+    known = set(range(size)) if size == statements.world_size else set()
+    statements.members[comm] = known | {ranks[process] for process, _ in members}
+    for process, member in members:
+        progress = statements.at(comm, ranks[process])
+        progress.enqueued, progress.op, progress.words = 0, Op.COMM_INIT, "ncclCommInitRank"
+        progress.completed = 0 if member.is_complete else UNKNOWN
+        progress.open_seq = UNKNOWN if member.is_complete else 0
 
 
 def _add_transports(job: _Job, statements: Statements, ranks: dict[Process, int]) -> None:

@@ -48,6 +48,8 @@ def statement_trace(statements: Statements) -> Trace:
     processes = {
         rank: (hosts.index(statements.hosts.get(rank, "")), statements.pids.get(rank, rank)) for rank in ranks
     }
+    if len(set(processes.values())) < len(processes):  # processes of containers may share an id
+        processes = {rank: (node, rank) for rank, (node, _) in processes.items()}
     times = [failure.ts_ns for failure in statements.failures] + [
         progress.ts_ns for progress in statements.progress.values()
     ]

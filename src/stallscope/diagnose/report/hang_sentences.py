@@ -46,7 +46,7 @@ def hang_sentence(verdict: Verdict) -> str:
         return _by_stacks(verdict)
     if verdict.evidence.is_circle:
         return f"The job hangs: {ranks_text(verdict.ranks)} wait for each other over several communicators{time}."
-    what = _round(verdict) if verdict.first_round is not None else "a call"
+    what = round_text(verdict) if verdict.first_round is not None else "a call"
     if verdict.abstained_because:
         return f"The job hangs{time}, and no rank can be named: {verdict.abstained_because}."
     if verdict.evidence.crossed_order:
@@ -68,7 +68,7 @@ def hang_sentence(verdict: Verdict) -> str:
     return f"The job hangs: {ranks_text(verdict.ranks)} {verb} not {_missing_part(doing)} {what}{time}{activity}.{more}"
 
 
-def _round(verdict: Verdict) -> str:
+def round_text(verdict: Verdict) -> str:
     """The round with its operation and its group, where the source states them."""
     operation, group = verdict.evidence.operation, verdict.evidence.group
     what = f"round {verdict.first_round}{f' ({operation})' if operation else ''}"

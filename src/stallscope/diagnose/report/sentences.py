@@ -1,7 +1,7 @@
 """The answer of a verdict in one or two sentences."""
 
 from stallscope.diagnose.causes import leading
-from stallscope.diagnose.report.hang_sentences import failure_sentence, hang_sentence
+from stallscope.diagnose.report.hang_sentences import failure_sentence, hang_sentence, round_text
 from stallscope.diagnose.report.phrases import identity_text, ms_text, name_text, ranks_text, short_frame
 from stallscope.diagnose.report.verdict import Verdict
 
@@ -97,8 +97,8 @@ def _ms_of(value: float | None) -> str:
 
 def _mismatch(verdict: Verdict) -> str:
     return (
-        f"{ranks_text(verdict.ranks).capitalize()} entered round {verdict.first_round} of communicator "
-        f"{verdict.comm_hash} with a different operation, size or type than the other ranks{_since_then(verdict)}."
+        f"{ranks_text(verdict.ranks).capitalize()} entered {round_text(verdict)} with a different operation, size or "
+        f"type than the other ranks{_since_then(verdict)}."
     )
 
 

@@ -30,12 +30,19 @@ def counts_only(trace: Trace) -> bool:
     return not has_rows and len(trace.communicators) > 0 and not trace.snapshots["ledger_ns"].any()
 
 
+def _is_explained(hang: Verdict, odd: list[Verdict]) -> bool:
+    """Whether the members of a round that never completes entered that round with different calls."""
+    rounds = [(verdict.comm_hash, verdict.first_round) for verdict in odd]
+    return not hang.ranks and (hang.comm_hash, hang.first_round) in rounds
+
+
 def report(trace: Trace, odd: list[Verdict], *, limits: Thresholds, usd_per_gpu_hour: float | None) -> Report:
     """The report on a trace for which is_for(). odd: verdicts on rounds entered differently."""
     verdicts = [*odd]
     if records_completion(trace):
         held = standstill(trace)
-        verdicts += [incomplete.verdict(trace, held)] if held else []
+        hang = incomplete.verdict(trace, held) if held else None
+        verdicts += [hang] if hang and not _is_explained(hang, odd) else []
     done = work(trace, first_step=limits.warm_up_steps)
     if done is not None:
         verdicts += slow_work(trace, done, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
