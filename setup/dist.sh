@@ -12,5 +12,6 @@ rm -rf "$out"
 "$bin/python" setup/one_file.py "$out/stallscope-$(uname -m).pyz" "$(ls "$out"/*.whl)" export "$(uname -m)" 3.11 3.12 3.13
 setup/standalone.sh "$bin" "$out"
 setup/packages.sh "$bin" "$out"
+git describe --always --dirty --abbrev=12 >"$out/COMMIT"
 (cd "$out" && sha256sum -- * >SHA256SUMS)
 du -h "$out"/*

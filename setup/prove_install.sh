@@ -4,7 +4,7 @@
 # Empty machines need debootstrap, the images need buildah; without these programs their rows are left out.
 set -euo pipefail
 dist=$(realpath "$1") result=$(realpath -m "$2") setup=$(realpath "$(dirname "$0")")
-commit=$(git describe --always --dirty --abbrev=12)
+commit=$(cat "$dist/COMMIT") # of the files
 shopt -s nullglob # a file that was not built has no row
 scratch=$(mktemp -d)
 cleanup() {

@@ -94,14 +94,16 @@ def initramfs(root: Path, source: Path, emulated: Path) -> Path:
     return file
 
 
-def output(kernel: Path, initramfs: Path, *, timeout_s: float = BOOT_S, memory_mb: int = 1500) -> str:
+def output(
+    kernel: Path, initramfs: Path, *, timeout_s: float = BOOT_S, memory_mb: int = 1500, cpu: str = _CPU
+) -> str:
     """The output of the script inside on this kernel (a vmlinuz).
 
     One CPU: with two, Linux 6.12 crashes in the emulation while it patches its own code.
     """
     command = ["nice", "-n", "5", "qemu-system-x86_64", "-kernel", str(kernel), "-initrd", str(initramfs)]
     command += ["-append", _BOOT, "-nographic", "-no-reboot"]
-    command += ["-m", str(memory_mb), "-smp", "1", "-cpu", _CPU, "-nic", "none"]
+    command += ["-m", str(memory_mb), "-smp", "1", "-cpu", cpu, "-nic", "none"]
     done = subprocess.run(
         command, stdin=-3, capture_output=True, text=True, timeout=timeout_s, errors="replace"
     )

@@ -494,7 +494,11 @@ def _checked(path: Path) -> btf.Btf:
     except OSError as error:
         raise CannotTrace(f"{path}: {error.strerror}; build the BPF programs with `make bpf`") from None
     for name, dtype in kernel.STRUCTS.items():
-        if difference := btf.difference(dtype, types.dtype(name)):
+        try:
+            difference = btf.difference(dtype, types.dtype(name))
+        except KeyError:
+            difference = "which is missing"
+        if difference:
             raise CannotTrace(
                 f"{path} has another version: in struct {name}, {difference}; rebuild it with `make bpf`"
             )
