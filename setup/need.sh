@@ -122,6 +122,10 @@ missing_for_firefox() {
     has_command firefox || has_command firefox-esr || echo firefox-esr
 }
 
+missing_for_slurm() {
+    has_command slurmctld || echo slurmctld slurmd slurm-client slurm-wlm-basic-plugins
+}
+
 # need_optional LIST TEXT
 need_optional() {
     have "$1" && return 0
@@ -161,11 +165,12 @@ live) need_live && need_bpf ;;
 kernels) need_kernels ;;
 browser) need_optional missing_for_browser "the tests of the page in Chromium" ;;
 firefox) need_optional missing_for_firefox "the tests of the page in Firefox" ;;
+slurm) need_optional missing_for_slurm "the proof with Slurm" ;;
 dist) need_dist ;;
 images) need_images ;;
 chroot) need_chroot ;;
 *)
-    say "usage: need.sh venv|bpf|live|kernels|browser|firefox|dist|images|chroot"
+    say "usage: need.sh venv|bpf|live|kernels|browser|firefox|slurm|dist|images|chroot"
     exit 2
     ;;
 esac

@@ -23,6 +23,7 @@ from stallscope.capture.session import (
     SOURCE,
     Capture,
     Driver,
+    OwnerOptions,
     Sink,
     Sinks,
     StatusLine,
@@ -76,6 +77,7 @@ class Options:
     gpu_ioctls: count calls into the GPU driver; gpu_majors: finds its devices.
     annotate_socket: socket for jobs' labels; None: no labels. annotate_group: group of other users who may send labels.
     cloud: cloud whose metadata service describes this machine (aws, gcp, azure); empty: none.
+    owners: schedulers that are asked for owners, and the treatment of private labels.
     confined: give up all privileges that are no longer needed; for a process that only traces.
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
     separate process. alerts: the file of alerts. event_socket: where
@@ -98,6 +100,7 @@ class Options:
     annotate_socket: Path | None = None
     annotate_group: str = ""
     cloud: str = ""
+    owners: OwnerOptions = field(default_factory=OwnerOptions)
     prometheus: str = ""
     otlp: str = ""
     serve: str = ""
@@ -190,6 +193,7 @@ def _captured(options: Options) -> CaptureOptions:
         annotate_socket=options.annotate_socket,
         annotate_group=options.annotate_group,
         cloud=options.cloud,
+        owners=options.owners,
         delivers_often=options.hub is not None,
     )
 

@@ -21,6 +21,7 @@ from stallscope.commands.explain import explain
 from stallscope.commands.export import export
 from stallscope.commands.gate import gate
 from stallscope.commands.hub import hub_app
+from stallscope.commands.idle import idle
 from stallscope.commands.import_ import import_
 from stallscope.commands.mcp import mcp
 from stallscope.commands.merge import merge
@@ -65,6 +66,7 @@ app.command()(compare)
 app.command()(gate)
 app.command()(dashboard)
 app.command()(stacks)
+app.command()(idle)
 app.command()(query)
 app.command()(export)
 app.command()(merge)

@@ -110,6 +110,43 @@ class Settings:
             "empty: none"
         ),
     ] = ""
+    owners: Annotated[
+        str,
+        About(
+            "schedulers that the agent asks for owners, separated by commas: slurm, kubernetes, kubelet, ecs; "
+            "empty: only control groups and environments",
+        ),
+    ] = ""
+    owners_node: Annotated[
+        str, About("name of this machine in the scheduler; empty: SLURMD_NODENAME, NODE_NAME, or its name")
+    ] = ""
+    slurm_address: Annotated[
+        str, About("URL of slurmrestd's jobs, with the token in SLURM_JWT; empty: scontrol is run")
+    ] = ""
+    kubernetes_address: Annotated[
+        str, About("https://HOST:PORT of the API or of the kubelet; empty: as the pod's environment states")
+    ] = ""
+    owner_tags: Annotated[
+        str, About("labels and annotations of pods to keep, separated by commas: team, cost-center, ...")
+    ] = ""
+    owner_drop: Annotated[
+        str, About("owner labels that are neither stored nor sent, separated by commas: user, tags, ...")
+    ] = ""
+    owner_hash: Annotated[
+        str, About("owner labels that are replaced by a hash, separated by commas; needs owner_hash_key")
+    ] = ""
+    owner_hash_key: Annotated[
+        str, About("secret text for owner_hash; machines with one text give one hash for equal values")
+    ] = ""
+    idle_after_s: Annotated[
+        float,
+        About(
+            "GPUs that a job holds without using them are reported after this time; 0: not reported",
+            unit="s",
+            minimum=1,
+            zero_is_unlimited=True,
+        ),
+    ] = 300.0
     hook_budget_percent: Annotated[
         float,
         About(

@@ -9,6 +9,9 @@ from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.gpus import Gpus
 from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.host import HostEvents
+from stallscope.capture.owners.gpu_calls import GpuCalls
+from stallscope.capture.owners.idle_gpus import IdleGpus
+from stallscope.capture.owners.owners import Owners
 from stallscope.capture.probes.collector import Collector
 from stallscope.capture.probes.governor import Governor
 from stallscope.capture.probes.program import Program
@@ -16,7 +19,6 @@ from stallscope.capture.process.annotation_socket import Label, Labels
 from stallscope.capture.process.comm_split import Splits
 from stallscope.capture.process.processes import Processes, Snapshots
 from stallscope.capture.process.status import RecordCounts
-from stallscope.capture.process.workload import workload
 from stallscope.capture.rows import records
 from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.capture.rows.device_numbers import DeviceNumbers
@@ -31,7 +33,6 @@ from stallscope.events import layout
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
 from stallscope.events.names import Op
-from stallscope.events.owner import column
 
 _WITH_A_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
 """Tables whose `device` is the number of the GPU within the process."""
@@ -61,6 +62,8 @@ class Delivery:
         running: Callable[[], Iterable[int]] = tuple,
         chosen: Collection[int] = (),
         raw_file: Path | None = None,
+        owners: Owners | None = None,
+        idle_gpus: IdleGpus | None = None,
     ):
         self.tally = RecordCounts()
         self.collector = Collector(
@@ -70,6 +73,7 @@ class Delivery:
         self._events: list[Array] = []
         self._probes, self._sink, self._node, self._raw_file = probes, sink, node, raw_file
         self._labels, self._gpus, self._driver_calls = labels, gpus, driver_calls
+        self._owners, self._idle_gpus, self._gpu_calls = owners or Owners(), idle_gpus, GpuCalls()
         self._governor = governor
         numbers = gpus.gpu_numbers if gpus else GpuNumbers()
         self._processes = Processes(node, gpus=numbers)
@@ -117,6 +121,7 @@ class Delivery:
             self._append_named(layout.SAMPLES, self.samples.taken(self._node, now_ns, self._stacks.number))
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._annotate(self._labels.taken() if self._labels else [])
+        self._deliver_idle_gpus(now_ns)
         for table, rows in self._gpus.taken() if self._gpus else ():
             self._append(table, rows)
         losses = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
@@ -133,6 +138,7 @@ class Delivery:
         self._processes.joined(tables["communicators"])
         self.tally.add_rounds(tables["collectives"])
         for process in self._processes.located(tables["collectives"]):
+            self._gpu_calls.located(process.pid, process.device)
             self._sink.process_located(process.pid, process.device)
         if self._raw_file:
             with self._raw_file.open("ab") as file:
@@ -148,7 +154,9 @@ class Delivery:
         self._append(layout.PROCESSES, new)
         if len(new):
             self._governor.renew()
-        self._append_named(layout.OWNERS, _owner_rows(new, self._processes))
+        variables = {pid: self._processes.started_with(pid) for pid in new["pid"].tolist()}
+        rows = self._owners.rows(variables, node=self._node, now_ns=now_ns, first_ns=first_ns)
+        self._append_named(layout.OWNERS, rows)
         for process in self._processes.placed():
             self._sink.process_placed(process.pid, process.rank, nranks=process.nranks)
         self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
@@ -162,6 +170,14 @@ class Delivery:
         self._deliver_ends(dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True)), now_ns)
         self.tally.n_processes = len(self._processes)
 
+    def _deliver_idle_gpus(self, now_ns: int) -> None:
+        if self._idle_gpus:
+            processes = self._gpu_calls.processes(
+                self._processes.pids(), self._owners.labels, self._processes.members()
+            )
+            rows = self._idle_gpus.rows(now_ns, self._owners.allocations(), processes)
+            self._append_named(layout.IDLE_GPUS, rows)
+
     def _deliver_ends(self, exit_ns: dict[int, int], now_ns: int) -> None:
         if exit_ns:
             self._append(layout.MEMORY, self._tallies.ended(exit_ns, now_ns))
@@ -169,6 +185,8 @@ class Delivery:
         for pid in self._processes.gone(exit_ns):
             ended_ns = exit_ns.get(pid, now_ns)
             self._renumbering.forget(pid)
+            self._owners.forget(pid)
+            self._gpu_calls.forget(pid)
             if self._stacks:
                 self._stacks.forget(pid)
             self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
@@ -208,17 +226,5 @@ class Delivery:
     def _append_named(self, table: Table, rows: Array) -> None:
         """Deliver rows whose stacks have the sink's numbers."""
         if len(rows):
+            self._gpu_calls.take(table, rows)
             self._sink.append(table, rows)
-
-
-def _owner_rows(new: Array, processes: Processes) -> Array:
-    """Rows of OWNERS for these new processes, without the processes of an unknown owner."""
-    owners = [workload(int(row["pid"]), processes.started_with(int(row["pid"]))) for row in new]
-    is_known = [bool(owner) for owner in owners]
-    rows = layout.empty(layout.OWNERS, sum(is_known))
-    for name in ("ts_ns", "node", "pid"):
-        rows[name] = new[name][is_known]
-    for row, owner in zip(rows, filter(None, owners), strict=True):
-        for label, value in owner.items():
-            row[column(label)] = value.encode()
-    return rows

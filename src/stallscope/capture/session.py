@@ -20,12 +20,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.drivers import Driver, majors
 from stallscope.capture.gpu.gpus import Gpus, watched
+from stallscope.capture.owners.privacy import Privacy
+from stallscope.capture.owners.schedulers import OwnerOptions, idle_gpus, opened_owners, owner_sources
 from stallscope.capture.probes import clock, mmap_watch, preflight, privileges, program
 from stallscope.capture.probes.attaching import Attaching
 from stallscope.capture.probes.calibration import times_way_in
@@ -49,12 +51,15 @@ __all__ = [
     "Driver",
     "Label",
     "Options",
+    "OwnerOptions",
+    "Privacy",
     "Sink",
     "Sinks",
     "StatusLine",
     "boot_id",
     "clock",
     "majors",
+    "owner_sources",
 ]
 
 SOURCE = "live capture of real processes by eBPF"
@@ -76,7 +81,8 @@ class Options:
     check the ledger with. stacks: capture the code locations of blocked threads. gpu_ioctls: count calls into the GPU
     driver; gpu_majors: finds its devices. annotate_socket: socket for jobs' labels; None: no labels. annotate_group:
     group of other users who may send labels. cloud: cloud whose metadata service describes this machine (aws, gcp,
-    azure); empty: none. delivers_often: deliver records several times a second.
+    azure); empty: none. owners: schedulers that are asked for owners. delivers_often: deliver records several times
+    a second.
     """
 
     pids: tuple[int, ...] = ()
@@ -88,6 +94,7 @@ class Options:
     annotate_socket: Path | None = None
     annotate_group: str = ""
     cloud: str = ""
+    owners: OwnerOptions = field(default_factory=OwnerOptions)
     delivers_often: bool = False
 
 
@@ -165,6 +172,7 @@ class Capture:
         self._attaching = Attaching(
             self._discovery, probes.attach, governor=self._governor, only_few=probes.mode == "perf"
         )
+        self._owners = self._stack.enter_context(closing(opened_owners(options.owners, self._note)))
         self._delivery = Delivery(
             probes,
             sink,
@@ -179,6 +187,8 @@ class Capture:
             running=self._discovery.chosen,
             chosen=options.pids,
             raw_file=options.raw_file,
+            owners=self._owners,
+            idle_gpus=idle_gpus(options.owners, self._owners, node),
         )
         self._delivery.collector.start()
         self._governor.start()

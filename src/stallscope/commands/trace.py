@@ -17,6 +17,7 @@ from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
     from stallscope.agent import Hub, Options
+    from stallscope.capture.session import OwnerOptions
     from stallscope.settings import Settings
 
 
@@ -171,6 +172,7 @@ def trace(
         stacks=bool(chosen.stacks),
         gpu_ioctls=bool(chosen.gpu_ioctls),
         cloud=_cloud(chosen.cloud),
+        owners=_owners(chosen),
         prometheus=prometheus,
         otlp=otlp,
         serve=serve,
@@ -204,6 +206,23 @@ def _cloud(name: str) -> str:
     if name not in ("", "aws", "gcp", "azure"):
         raise BadInput(f"cloud: {name!r} is not known; choose aws, gcp or azure, or leave it empty")
     return name
+
+
+def _owners(chosen: Settings) -> OwnerOptions:
+    """Raises BadInput for an unknown scheduler or label."""
+    from stallscope.capture.session import OwnerOptions, Privacy, owner_sources
+
+    options = OwnerOptions(
+        kinds=chosen.owners,
+        node=chosen.owners_node or chosen.node,
+        slurm_address=chosen.slurm_address,
+        kubernetes_address=chosen.kubernetes_address,
+        tags=chosen.owner_tags,
+        privacy=Privacy.of(chosen.owner_drop, chosen.owner_hash, chosen.owner_hash_key),
+        idle_after_ns=int(chosen.idle_after_s * 1e9),
+    )
+    owner_sources(options)
+    return options
 
 
 def _valid(alerts: Path | None) -> Path | None:

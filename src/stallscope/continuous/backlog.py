@@ -23,7 +23,7 @@ Key = tuple[str, str]
 
 Tables = Mapping[str, pa.Table]
 
-_ALWAYS_KEPT = ("processes", "communicators", "owners")
+_ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus")
 """Small tables with identities that all later rows refer to; they are sent only once."""
 
 

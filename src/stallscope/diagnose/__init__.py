@@ -34,6 +34,7 @@ from stallscope.diagnose.stream import (
 )
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 from stallscope.diagnose.verdicts.by_source import joint
+from stallscope.diagnose.verdicts.idle import IdleHolder, idle_holders
 
 __all__ = [
     "LABELS",
@@ -41,6 +42,7 @@ __all__ = [
     "TRACE_ENDED",
     "Answer",
     "Change",
+    "IdleHolder",
     "JobState",
     "Member",
     "Numbering",
@@ -57,6 +59,7 @@ __all__ = [
     "compared",
     "diagnose",
     "has_calls",
+    "idle_holders",
     "joint",
     "json_row",
     "measures",

@@ -29,6 +29,7 @@ from stallscope.diagnose.verdicts import (
     failure,
     gpu_driver,
     hang,
+    idle,
     imbalance,
     inconclusive,
     mismatch,
@@ -59,9 +60,12 @@ def diagnose(
     limits = limits or Thresholds()
     if len(trace.collectives) >= _MANY_ROWS:
         keep_freed_memory()
+    if len(trace.idle_gpus) and not has_calls(trace):
+        return idle.only_idle(trace, limits, usd_per_gpu_hour)
     parts = jobs.parts(trace)
     reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
     report_of_all = by_job.numbered(reports, parts) if len(parts) > 1 else reports[0]
+    report_of_all = idle.with_idle_gpus(trace, report_of_all, limits, usd_per_gpu_hour)
     return replace(report_of_all, activity=as_data(trace, activities(trace)))
 
 
@@ -73,7 +77,12 @@ def has_calls(trace: Trace) -> bool:
 
 def can_diagnose(trace: Trace) -> bool:
     """Whether a trace has calls, stacks of ranks, statements of a log, or a reason why it has none of them."""
-    has_others = is_before_attach(trace) or stated.is_stated(trace) or bool(trace.coverage.gaps)
+    has_others = (
+        len(trace.idle_gpus) > 0
+        or is_before_attach(trace)
+        or stated.is_stated(trace)
+        or bool(trace.coverage.gaps)
+    )
     return has_calls(trace) or has_others
 
 

@@ -171,6 +171,12 @@ class VerdictEvidence:
     claimed_ranks: list[int] | None = None
     processes: list[ClaimingProcess] | None = None
 
+    # GPUs that are held without use
+    holder: str | None = None  # kind and number: job 4711, pod train-0, pid 4711
+    idle_gpus: list[str] | None = None  # as the scheduler names them
+    idle_because: str | None = None
+    idle_s: float | None = None  # of the first GPU
+
 
 @dataclass(frozen=True)
 class CauseEvidence:

@@ -182,6 +182,9 @@ class Thresholds:
     medium_share: float = 0.03
     """... medium from this share on, low below ..."""
 
+    idle_after_ns: int = 300_000_000_000
+    """GPUs held without use are a verdict after this time: pauses between cells of a notebook are shorter."""
+
     firm_confidence: float = 0.7
     """... and one level lower where the confidence is below this."""
 
@@ -199,6 +202,8 @@ class Chosen(Protocol):
     def hang_after_s(self) -> float: ...
     @property
     def hang_gap_factor(self) -> float: ...
+    @property
+    def idle_after_s(self) -> float: ...
 
 
 def thresholds_of(chosen: Chosen) -> Thresholds:
@@ -209,4 +214,5 @@ def thresholds_of(chosen: Chosen) -> Thresholds:
         cause_share=chosen.cause_share,
         hang_after_ns=int(chosen.hang_after_s * 1e9),
         hang_gap_factor=chosen.hang_gap_factor,
+        idle_after_ns=int(chosen.idle_after_s * 1e9),
     )

@@ -224,6 +224,22 @@ OWNERS = Table(
     ),
 )
 
+IDLE_GPUS = Table(
+    "idle_gpus",
+    "A GPU that a job holds without using it: a row at the begin, every minute, and at the end.",
+    (
+        Field("ts_ns", "i8", "time of observation"),
+        _WHO[0],
+        Field("pid", "u4", "process that holds the GPU; 0 none"),
+        Field("gpu", "S64", "the GPU, as the scheduler names it; empty where unknown"),
+        Field("holder", "S160", "holder: kind and number, such as `job 4711`"),
+        Field("since_ns", "i8", "begin of the idle time"),
+        Field("is_idle", "u1", "1 idle; 0 used again, or given back"),
+        Field("reason", "S32", "why it counts as idle"),
+        *(Field(column(label), "S128", meaning) for label, meaning in OWNER_LABELS.items()),
+    ),
+)
+
 OPERATIONS = Table(
     "operations",
     "Number and duration of the calls of a function: one row per process, function and second.",
@@ -474,11 +490,15 @@ SERVERS = Table(
 
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
-SENT_TABLES = (*TABLES, OWNERS)
+JOB_TABLES = (*TABLES, OWNERS)
+"""The tables whose rows belong to processes of a job."""
+
+SENT_TABLES = (*JOB_TABLES, IDLE_GPUS)
 """The tables that agents send to a hub."""
 
 NODE_TABLES: tuple[Table, ...] = (
     OWNERS,
+    IDLE_GPUS,
     OPERATIONS,
     MEMORY,
     CALL_ARGUMENTS,
@@ -509,6 +529,7 @@ ARRAYS = (
     *TABLES,
     ANNOTATIONS,
     OWNERS,
+    IDLE_GPUS,
     HOST_EVENTS,
     POSITIONS,
     GPUS,

@@ -102,6 +102,7 @@ class Trace:
     spans: Array = field(default_factory=lambda: layout.empty(layout.SPANS))
     annotations: Array = field(default_factory=lambda: layout.empty(layout.ANNOTATIONS))
     owners: Array = field(default_factory=lambda: layout.empty(layout.OWNERS))
+    idle_gpus: Array = field(default_factory=lambda: layout.empty(layout.IDLE_GPUS))
     host_events: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
     positions: Array = field(default_factory=lambda: layout.empty(layout.POSITIONS))
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)

@@ -53,7 +53,9 @@ TABLES = {
 A collective carries the ranks of its process, because queries on the hub select by rank.
 """
 
-ON_MONOTONIC = frozenset({"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns"})
+ON_MONOTONIC = frozenset(
+    {"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns", "since_ns"}
+)
 """Times of the node's CLOCK_MONOTONIC. GPU times stay on the GPU's clock."""
 
 

@@ -9,6 +9,7 @@ from stallscope.events.owner import column
 from stallscope.serve.tools.answer_summary import SummaryParams, summary
 from stallscope.serve.tools.find_nccl_processes import ProcessesParams, find_nccl_processes
 from stallscope.serve.tools.get_cost import CostParams, get_cost
+from stallscope.serve.tools.idle_gpus import IdleParams, idle_gpus
 from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import Batch
@@ -84,3 +85,40 @@ def test_costs_are_summed_by_owner(context):
     assert by_account == {"ml": pytest.approx(cluster.GPU_SECONDS), None: HELD_S}
     (row,) = get_cost(context, CostParams(by="queue", owner="bob")).rows
     assert (row.owner, row.gpu_seconds, row.cluster) == ("night", HELD_S, None)
+
+
+def test_idle_gpus_are_listed_with_owner_and_price(context):
+    now_ns = context.hub.now_ns()
+    hour_ns = 3_600 * 10**9
+    rows = [
+        {
+            "ts_ns": now_ns - ago_ns,
+            "cluster_id": "alpha",
+            "node_id": "alpha-node-0",
+            "gpu": gpu,
+            "since_ns": since_ns,
+        }
+        | {"holder": holder, "is_idle": is_idle, "reason": "no GPU call"}
+        | BOB
+        for holder, gpu, ago_ns, since_ns, is_idle in (
+            ("job 1", "0", 10**9, now_ns - 2 * hour_ns, 1),
+            ("job 1", "1", 10**9, now_ns - 2 * hour_ns, 1),
+            ("job 2", "2", 2 * 10**9, now_ns - hour_ns, 1),
+            ("job 2", "2", 10**9, now_ns - hour_ns, 0),
+            ("job 3", "3", hour_ns, now_ns - 2 * hour_ns, 1),
+        )
+    ]
+    tables = {"idle_gpus": cluster.table("idle_gpus", rows), "nodes": cluster.machines("alpha")}
+    context.hub.store.append(Batch("", "a", tables)).result(30)
+    answer = idle_gpus(context, IdleParams())
+    (row,) = answer.rows
+    assert (row.holder, row.gpus, row.owner["user"], round(row.gpu_hours, 1)) == (
+        "job 1",
+        ["0", "1"],
+        "bob",
+        4.0,
+    )
+    assert answer.usd_per_hour == row.usd_per_hour
+    assert row.usd_per_hour > 0
+    assert idle_gpus(context, IdleParams(owner="ann")).rows == []
+    assert idle_gpus(context, IdleParams(namespace="vision", job="4712")).n_gpus == 2

@@ -14,26 +14,38 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from stallscope.capture.process.process_identity import small_file
+
 _CONTAINER = re.compile(r"(?:^|[/:.-])([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?(?:/|$)", re.MULTILINE)
 _ECS = re.compile(r"/ecs/(?:[^/\s]+/)*([0-9a-f]{32})[-/]([0-9a-f]{32}-\d+|[0-9a-f]{64})")
 _POD = re.compile(
     r"kubepods[^\s]*?[/-]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})\b"
 )
+_RAY = re.compile(rb"ray::([^\0\s]+)")
+"""Ray names its workers after the task or method that they run."""
+_SLURM_STEP = re.compile(r"/job_\d+/step_([^/\s]+)")
 _SLURM = re.compile(r"/(?:slurm|slurmstepd)[^\s]*?/job_(\d+)(?:/|$)", re.MULTILINE)
 _UNIT = re.compile(r"^0::.*/([^/\s]+\.service)(?:/|$)", re.MULTILINE)
 _NO_UNIT = re.compile(r"^(?:user@\d+|slurmd|slurmstepd|containerd|docker|crio|kubelet)\.service$")
 """Services that run the processes of other owners."""
 
 _FROM_ENVIRONMENT = {
-    "job_name": "SLURM_JOB_NAME",
     "array_task": "SLURM_ARRAY_TASK_ID",
     "job_step": "SLURM_STEP_ID",
     "account": "SLURM_JOB_ACCOUNT",
     "partition": "SLURM_JOB_PARTITION",
     "qos": "SLURM_JOB_QOS",
     "run": "TORCHELASTIC_RUN_ID",
+    "node_list": "SLURM_JOB_NODELIST",
 }
 """Output variables of srun and sbatch (https://slurm.schedmd.com/srun.html), and of torchrun."""
+
+_FROM_FIRST = {
+    "job_name": ("SLURM_JOB_NAME", "LSB_JOBNAME", "PBS_JOBNAME", "TRAINING_JOB_NAME"),
+    "queue": ("LSB_QUEUE", "PBS_QUEUE", "AWS_BATCH_JQ_NAME"),
+    "gpus": ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"),
+}
+"""The first variable that is set: Slurm, LSF, PBS, SageMaker, AWS Batch."""
 
 _POD_NAMES = ("POD_NAME", "K8S_POD_NAME", "MY_POD_NAME", "KUBERNETES_POD_NAME")
 _NAMESPACES = ("POD_NAMESPACE", "K8S_NAMESPACE", "MY_POD_NAMESPACE", "KUBERNETES_NAMESPACE", "NAMESPACE")
@@ -46,6 +58,9 @@ _JOBS = (
     "CLOUD_ML_JOB_ID",
     "RAY_JOB_ID",
     "TORCHELASTIC_RUN_ID",
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "OMPI_MCA_orte_ess_jobid",
 )
 """The first variable that is set; torchrun's default run id is "none"."""
 
@@ -73,7 +88,10 @@ def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc"))
         "user": variables.get("SLURM_JOB_USER", "") or _user(home),
         "unit": _unit(groups),
         **{label: _first(variables, (name,)) for label, name in _FROM_ENVIRONMENT.items()},
+        **{label: _first(variables, names) for label, names in _FROM_FIRST.items()},
+        "actor": _ray_actor(home) if variables.get("RAY_JOB_ID") else "",
     }
+    labels["job_step"] = labels["job_step"] or _first_match(_SLURM_STEP, groups)
     return {name: _plain(value) for name, value in labels.items() if _plain(value)}
 
 
@@ -89,6 +107,13 @@ def _user(home: Path) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def _ray_actor(home: Path) -> str:
+    """The class of the actor in a title such as ray::Trainer.step; the name of a task in any other title."""
+    match = _RAY.match(small_file(f"{home}/cmdline"))
+    name = match[1].decode("utf-8", "replace") if match else ""
+    return "" if name == "IDLE" else name.partition(".")[0]
 
 
 def _unit(groups: str) -> str:

@@ -4,6 +4,7 @@ from stallscope.diagnose.causes import leading
 from stallscope.diagnose.report.hang_sentences import failure_sentence, hang_sentence, round_text
 from stallscope.diagnose.report.phrases import identity_text, ms_text, name_text, ranks_text, short_frame
 from stallscope.diagnose.report.verdict import Verdict
+from stallscope.events.counted import counted
 
 _MOST_RANKS = 12
 
@@ -20,9 +21,23 @@ def summary(verdict: Verdict) -> str:
         "imbalance": _imbalance,
         "change": _change,
         "link": _link,
+        "idle": _idle,
         "inconclusive": _inconclusive,
     }
     return sentences[verdict.kind](verdict)
+
+
+def _idle(verdict: Verdict) -> str:
+    evidence, name = verdict.evidence, verdict.owner.get("job_name")
+    gpus = counted(len(evidence.idle_gpus or ()), "GPU")
+    of_job = f" ({name})" if name else ""
+    user = f" of {verdict.owner['user']}" if verdict.owner.get("user") else ""
+    minutes = (evidence.idle_s or 0.0) / 60
+    long = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    return (
+        f"{evidence.holder}{of_job}{user} has held {gpus} on {verdict.nodes[0]} without use for {long}: "
+        f"{evidence.idle_because}."
+    )
 
 
 def _straggler(verdict: Verdict) -> str:

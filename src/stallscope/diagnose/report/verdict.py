@@ -69,7 +69,7 @@ class Verdict:
 
     kind: straggler, hang, mismatch, imbalance, device, process (a process without peers),
     failure (of a CUDA call, of a process), change (all ranks became slower), link (slow
-    collectives of a group), inconclusive.
+    collectives of a group), idle (GPUs held without use), inconclusive.
     ranks: the ranks with the fault, none for imbalance.
     pids: process ids, one for each of ranks; empty where the source has none. first_step: the first late step.
     owner: labels of events/owner.py that the named processes share.

@@ -10,7 +10,7 @@ from stallscope.events.trace import Clock, Trace
 
 _MOST_READINGS = 8  # of a node's clock: early readings far apart, late readings close together
 _TIMES = ("ts_ns", "ended_ns")
-_UNTIMED = frozenset({"processes", "communicators", "owners", "gpus", "gpu_processes"})
+_UNTIMED = frozenset({"processes", "communicators", "owners", "idle_gpus", "gpus", "gpu_processes"})
 """Tables whose rows do not show the time of their node's latest event."""
 
 

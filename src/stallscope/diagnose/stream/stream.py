@@ -13,6 +13,7 @@ import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.stream.gpu_drivers import Drivers
+from stallscope.diagnose.stream.idle_gpus import IdleGpus
 from stallscope.diagnose.stream.incidents import EVENTS_ENDED, NO_MORE_EVENTS, Change
 from stallscope.diagnose.stream.job_members import Members, ProcessKey
 from stallscope.diagnose.stream.job_state import JobState
@@ -21,7 +22,7 @@ from stallscope.diagnose.stream.stream_job import Job
 from stallscope.diagnose.stream.window import Retention
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts.by_job import together
-from stallscope.events.layout import SENT_TABLES, Array
+from stallscope.events.layout import JOB_TABLES, Array
 from stallscope.events.trace import Trace
 
 _MOST_ENDED = 32
@@ -43,6 +44,7 @@ class Stream:
     linger_ns: int = 10_000_000_000
     forget_ns: int = 900_000_000_000
     _nodes: Nodes = field(default_factory=Nodes)
+    _idle: IdleGpus = field(init=False)
     _members: Members = field(default_factory=Members)
     _drivers: Drivers = field(default_factory=Drivers)
     _jobs: dict[ProcessKey, Job] = field(default_factory=dict)
@@ -50,6 +52,9 @@ class Stream:
     _ended_states: list[JobState] = field(default_factory=list)
     _passed_ns: int = -(1 << 62)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self._idle = IdleGpus(self.limits, self.usd_per_gpu_hour)
 
     def feed(self, batch: Trace, *, is_behind: bool = False) -> list[Change]:
         """Take new rows of any tables. Returns the changes that follow.
@@ -63,6 +68,7 @@ class Stream:
             numbers = self._numbers(batch)
             batch = self._nodes.taken(batch, at_ns)
             self._drivers.add(batch)
+            self._idle.add(batch, at_ns)
             self._join(self._members.add(batch))
             changes: list[Change] = []
             touched = self._routed(batch, at_ns)
@@ -92,7 +98,9 @@ class Stream:
         """End the stream: judge the remaining rows, and close all incidents. Returns the changes."""
         with self._lock:
             at_ns = self.clock()
-            return [change for group in list(self._jobs) for change in self._end(group, at_ns, EVENTS_ENDED)]
+            idle = self._idle.changes(self._nodes, at_ns, is_last=True)
+            ended = [change for group in list(self._jobs) for change in self._end(group, at_ns, EVENTS_ENDED)]
+            return [*idle, *ended]
 
     def jobs(self) -> list[JobState]:
         """The jobs, including jobs that have ended since the last call."""
@@ -108,7 +116,7 @@ class Stream:
                 incident.id: incident.confirmed_ns
                 for job in self._jobs.values()
                 for incident in job.incidents.open
-            }
+            } | dict(self._idle.confirmed_ns())
 
     @property
     def n_rows(self) -> int:
@@ -117,8 +125,8 @@ class Stream:
 
     @property
     def n_jobs(self) -> int:
-        """Jobs that have not ended."""
-        return len(self._jobs)
+        """Jobs that have not ended; idle GPUs count as a further job."""
+        return len(self._jobs) + bool(self._idle.confirmed_ns())
 
     @property
     def n_evaluations(self) -> tuple[int, int]:
@@ -147,7 +155,7 @@ class Stream:
 
     def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
         """Give each job its rows. Returns the jobs that got any."""
-        tables = {table.name: getattr(batch, table.name) for table in SENT_TABLES}
+        tables = {table.name: getattr(batch, table.name) for table in JOB_TABLES}
         keys_by_table = [np.unique(_keys(rows)) for rows in tables.values() if len(rows)]
         keys = np.unique(np.concatenate(keys_by_table)) if keys_by_table else np.zeros(0, np.int64)
         groups = [self._members.group((int(key >> 32), int(key & 0xFFFFFFFF))) for key in keys]
@@ -168,7 +176,7 @@ class Stream:
 
     def _passed(self, at_ns: int) -> list[Change]:
         self._passed_ns = at_ns
-        changes: list[Change] = []
+        changes = self._idle.changes(self._nodes, at_ns)
         for group, job in list(self._jobs.items()):
             passed: list[Change] = []
             if job.is_quiet(at_ns):

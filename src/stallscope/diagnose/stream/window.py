@@ -11,7 +11,7 @@ import numpy as np
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.timeline.timeline import by_process_and_time
 from stallscope.events import layout
-from stallscope.events.layout import HOST_EVENTS, SENT_TABLES, UNKNOWN, Array
+from stallscope.events.layout import HOST_EVENTS, JOB_TABLES, UNKNOWN, Array
 from stallscope.events.names import Op
 
 _SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans", "host_events")
@@ -44,7 +44,7 @@ class Rows:
     """
 
     tables: dict[str, Array] = field(
-        default_factory=lambda: {t.name: layout.empty(t) for t in (*SENT_TABLES, HOST_EVENTS)}
+        default_factory=lambda: {t.name: layout.empty(t) for t in (*JOB_TABLES, HOST_EVENTS)}
     )
     step: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     new: dict[str, list[Array]] = field(default_factory=dict)

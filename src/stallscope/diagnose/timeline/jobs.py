@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.diagnose.timeline.clocks import wall_ns
-from stallscope.events.layout import SENT_TABLES, UNKNOWN, Array
+from stallscope.events.layout import JOB_TABLES, UNKNOWN, Array
 from stallscope.events.trace import Trace
 
 Process = tuple[int, int]
@@ -158,7 +158,7 @@ def _by_number(jobs: dict[Process, int]) -> list[set[Process]]:
 
 def _part(trace: Trace, others: set[Process], members: set[Process]) -> Trace:
     """The trace without the rows of other jobs' processes. It ends when all members have ended."""
-    names = [table.name for table in SENT_TABLES] + [
+    names = [table.name for table in JOB_TABLES] + [
         "annotations",
         "host_events",
         "positions",

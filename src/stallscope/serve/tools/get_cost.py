@@ -169,7 +169,7 @@ def get_cost(context: TenantContext, params: CostParams) -> Cost:
     if begin_ns is not None and end_ns is not None and end_ns > begin_ns:
         hours = (end_ns - begin_ns) / _HOUR_NS
     total, unpriced = _sum(losses), _unpriced(losses, params)
-    jobs = job_rows(context, cluster=params.cluster, job=params.job, times=times)
+    jobs = job_rows(context, cluster=params.cluster, choice=params.choice, times=times)
     return Cost(
         summary=_summary(losses, total, unpriced, jobs),
         answer=answer_on(jobs, context.caveat(params.cluster)),

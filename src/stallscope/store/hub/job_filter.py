@@ -34,6 +34,14 @@ class JobChoice:
     def __bool__(self) -> bool:
         return bool(self.job or self.owner or self.namespace)
 
+    def accepts(self, owner: Mapping[str, str]) -> bool:
+        """Whether an owner matches, for rows that are not of a job."""
+        return (
+            (not self.job or self.job in (owner.get("job"), owner.get("job_name")))
+            and (not self.owner or self.owner in [owner.get(label) for label in _OWNERS])
+            and (not self.namespace or self.namespace == owner.get("namespace"))
+        )
+
     def condition(self) -> str:
         """The SQL condition for a row r of `jobs` or `verdicts`."""
         named = ["r.job", *(f"r.{column(label)}" for label in ("job", "job_name"))]

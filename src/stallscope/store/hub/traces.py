@@ -154,6 +154,6 @@ def _latest(arrays: Mapping[str, Any], node: int) -> int:
     times += [
         int(rows["ts_ns"][rows["node"] == node].max())
         for name, rows in arrays.items()
-        if name not in ("processes", "communicators", "owners") and (rows["node"] == node).any()
+        if name not in ("processes", "communicators", "owners", "idle_gpus") and (rows["node"] == node).any()
     ]
     return max(times, default=UNKNOWN)

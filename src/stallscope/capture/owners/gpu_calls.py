@@ -1,0 +1,62 @@
+"""The last GPU call of each traced process, and its GPU, from the rows of the capture."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stallscope.capture.owners.idle_gpus import GpuProcess
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array, Table
+from stallscope.events.names import Op
+
+_CALLS: Mapping[str, Callable[[Array], Array]] = {
+    layout.COLLECTIVES.name: lambda rows: np.ones(len(rows), bool),
+    layout.CALLS.name: lambda rows: np.ones(len(rows), bool),
+    layout.OPERATIONS.name: lambda rows: rows["op"] != Op.IOCTL,
+    layout.SNAPSHOTS.name: lambda rows: rows["in_call"] != Op.NONE,
+    layout.GPU_USE.name: lambda rows: rows["sm_percent"] > 0,
+}
+"""The rows of a table that show a use of the GPU. A process inside a call waits for its GPU, or for its peers."""
+
+
+@dataclass
+class GpuCalls:
+    """State by process."""
+
+    _used_ns: dict[int, int] = field(default_factory=dict)
+    _device: dict[int, int] = field(default_factory=dict)
+
+    def take(self, table: Table, rows: Array) -> None:
+        """Rows of any table."""
+        if table is layout.PROCESSES:
+            self._device |= dict(zip(rows["pid"].tolist(), rows["device"].tolist(), strict=True))
+        if shows_use := _CALLS.get(table.name):
+            used = rows[shows_use(rows)]
+            for pid in np.unique(used["pid"]).tolist():
+                newest_ns = int(used["ts_ns"][used["pid"] == pid].max())
+                self._used_ns[pid] = max(newest_ns, self._used_ns.get(pid, 0))
+
+    def located(self, pid: int, device: int) -> None:
+        """The GPU of a process, once it is known."""
+        self._device[pid] = device
+
+    def forget(self, pid: int) -> None:
+        """This process has ended."""
+        self._used_ns.pop(pid, None)
+        self._device.pop(pid, None)
+
+    def processes(
+        self, pids: Iterable[int], labels: Callable[[int], Mapping[str, str]], members: Collection[int]
+    ) -> list[GpuProcess]:
+        """The traced processes. members: processes of communicators."""
+        return [
+            GpuProcess(
+                pid,
+                labels(pid),
+                self._used_ns.get(pid, 0),
+                "" if (device := self._device.get(pid, UNKNOWN)) == UNKNOWN else str(device),
+                pid in members,
+            )
+            for pid in pids
+        ]

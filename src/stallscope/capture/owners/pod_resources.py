@@ -1,0 +1,71 @@
+"""GPUs of containers from the kubelet's PodResources socket: of device plugins, and of DRA.
+
+Message and field numbers: staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto of Kubernetes 1.34.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stallscope.capture.owners.unary_call import fields, unary_call
+
+SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+_LIST = "/v1.PodResourcesLister/List"
+_GPU_WORDS = ("gpu", "mig", "nvidia", "amd")
+
+
+class ContainerGpus(NamedTuple):
+    """A container with GPUs. gpus: device ids of the plugin (UUIDs of GPUs or MIG instances), or DRA device names."""
+
+    namespace: str
+    pod: str
+    container: str
+    gpus: tuple[str, ...]
+
+
+def container_gpus(socket: Path = SOCKET) -> list[ContainerGpus]:
+    """The containers with GPUs. Raises OSError if the kubelet does not answer."""
+    answer = unary_call(socket, _LIST, b"")
+    return [each for number, pod in fields(answer) if number == 1 for each in _of_pod(pod)]
+
+
+def _of_pod(message: bytes) -> Iterator[ContainerGpus]:
+    """PodResources: name 1, namespace 2, containers 3."""
+    parts = fields(message)
+    name, namespace = (_text(parts, number) for number in (1, 2))
+    for number, container in parts:
+        if number != 3:
+            continue
+        inner = fields(container)
+        gpus = [gpu for field, each in inner if field == 2 for gpu in _of_plugin(each)]
+        gpus += [gpu for field, each in inner if field == 5 for gpu in _of_claim(each)]
+        if gpus:
+            yield ContainerGpus(namespace, name, _text(inner, 1), tuple(dict.fromkeys(gpus)))
+
+
+def _of_plugin(message: bytes) -> list[str]:
+    """ContainerDevices: resource_name 1, device_ids 2. A shared GPU has ids such as UUID::3."""
+    parts = fields(message)
+    if not _is_gpu(_text(parts, 1)):
+        return []
+    return [value.decode(errors="replace").partition("::")[0] for number, value in parts if number == 2]
+
+
+def _of_claim(message: bytes) -> list[str]:
+    """DynamicResource: claim_resources 4; ClaimResource: cdi_devices 1 (name 1), driver_name 2, device_name 4."""
+    gpus = []
+    for resource in (fields(value) for number, value in fields(message) if number == 4):
+        device, driver = _text(resource, 4), _text(resource, 2)
+        cdi = [_text(fields(value), 1) for number, value in resource if number == 1]
+        name = device or (cdi[0].rpartition("=")[2] if cdi else "")
+        if name and _is_gpu(driver or (cdi[0] if cdi else "")):
+            gpus.append(name)
+    return gpus
+
+
+def _is_gpu(name: str) -> bool:
+    return any(word in name.lower() for word in _GPU_WORDS)
+
+
+def _text(parts: list[tuple[int, bytes]], number: int) -> str:
+    return next((value.decode(errors="replace") for field, value in parts if field == number), "")

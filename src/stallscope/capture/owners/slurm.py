@@ -1,0 +1,190 @@
+"""Jobs of Slurm on this machine, with the GPUs that they hold: from scontrol, or from slurmrestd.
+
+scontrol prints JSON if it was built with it (from 21.08), otherwise text. The format of the JSON changes with the
+version: a number is plain, or an object with `number`; a state is a text, or a list.
+"""
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from stallscope.capture.owners.source import Allocation, Labels
+
+_TIMEOUT_S = 20.0
+_SHOW = ("scontrol", "show", "jobs", "--details", "--oneliner")
+_HEAD = re.compile(
+    r"JobId=(?P<job>\d+) (?:ArrayJobId=\d+ ArrayTaskId=(?P<array_task>\S+) )?(?:HetJobId=\S+ HetJobOffset=\S+ "
+    r"(?:HetJobIdSet=\S+ )?)?JobName=(?P<job_name>.*?) UserId=(?P<user>[^\s(]+)\(\d+\) GroupId=\S+ MCS_label=\S+ "
+    r"Priority=\d+ Nice=-?\d+ Account=(?P<account>\S+) QOS=(?P<qos>\S+) (?:WCKey=\S+ )?JobState=(?P<state>\S+)"
+)
+"""The order of slurm_sprint_job_info in src/api/job_info.c; a job name may contain blanks."""
+_ON_NODES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S+ GRES=(\S*)")
+_GPUS = re.compile(r"gpu(?::[^:(,\s]+)?:(\d+)(?:\(IDX:([\d,-]+)\))?")
+_RANGES = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?([^,\[]*),?")
+_LABELS = ("job", "array_task", "job_name", "user", "account", "partition", "qos", "node_list")
+
+
+@dataclass(frozen=True)
+class _Job:
+    labels: dict[str, str]
+    gpus: tuple[str, ...]
+    since_ns: int
+
+
+class Slurm:
+    """node: this machine's name in Slurm. address: of slurmrestd's jobs, with SLURM_JWT as token; empty: scontrol."""
+
+    name = "Slurm"
+
+    def __init__(self, node: str, *, address: str = "", every_s: float = 30.0):
+        self.every_s = every_s
+        self._node, self._address = node, address
+        self._jobs: dict[str, _Job] = {}
+        self._has_json = True
+
+    def refresh(self) -> None:
+        """See Source."""
+        self._jobs = {job.labels["job"]: job for job in self._read()}
+
+    def labels(self, known: Labels, hints: Labels) -> Labels:
+        """See Source."""
+        job = self._jobs.get(known.get("job", ""))
+        if job is None:
+            return {}
+        return job.labels | ({"gpus": ",".join(job.gpus)} if job.gpus else {})
+
+    def allocations(self) -> list[Allocation]:
+        """See Source."""
+        return [
+            Allocation(("job", number), job.labels, job.gpus, job.since_ns)
+            for number, job in self._jobs.items()
+            if job.gpus
+        ]
+
+    def _read(self) -> list[_Job]:
+        if self._address:
+            return list(of_json(_rest(self._address), self._node))
+        if self._has_json:
+            answer = _run(*_SHOW[:3], "--json")
+            if answer.startswith("{"):
+                return list(of_json(answer, self._node))
+            self._has_json = False
+        return list(of_text(_run(*_SHOW), self._node))
+
+
+def of_text(text: str, node: str) -> Iterator[_Job]:
+    """The running jobs of a node, from `scontrol show jobs --details --oneliner`."""
+    for line in text.splitlines():
+        head = _HEAD.match(line)
+        if head is None or head["state"] != "RUNNING":
+            continue
+        rest = line[head.end() :]
+        nodes = _value(rest, "NodeList")
+        if node not in expanded(nodes):
+            continue
+        gpus = [
+            index
+            for names, gres in _ON_NODES.findall(rest)
+            if node in expanded(names)
+            for index in _gpus(gres)
+        ]
+        found = head.groupdict() | {"partition": _value(rest, "Partition"), "node_list": nodes}
+        start = _value(rest, "StartTime")
+        since_ns = int(datetime.fromisoformat(start).timestamp()) * 10**9 if start[:1].isdigit() else 0
+        yield _Job(_known(found), tuple(gpus), since_ns)
+
+
+def of_json(text: str, node: str) -> Iterator[_Job]:
+    """The running jobs of a node, from the JSON of scontrol or slurmrestd. Raises ValueError."""
+    answer = json.loads(text)
+    for job in answer.get("jobs", ()):
+        states = job.get("job_state")
+        nodes = job.get("nodes") or ""
+        names = expanded(nodes)
+        if "RUNNING" not in (states if isinstance(states, list) else [states]) or node not in names:
+            continue
+        detail = job.get("gres_detail") or []
+        at = names.index(node)
+        found = {
+            "job": str(_number(job["job_id"])),
+            "array_task": _text(job.get("array_task_id")),
+            "job_name": job.get("name"),
+            "user": job.get("user_name"),
+            "node_list": nodes,
+            **{name: job.get(name) for name in ("account", "partition", "qos")},
+        }
+        gpus = tuple(_gpus(detail[at])) if at < len(detail) else ()
+        yield _Job(_known(found), gpus, int(_number(job.get("start_time")) or 0) * 10**9)
+
+
+def expanded(nodes: str) -> list[str]:
+    """The names of a host list: `n[01-03,7],gpu` gives n01, n02, n03, n7, gpu."""
+    names = []
+    for before, ranges, after in _RANGES.findall(nodes):
+        for part in ranges.split(",") if ranges else [""]:
+            first, _, last = part.partition("-")
+            if not last:
+                names.append(f"{before}{first}{after}")
+                continue
+            width = len(first)
+            names += [f"{before}{n:0{width}}{after}" for n in range(int(first), int(last) + 1)]
+    return names
+
+
+def _gpus(gres: str) -> list[str]:
+    """The GPU numbers in `gpu:h100:4(IDX:0-2,5)`; without numbers, one `?` for each GPU."""
+    out: list[str] = []
+    for n, ranges in _GPUS.findall(gres):
+        if not ranges:
+            out += ["?"] * int(n)
+        for part in ranges.split(",") if ranges else ():
+            first, _, last = part.partition("-")
+            out += [str(index) for index in range(int(first), int(last or first) + 1)]
+    return out
+
+
+def _value(text: str, key: str) -> str:
+    match = re.search(rf"(?: |^){key}=(\S*)", text)
+    return match[1] if match else ""
+
+
+def _known(found: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(found[name]) for name in _LABELS if found.get(name) not in (None, "", "(null)", "N/A")}
+
+
+def _number(value: Any) -> Any:
+    return (value.get("number") if value.get("set", True) else None) if isinstance(value, dict) else value
+
+
+def _text(value: Any) -> str:
+    number = _number(value)
+    return "" if number is None or number == 0xFFFFFFFE else str(number)
+
+
+def _run(*command: str) -> str:
+    """The output of a command. Raises OSError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, errors="replace")
+    except FileNotFoundError:
+        raise OSError(f"{command[0]} is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{command[0]} gave no answer for {_TIMEOUT_S:g} s") from None
+    if done.returncode and "--json" not in command:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+        raise OSError(f"{' '.join(command[:3])}: {reason[:200]}")
+    return done.stdout
+
+
+def _rest(address: str) -> str:
+    """Raises OSError."""
+    import urllib.request
+
+    request = urllib.request.Request(address, headers={"X-SLURM-USER-TOKEN": os.environ.get("SLURM_JWT", "")})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+        body: bytes = answer.read()
+    return body.decode(errors="replace")
