@@ -115,6 +115,9 @@ class Delivery:
         self._deliver_states(events, now_ns)
         for table, rows in self._serving.second(now_ns):
             self._append(table, rows)
+        if self._stacks:
+            for pid in self._serving.stalled(now_ns):
+                self._append_named(layout.POSITIONS, self._stacks.of_all_threads(pid, now_ns))
         if self._driver_calls:
             self._deliver_callers(self._driver_calls, dict(counted)[layout.OPERATIONS], now_ns)
         if self.samples and self._stacks:

@@ -35,6 +35,7 @@ from stallscope.diagnose.verdicts import (
     mismatch,
     process,
     process_exit,
+    serving,
     stated,
     straggler,
     without_ledger,
@@ -72,7 +73,12 @@ def diagnose(
 def has_calls(trace: Trace) -> bool:
     """Whether a trace has calls, spans of work or counts of calls."""
     tables = (trace.collectives, trace.calls, trace.spans, trace.operations)
-    return any(map(len, tables)) or without_ledger.counts_only(trace) or exported.is_for(trace)
+    return (
+        any(map(len, tables))
+        or serving.has_engines(trace)
+        or without_ledger.counts_only(trace)
+        or exported.is_for(trace)
+    )
 
 
 def can_diagnose(trace: Trace) -> bool:
@@ -104,6 +110,7 @@ def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:
     whole = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, whole))
     whole = replace(whole, verdicts=whole.verdicts + gpu_driver.held_down(trace, whole))
     whole = replace(whole, verdicts=with_owners(trace, with_pids(trace, whole.verdicts)))
+    whole = serving.with_engines(trace, whole, limits)
     return concluded(whole, trace, limits)
 
 
@@ -111,6 +118,8 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
     """The report by the kind of source: calls only, work and completion, or arrivals with time ledgers."""
     if stated.is_for(trace):
         return stated.empty_report(trace)
+    if serving.is_only(trace):
+        return serving.report(trace, limits)
     if is_before_attach(trace):
         standstill = before_attach.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
         if standstill or not len(trace.calls):

@@ -167,6 +167,14 @@ class VerdictEvidence:
     step_ms_late: float | None = None
     in_gpu_calls_share: float | None = None  # of the late steps
 
+    # Requests to an inference engine
+    engine: str | None = None
+    model: str | None = None
+    endpoint: str | None = None  # path of the request with the largest delay
+    part: str | None = None  # pickup, first, gap: the late part of most late requests
+    n_late_requests: int | None = None
+    n_requests: int | None = None  # examined; of a dead server: open
+
     # Several processes with the same rank
     claimed_ranks: list[int] | None = None
     processes: list[ClaimingProcess] | None = None

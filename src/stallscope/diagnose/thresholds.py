@@ -188,6 +188,24 @@ class Thresholds:
     firm_confidence: float = 0.7
     """... and one level lower where the confidence is below this."""
 
+    late_request_factor: float = 4.0
+    """A part of a request is late from this multiple of the typical time on: other batches double or triple it."""
+
+    late_request_ns: int = 100_000_000
+    """... and by at least this time: users notice delays from about 0.1 s on."""
+
+    min_late_requests: int = 3
+    """Late requests are explained from this number on: one or two can be chance."""
+
+    late_request_share: float = 0.01
+    """... and if their delays are at least this share of the time of all requests."""
+
+    min_requests: int = 20
+    """An engine with fewer requests is not judged: the typical time of a request is not known."""
+
+    dead_server_ns: int = 5_000_000_000
+    """An engine without progress for this time, and for three times its longest pause before, no longer answers."""
+
 
 class Chosen(Protocol):
     """The thresholds that users choose, with the names of the settings."""

@@ -12,7 +12,7 @@ from stallscope.events.owner import GROUP_LABELS, OWNER_LABELS, column
 
 KINDS = (
     *("straggler", "hang", "mismatch", "imbalance", "device", "process", "failure"),
-    *("change", "link", "idle", "inconclusive"),
+    *("change", "link", "idle", "inconclusive", "latency", "dead_server"),
 )
 SEVERITIES = ("low", "medium", "high", "critical")
 STATES = ("open", "closed")

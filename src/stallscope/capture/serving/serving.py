@@ -15,9 +15,11 @@ from stallscope.capture.serving.requests import (
     token_rows,
 )
 from stallscope.events import kernel, layout
-from stallscope.events.layout import Array, Table
+from stallscope.events.layout import UNKNOWN, Array, Table
 
 _MOST_PATHS = 10_000
+STALLED_NS = 2 * 10**9
+"""The code locations of an engine are recorded after this time without progress."""
 
 
 class Serving:
@@ -41,6 +43,7 @@ class Serving:
         self._requests: list[Array] = []
         self._tokens: list[Array] = []
         self._paths: dict[tuple[int, int], bytes] = {}
+        self._progress_ns: dict[int, int] = {}
         self._is_supported = probes.records_requests
 
     def take(self, requests: Array, tokens: Array) -> None:
@@ -64,6 +67,14 @@ class Serving:
             self._probes.forget_engines(ended)
         self._known = {pid: engine for pid, engine in self._known.items() if pid not in ended}
 
+    def stalled(self, now_ns: int) -> list[int]:
+        """The processes of engines with an open request that has made no progress for STALLED_NS."""
+        return [
+            pid
+            for pid, engine in self._known.items()
+            if now_ns - self._progress_ns.get(engine.group_pid, now_ns) > STALLED_NS
+        ]
+
     def _record(self, new: list[Engine]) -> None:
         try:
             self._probes.record_requests([engine.pid for engine in new])
@@ -84,7 +95,10 @@ class Serving:
         self._keep_paths(open_requests(connections))
         yield layout.REQUESTS, request_rows(requests, self._known, self._node)
         yield layout.TOKENS, token_rows(tokens, self._paths, now_ns, self._node)
-        yield layout.SERVERS, server_rows(connections, self._known, now_ns, self._node)
+        servers = server_rows(connections, self._known, now_ns, self._node)
+        waiting = servers[servers["oldest_progress_ns"] != UNKNOWN]
+        self._progress_ns = dict(waiting[["group_pid", "oldest_progress_ns"]].tolist())
+        yield layout.SERVERS, servers
 
     def _keep_paths(self, requests: Array) -> None:
         if len(self._paths) > _MOST_PATHS:

@@ -40,6 +40,7 @@ _MOST_APART_NS = 30 * 10**9
 _MOST_HASHES = 1 << 17
 _MOST_WALKS = 100
 """Native stacks at a time, 0.5 ms each; a stack beyond this limit comes again with a later event."""
+_MOST_THREADS = 64
 Keep = Callable[[int, Words], int]
 
 
@@ -136,6 +137,11 @@ class Stacks:
                     (now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()
                 ]
         return _rows(positions)
+
+    def of_all_threads(self, pid: int, now_ns: int) -> Array:
+        """Rows of POSITIONS for the Python threads of a process, or for its main thread without Python."""
+        tids = self.python_threads(pid)[:_MOST_THREADS] or [pid]
+        return _rows([(now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()])
 
     def now(self, pid: int, tids: list[int]) -> dict[int, int]:
         """The present stacks of these threads of a process: numbers of stacks by thread, where they are known."""

@@ -23,6 +23,8 @@ def summary(verdict: Verdict) -> str:
         "link": _link,
         "idle": _idle,
         "inconclusive": _inconclusive,
+        "latency": _latency,
+        "dead_server": _dead_server,
     }
     return sentences[verdict.kind](verdict)
 
@@ -108,6 +110,55 @@ def _process(verdict: Verdict) -> str:
 
 def _ms_of(value: float | None) -> str:
     return "some time" if value is None else ms_text(value)
+
+
+_PARTS = {
+    "pickup": "until the server reads them",
+    "first": "until their first token",
+    "gap": "between two tokens",
+}
+
+
+def _latency(verdict: Verdict) -> str:
+    facts = verdict.evidence
+    late = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    name = f"{facts.engine} (model {facts.model})" if facts.model else facts.engine
+    head = (
+        f"{facts.n_late_requests} of {facts.n_requests} requests to {name} are {late} late "
+        f"{_PARTS[facts.part or 'first']}"
+    )
+    if verdict.abstained_because:
+        return f"{head}: {verdict.abstained_because}."
+    if not facts.pid:
+        return f"{head}: their clients take data slowly; the server is healthy."
+    name_of_cause = verdict.causes[0].cause.name if verdict.causes else ""
+    if name_of_cause == "capacity":
+        return f"{head}: load beyond capacity, no fault{_rate(verdict)}."
+    at = f" at {short_frame(facts.line)}" if facts.line else ""
+    title = verdict.causes[0].cause.title if verdict.causes else "delayed them"
+    return f"{head}: process {facts.pid}{_command_of(facts.command)} {title}{at}."
+
+
+def _rate(verdict: Verdict) -> str:
+    rate = verdict.causes[0].evidence.calls_per_second
+    return f"; the engine answers {rate:g} requests per second" if rate else ""
+
+
+def _command_of(command: str | None) -> str:
+    return f" ({command})" if command else ""
+
+
+def _dead_server(verdict: Verdict) -> str:
+    facts = verdict.evidence
+    reason = {
+        "process_stopped": "it is stopped",
+        "lock_contention": "it waits for a lock",
+    }.get(verdict.causes[0].cause.name if verdict.causes else "", "it is blocked")
+    at = f" at {short_frame(facts.line)}" if facts.line else ""
+    return (
+        f"Process {facts.pid}{_command_of(facts.command)} of {facts.engine} has not answered {facts.endpoint} for "
+        f"{facts.waited_s} s, with {facts.n_requests} open requests: {reason}{at}."
+    )
 
 
 def _mismatch(verdict: Verdict) -> str:

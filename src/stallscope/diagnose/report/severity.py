@@ -21,6 +21,8 @@ def _share(verdict: Verdict, gpu_seconds: float) -> float:
     """Share of the job's GPU time that the fault costs: all of it from the onset of a standstill."""
     if verdict.kind in _STANDSTILL or verdict.evidence.waited_s is not None:
         return 1.0
+    if verdict.kind == "latency":
+        return (verdict.evidence.n_late_requests or 0) / max(verdict.evidence.n_requests or 1, 1)
     if verdict.cost is None or gpu_seconds <= 0:
         return 0.0
     return (verdict.cost.gpu_seconds + verdict.cost.may_be_gpu_seconds) / 2 / gpu_seconds

@@ -35,6 +35,8 @@ def headline(result: Report) -> str:
         return result.verdicts[0].summary
     if result.gaps:
         return f"Inconclusive: {result.gaps[0].reason}."
+    if n_requests := result.examined.get("n_requests"):
+        return f"Healthy: {counted(n_requests, 'request')}, none much later than the others."
     if result.evidence and not result.evidence.shows_slowness:
         return "Healthy: no rank hangs."
     has_peers = result.examined["n_rounds"] and result.examined["n_ranks"] != 1

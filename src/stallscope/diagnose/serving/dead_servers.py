@@ -1,0 +1,120 @@
+"""Engines that accept requests and no longer answer them, although `/health` may still be answered.
+
+An engine counts as dead if its open requests have made no progress for Thresholds.dead_server_ns, if no other request
+to the same path has ended meanwhile, and if its threads are blocked or stopped. A first request may take minutes (an
+engine compiles, a long generation is not streamed): threads that work are no sign of a dead engine.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.processes.code_locations import LOCKS, user_line
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category
+from stallscope.events.trace import Trace
+
+_WORKS = 0.2
+_FACTOR = 3
+_IDLE_FRAMES = (
+    "/selectors.py:",
+    "/asyncio/",
+    "/socketserver.py:",
+    "/concurrent/futures/thread.py:",
+    "/queue.py:",
+    "/anyio/",
+    "/uvicorn/",
+)
+_AT_WORK = (Category.ON_CPU, Category.WAIT_GPU, Category.DEVICE, Category.IO, Category.PREEMPTED)
+
+
+@dataclass(frozen=True)
+class DeadServer:
+    """row: of SERVERS, the last one. pid: the process that holds the requests. stack: innermost frame first."""
+
+    node: int
+    pid: int
+    row: Array
+    since_ns: int
+    waited_ns: int
+    cause: str
+    stack: tuple[str, ...]
+
+
+def dead_servers(trace: Trace, node: int, pids: tuple[int, ...], limits: Thresholds) -> DeadServer | None:
+    """The engine with these processes, if it is dead at the end of the trace."""
+    rows = trace.servers[(trace.servers["node"] == node) & np.isin(trace.servers["pid"], pids)]
+    last_ns = int(rows["ts_ns"].max())
+    is_stuck = (rows["ts_ns"] == last_ns) & (rows["n_open"] > rows["n_full"]) & (rows["oldest_ns"] != UNKNOWN)
+    if not is_stuck.any() or _end_ns(trace, node) - last_ns > limits.dead_server_ns:
+        return None
+    row = rows[is_stuck][rows[is_stuck]["oldest_progress_ns"].argmin()]
+    since_ns = int(row["oldest_progress_ns"])
+    own = trace.requests[(trace.requests["node"] == node) & np.isin(trace.requests["pid"], pids)]
+    same = own[own["path"] == row["oldest_path"]]
+    if last_ns - since_ns < max(limits.dead_server_ns, _FACTOR * _longest_ns(same)):
+        return None
+    is_answered = bool(((same["end_ns"] > since_ns) & (same["status"] != UNKNOWN)).any())
+    if is_answered or int(rows[is_stuck]["progress_ns"].max()) > since_ns + limits.dead_server_ns:
+        return None
+    return _held(trace, node, pids, row, since_ns, last_ns)
+
+
+def _held(
+    trace: Trace, node: int, pids: tuple[int, ...], row: Array, since_ns: int, last_ns: int
+) -> DeadServer | None:
+    states = trace.snapshots[(trace.snapshots["node"] == node) & np.isin(trace.snapshots["pid"], pids)]
+    spent = states[states["ts_ns"] >= since_ns]
+    stopped = [pid for pid in pids if _share(spent, pid, (Category.STOPPED,)) > 0.5]
+    waited_ns = last_ns - since_ns
+    if stopped:
+        return DeadServer(node, stopped[0], row, since_ns, waited_ns, "process_stopped", ())
+    if any(_share(spent, pid, _AT_WORK) > _WORKS for pid in pids):
+        return None
+    pid, stack = _blocked_at(trace, node, pids, since_ns) or (int(row["pid"]), ())
+    name = "lock_contention" if any(LOCKS.search(frame) for frame in stack) else "blocked"
+    return DeadServer(node, pid, row, since_ns, waited_ns, name, stack)
+
+
+def _longest_ns(requests: Array) -> int:
+    """The longest time without progress in requests that were answered."""
+    answered = requests[requests["first_ns"] != UNKNOWN]
+    if not len(answered):
+        return 0
+    return int(np.maximum(answered["first_ns"] - answered["ts_ns"], answered["gap_ns"]).max())
+
+
+def _share(states: Array, pid: int, categories: tuple[Category, ...]) -> float:
+    """Share of its time that a process spent in these categories of the ledger."""
+    rows = states[states["pid"] == pid]
+    if len(rows) < 2:
+        return 0.0
+    spent = rows["ledger_ns"][-1] - rows["ledger_ns"][0]
+    return float(spent[[category - 1 for category in categories]].sum() / max(spent.sum(), 1))
+
+
+def _blocked_at(
+    trace: Trace, node: int, pids: tuple[int, ...], since_ns: int
+) -> tuple[int, tuple[str, ...]] | None:
+    """Process and stack of the thread that is blocked in the user's code; a thread that waits for work is not."""
+    rows = trace.positions
+    rows = rows[(rows["node"] == node) & np.isin(rows["pid"], pids) & (rows["ts_ns"] >= since_ns)]
+    stacks = Counter((int(row["pid"]), trace.stacks.get(int(row["stack"]), ())) for row in rows)
+    blocked = {
+        key: n for key, n in stacks.items() if key[1] and not any(part in key[1][0] for part in _IDLE_FRAMES)
+    }
+    ranked = sorted(blocked, key=lambda key: (not _is_in_function(key[1]), -blocked[key]))
+    return ranked[0] if ranked else None
+
+
+def _is_in_function(stack: tuple[str, ...]) -> bool:
+    """Whether the innermost frame of the user's code is a function, and not the begin of the program."""
+    return not user_line(stack).endswith(("<module>", " main"))
+
+
+def _end_ns(trace: Trace, node: int) -> int:
+    """The last moment of the capture."""
+    states = trace.snapshots["ts_ns"][trace.snapshots["node"] == node]
+    return max(int(states.max(initial=0)), trace.ends_ns[node] if node < len(trace.ends_ns) else 0)

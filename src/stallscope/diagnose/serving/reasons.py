@@ -1,0 +1,244 @@
+"""The reason for the delay of a late request: one rule for each, tried in order.
+
+A rule names a reason if it covers at least HALF of the late interval. Rules on the machine come before rules on the
+engine's code, and these before rules on other requests: a stopped process also queues its requests.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.diagnose.evidence_fields import CauseEvidence
+from stallscope.diagnose.processes.buckets import text_of
+from stallscope.diagnose.serving.engine_threads import (
+    SENDS,
+    Threads,
+    is_throttled_row,
+    most_of_a_thread,
+    overlap_ns,
+)
+from stallscope.diagnose.serving.late_requests import Late, is_long_prompt
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category
+
+HALF = 0.5
+_MANY_WAITING = 3
+_PIPE = b"full pipe"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """cause: of diagnose/causes. pid: the process that held the request; 0: none, as for a slow client."""
+
+    cause: str
+    pid: int
+    evidence: CauseEvidence
+
+
+@dataclass(frozen=True)
+class Delay:
+    """A late request with its context. requests: of the same engine. off: of its threads, in the late interval."""
+
+    late: Late
+    threads: Threads
+    requests: Array
+    off: Array
+
+    @property
+    def begin_ns(self) -> int:
+        return self.late.begin_ns
+
+    @property
+    def end_ns(self) -> int:
+        return self.late.end_ns
+
+    @property
+    def least_ns(self) -> float:
+        return HALF * self.late.excess_ns
+
+    @property
+    def running_ns(self) -> int:
+        """Time that the thread which writes the response spent on the CPU."""
+        row = self.late.request
+        tid = row["writer_tid"] or row["tid"]
+        off = self.off[(self.off["pid"] == row["pid"]) & (self.off["tid"] == tid)]
+        return max(self.end_ns - self.begin_ns - self.longest_ns(off), 0)
+
+    @property
+    def is_late_by_work(self) -> bool:
+        """Whether the request would be late on an idle machine: its thread has that much work to do."""
+        return self.running_ns - self.late.typical_ns >= self.late.least_late_ns
+
+    def of_holder(self, *categories: Category) -> Array:
+        """Intervals off the CPU of the threads that read the request or write the response."""
+        row = self.late.request
+        is_holder = (self.off["pid"] == row["pid"]) & np.isin(
+            self.off["tid"], (row["tid"], row["writer_tid"])
+        )
+        return self.off[is_holder & np.isin(self.off["category"], categories)]
+
+    def of_engine(self, *categories: Category) -> Array:
+        return self.off[np.isin(self.off["category"], categories)]
+
+    def longest_ns(self, rows: Array) -> int:
+        return most_of_a_thread(rows, self.begin_ns, self.end_ns)
+
+    def line(self, rows: Array) -> str | None:
+        return self.threads.line_of(rows, lambda row: int(row["duration_ns"])) or None
+
+    def pid_of(self, rows: Array) -> int:
+        """The process with most of the time of these rows."""
+        times = Counter[int]()
+        for pid, ns in zip(
+            rows["pid"].tolist(), overlap_ns(rows, self.begin_ns, self.end_ns).tolist(), strict=True
+        ):
+            times[pid] += ns
+        return times.most_common(1)[0][0]
+
+
+def stopped(delay: Delay) -> Reason | None:
+    rows = delay.of_engine(Category.STOPPED)
+    if delay.longest_ns(rows) < delay.least_ns:
+        return None
+    return Reason("process_stopped", delay.pid_of(rows), CauseEvidence())
+
+
+def kept_off_the_cpu(delay: Delay) -> Reason | None:
+    """By a quota, or by another program. Threads of the engine that compete with each other are not a reason."""
+    rows = delay.of_engine(Category.PREEMPTED)
+    throttled = rows[is_throttled_row(rows)]
+    if delay.longest_ns(throttled) >= delay.least_ns or (
+        delay.longest_ns(rows) >= delay.least_ns and delay.threads.is_throttled(delay.begin_ns, delay.end_ns)
+    ):
+        return Reason("cpu_quota", delay.pid_of(rows), CauseEvidence())
+    foreign = rows[~np.isin(rows["by_pid"], delay.threads.pids)]
+    if delay.longest_ns(foreign) < delay.least_ns or delay.is_late_by_work:
+        return None
+    names = Counter[str]()
+    for row, ns in zip(foreign, overlap_ns(foreign, delay.begin_ns, delay.end_ns).tolist(), strict=True):
+        names[text_of(row, "by_comm")] += ns if row["by_comm"] else 0
+    by = [name for name, ns in names.most_common(3) if ns]
+    return Reason("cpu_preemption", delay.pid_of(foreign), CauseEvidence(by=by or None))
+
+
+def slow_client(delay: Delay) -> Reason | None:
+    """The client does not take the response, or sends its request slowly."""
+    row = delay.late.request
+    sending = int(row["complete_ns"] - row["read_ns"]) if row["complete_ns"] != UNKNOWN else 0
+    waits = [int(row["blocked_ns"])] if delay.late.part != "pickup" else []
+    waits += [sending] if delay.late.part == "first" else []
+    blocked = delay.of_holder(Category.NET)
+    blocked = blocked[np.isin(blocked["syscall_nr"], SENDS)]
+    if not _writes_to_pipe(delay):
+        waits.append(delay.longest_ns(blocked))
+    return Reason("slow_client", 0, CauseEvidence()) if max(waits, default=0) >= delay.least_ns else None
+
+
+def full_pipe(delay: Delay) -> Reason | None:
+    rows = delay.of_holder(Category.NET, Category.IO)
+    rows = rows[np.isin(rows["syscall_nr"], SENDS)]
+    if delay.longest_ns(rows) < delay.least_ns or not _writes_to_pipe(delay):
+        return None
+    reader = _pipe_objects(delay)[0].decode("utf-8", "replace").removeprefix("full pipe read by ")
+    return Reason("full_pipe", delay.pid_of(rows), CauseEvidence(line=delay.line(rows), reader=reader))
+
+
+def disk(delay: Delay) -> Reason | None:
+    rows = delay.of_engine(Category.IO)
+    if delay.longest_ns(rows) < delay.least_ns:
+        return None
+    return Reason("block_io", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
+
+
+def page_faults(delay: Delay) -> Reason | None:
+    rows = delay.of_engine(Category.FAULT)
+    if delay.longest_ns(rows) < delay.least_ns:
+        return None
+    return Reason("page_fault", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
+
+
+def sleep(delay: Delay) -> Reason | None:
+    rows = delay.of_holder(Category.SLEEP)
+    if delay.longest_ns(rows) < delay.least_ns:
+        return None
+    return Reason("host_sleep", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
+
+
+def long_prompt(delay: Delay) -> Reason | None:
+    """Another request with a much longer prompt was worked on before its first token."""
+    rows, own = delay.requests, delay.late.request
+    others = rows[is_long_prompt(rows) & (rows["first_ns"] != UNKNOWN)]
+    others = others[(others["ts_ns"] != own["ts_ns"]) | (others["pid"] != own["pid"])]
+    shared = np.minimum(others["first_ns"], delay.end_ns) - np.maximum(others["read_ns"], delay.begin_ns)
+    if not len(others) or shared.max() < delay.least_ns:
+        return None
+    longest = others[shared.argmax()]
+    text = f"{longest['path'].decode('utf-8', 'replace')} with {int(longest['request_bytes']):,} bytes"
+    line = delay.threads.running_line(delay.begin_ns, delay.end_ns) or None
+    return Reason("long_prompt", int(longest["pid"]), CauseEvidence(work=text, line=line))
+
+
+def capacity(delay: Delay) -> Reason | None:
+    """It waited behind several requests that arrived before it, and responses ended meanwhile."""
+    rows, own = delay.requests, delay.late.request
+    if delay.late.part == "gap":
+        return None
+    is_before = (rows["ts_ns"] < own["ts_ns"]) & (
+        np.where(rows["first_ns"] == UNKNOWN, rows["end_ns"], rows["first_ns"]) > own["ts_ns"]
+    )
+    n_done = int(((rows["end_ns"] > delay.begin_ns) & (rows["end_ns"] < delay.end_ns)).sum())
+    if int(is_before.sum()) < _MANY_WAITING or n_done < _MANY_WAITING:
+        return None
+    rate = round(n_done / (delay.end_ns - delay.begin_ns) * 1e9, 2)
+    return Reason("capacity", int(own["pid"]), CauseEvidence(calls_per_second=rate))
+
+
+def interpreter_lock(delay: Delay) -> Reason | None:
+    """The holder waits for a lock while another Python thread of its process runs."""
+    rows = delay.of_holder(Category.LOCK)
+    line = delay.threads.running_line(delay.begin_ns, delay.end_ns, of_others=True)
+    if delay.longest_ns(rows) < delay.least_ns or not line:
+        return None
+    return Reason("gil", delay.pid_of(rows), CauseEvidence(line=line, holder=line, waits_at=delay.line(rows)))
+
+
+def computation(delay: Delay) -> Reason | None:
+    """The thread that serves the request was on the CPU."""
+    line = delay.threads.running_line(delay.begin_ns, delay.end_ns)
+    if not line or (delay.running_ns < delay.least_ns and not delay.is_late_by_work):
+        return None
+    return Reason("host_compute", int(delay.late.request["pid"]), CauseEvidence(line=line))
+
+
+RULES: tuple[Callable[[Delay], Reason | None], ...] = (
+    stopped,
+    kept_off_the_cpu,
+    slow_client,
+    full_pipe,
+    disk,
+    page_faults,
+    sleep,
+    long_prompt,
+    interpreter_lock,
+    capacity,
+    computation,
+)
+
+
+def reason_of(delay: Delay) -> Reason:
+    """The reason for a delay; the cause "unknown" where no rule applies."""
+    for rule in RULES:
+        if reason := rule(delay):
+            return reason
+    return Reason("unknown", int(delay.late.request["pid"]), CauseEvidence())
+
+
+def _pipe_objects(delay: Delay) -> list[bytes]:
+    rows = delay.threads.sampled(delay.begin_ns, delay.end_ns)
+    return [text for text in rows["object"].tolist() if text.startswith(_PIPE)]
+
+
+def _writes_to_pipe(delay: Delay) -> bool:
+    return bool(_pipe_objects(delay))

@@ -1,0 +1,196 @@
+"""The verdicts on inference engines: the reason for late requests (`latency`), and engines that no longer answer
+(`dead_server`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
+from stallscope.diagnose.processes.buckets import text_of
+from stallscope.diagnose.processes.code_locations import user_line
+from stallscope.diagnose.report import text
+from stallscope.diagnose.report.evidence import Evidence, from_counts
+from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose.serving.dead_servers import DeadServer, dead_servers
+from stallscope.diagnose.serving.endpoints import endpoints
+from stallscope.diagnose.serving.engine_threads import Threads
+from stallscope.diagnose.serving.late_requests import Late, late_requests
+from stallscope.diagnose.serving.reasons import Delay, Reason, reason_of
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.events.layout import Array
+from stallscope.events.trace import Gap, Trace
+
+_LARGE_SHARE = 0.35
+_MOST_LATE = 2000
+"""Late requests that are explained, the latest: enough for the shares of the causes."""
+
+
+def has_engines(trace: Trace) -> bool:
+    """Whether a trace has processes of inference engines."""
+    return len(trace.servers) > 0 or len(trace.requests) > 0
+
+
+def is_only(trace: Trace) -> bool:
+    """Whether a trace has engines and no calls to judge."""
+    others = (trace.collectives, trace.calls, trace.spans, trace.operations)
+    return has_engines(trace) and not any(map(len, others))
+
+
+def report(trace: Trace, limits: Thresholds) -> Report:
+    """The report on a trace of engines without GPU calls; with_engines() adds the verdicts."""
+    pids = np.unique(trace.servers[["node", "pid"]])
+    times = np.concatenate([trace.servers["ts_ns"], trace.requests["ts_ns"], trace.requests["end_ns"]])
+    counts: dict[str, object] = {
+        "n_ranks": len(pids),
+        "n_nodes": len(trace.nodes),
+        "n_communicators": 0,
+        "n_rounds": 0,
+        "n_steps": 0,
+        "n_requests": len(trace.requests),
+        "n_lost_records": sum(trace.lost.values()),
+        "seconds": round(float(times.max() - times.min()) / 1e9, 3) if len(times) else 0.0,
+    }
+    return Report(trace.source, counts, [], evidence=_evidence(trace, counts, limits))
+
+
+def _evidence(trace: Trace, counts: dict[str, object], limits: Thresholds) -> Evidence:
+    """A trace with few requests does not show that an engine is healthy."""
+    coverage, n = trace.coverage, len(trace.requests)
+    if n < limits.min_requests:
+        gap = Gap(
+            f"{n} requests are too few to show late requests", "Trace the engine while it answers requests."
+        )
+        coverage = replace(coverage, gaps=(*coverage.gaps, gap))
+    return replace(from_counts(counts, coverage), n_steps=None)
+
+
+def with_engines(trace: Trace, whole: Report, limits: Thresholds) -> Report:
+    """The report with the verdicts on engines, and a remark on each endpoint."""
+    if not has_engines(trace):
+        return whole
+    verdicts = [*_dead(trace, limits), *_latency(trace, limits)]
+    worded = [replace(verdict, summary=text.summary(verdict)) for verdict in verdicts]
+    remarks: list[dict[str, object]] = [
+        {"what": f"Requests to {each.path} of {each.engine}", **each.numbers()} for each in endpoints(trace)
+    ]
+    return replace(whole, verdicts=[*worded, *whole.verdicts], benign=[*whole.benign, *remarks])
+
+
+def _groups(trace: Trace) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Node and processes of each engine."""
+    for key in np.unique(trace.servers[["node", "group_pid"]]):
+        rows = trace.servers[
+            (trace.servers["node"] == key["node"]) & (trace.servers["group_pid"] == key["group_pid"])
+        ]
+        yield int(key["node"]), tuple(np.unique(rows["pid"]).tolist())
+
+
+def _latency(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
+    for node, pids in _groups(trace):
+        requests = trace.requests[(trace.requests["node"] == node) & np.isin(trace.requests["pid"], pids)]
+        if len(requests) < limits.min_requests:
+            continue
+        late = [
+            each
+            for path in np.unique(requests["path"])
+            for each in late_requests(trace, requests[requests["path"] == path], limits)
+        ]
+        whole_ns = float((requests["end_ns"] - requests["ts_ns"]).sum())
+        lost_ns = sum(each.excess_ns for each in late)
+        if len(late) < limits.min_late_requests or lost_ns < limits.late_request_share * whole_ns:
+            continue
+        yield from _explained(trace, Threads.of(trace, node, pids), requests, late[-_MOST_LATE:])
+
+
+def _explained(trace: Trace, threads: Threads, requests: Array, late: list[Late]) -> Iterator[Verdict]:
+    """A verdict for each reason that explains a large share of the excess, the largest first."""
+    by_cause: dict[str, list[tuple[Late, Reason]]] = {}
+    for each in late:
+        delay = Delay(each, threads, requests, threads.off(each.begin_ns, each.end_ns))
+        reason = reason_of(delay)
+        by_cause.setdefault(reason.cause, []).append((each, reason))
+    whole_ns = sum(each.excess_ns for each in late)
+    shares = {name: sum(each.excess_ns for each, _ in parts) / whole_ns for name, parts in by_cause.items()}
+    for name in sorted(shares, key=lambda each: -shares[each]):
+        if shares[name] >= _LARGE_SHARE:
+            yield _verdict(trace, requests, by_cause[name], shares[name])
+
+
+def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], share: float) -> Verdict:
+    late = [each for each, _ in parts]
+    reason = max(parts, key=lambda part: (part[1].evidence.line is not None, part[0].excess_ns))[1]
+    row = max(late, key=lambda each: each.excess_ns).request
+    excess_ms = np.array([each.excess_ns for each in late]) / 1e6
+    node, pid = int(row["node"]), reason.pid or int(row["pid"])
+    of_cause = cause(reason.cause)
+    begins = min(each.begin_ns for each in late), max(each.end_ns for each in late)
+    is_unknown = reason.cause == "unknown"
+    return Verdict(
+        kind="latency",
+        summary="",
+        nodes=[trace.nodes[node]] if trace.nodes[node] else [],
+        pids=[pid] if reason.pid else [],
+        late_ms={"median": round(float(np.median(excess_ms)), 3), "max": round(float(excess_ms.max()), 3)},
+        since_ns=wall_ns(trace, node, begins[0]),
+        until_ns=wall_ns(trace, node, begins[1]),
+        n_incidents=len(late),
+        causes=[Explained(of_cause, round(share, 4), float(excess_ms.sum() * 1e6), reason.evidence)],
+        confidence=0.4 if is_unknown else round(min(0.95, 0.6 + 0.05 * len(late)) * min(1.0, share / 0.6), 2),
+        advice=of_cause.advice(reason.evidence),
+        abstained_because="no activity of the engine's threads explains the delay" if is_unknown else None,
+        evidence=VerdictEvidence(
+            engine=text_of(row, "engine"),
+            model=text_of(row, "model") or None,
+            endpoint=text_of(row, "path"),
+            part=max({each.part for each in late}, key=lambda part: sum(each.part == part for each in late)),
+            n_late_requests=len(late),
+            n_requests=len(requests),
+            pid=reason.pid or None,
+            command=_command(trace, node, pid) if reason.pid else None,
+            line=reason.evidence.line,
+        ),
+    )
+
+
+def _dead(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
+    for node, pids in _groups(trace):
+        if dead := dead_servers(trace, node, pids, limits):
+            yield _dead_verdict(trace, dead)
+
+
+def _dead_verdict(trace: Trace, dead: DeadServer) -> Verdict:
+    row = dead.row
+    of_cause = cause(dead.cause)
+    evidence = CauseEvidence(line=user_line(dead.stack) or None)
+    return Verdict(
+        kind="dead_server",
+        summary="",
+        nodes=[trace.nodes[dead.node]] if trace.nodes[dead.node] else [],
+        pids=[dead.pid],
+        since_ns=wall_ns(trace, dead.node, dead.since_ns),
+        n_incidents=1,
+        causes=[Explained(of_cause, 1.0, float(dead.waited_ns), evidence)],
+        confidence=0.9 if dead.stack or dead.cause == "process_stopped" else 0.7,
+        advice=["Restart the engine, and route its requests to other servers."],
+        evidence=VerdictEvidence(
+            engine=text_of(row, "engine"),
+            model=text_of(row, "model") or None,
+            endpoint=text_of(row, "oldest_path"),
+            n_requests=int(row["n_open"]),
+            pid=dead.pid,
+            command=_command(trace, dead.node, dead.pid),
+            line=evidence.line,
+            stack=list(dead.stack) or None,
+            waited_s=round(dead.waited_ns / 1e9, 1),
+        ),
+    )
+
+
+def _command(trace: Trace, node: int, pid: int) -> str | None:
+    rows = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
+    return rows["comm"][-1].decode("utf-8", "replace") if len(rows) else None

@@ -1,0 +1,81 @@
+"""Engines that no longer answer: process, line and time without progress."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from stallscope.diagnose import diagnose
+from stallscope.events.names import Category
+
+sys.path.insert(0, str(Path(__file__).parent))
+from engine_traces import MS, PID, SECOND, EngineTrace
+
+WAITED_NS = 8 * SECOND
+
+
+def dead_engine(category: Category, *, waited_ns: int = WAITED_NS, n_full: int = 0) -> EngineTrace:
+    """After its last response, the engine makes no progress in one request."""
+    engine = EngineTrace()
+    since_ns = int(engine.requests["end_ns"].max()) + 10 * MS
+    for at_ns in range(since_ns, since_ns + waited_ns + 1, SECOND):
+        engine.state(at_ns, category, at_ns - since_ns)
+    engine.server(
+        since_ns + waited_ns,
+        n_open=1,
+        n_full=n_full,
+        oldest_ns=since_ns,
+        oldest_progress_ns=since_ns,
+        progress_ns=since_ns,
+        oldest_path=b"/v1/completions",
+    )
+    return engine
+
+
+def verdicts(engine: EngineTrace):
+    trace = engine.trace()
+    return diagnose(replace(trace, ends_ns=(int(trace.servers["ts_ns"].max()),))).verdicts
+
+
+def test_a_deadlocked_thread_is_named_with_its_line():
+    engine = dead_engine(Category.LOCK)
+    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
+    engine.position(at_ns, "/usr/lib/python3.11/selectors.py:468 select", "/srv/app.py:40 <module>")
+    engine.position(at_ns, "/srv/app.py:12 wedge", "/srv/app.py:9 handler", tid=PID + 1)
+    (verdict,) = verdicts(engine)
+    assert (verdict.kind, verdict.pids) == ("dead_server", [PID])
+    assert verdict.evidence.line == "/srv/app.py:12 wedge"
+    assert verdict.evidence.waited_s == WAITED_NS / 1e9
+    assert verdict.severity == "critical"
+
+
+def test_an_answer_to_a_health_check_is_no_progress():
+    engine = dead_engine(Category.LOCK)
+    engine.requests["path"][-1] = b"/health"
+    engine.requests["ts_ns"][-1] = engine.requests["end_ns"][-1] = (
+        int(engine.servers[-1]["ts_ns"][0]) - SECOND
+    )
+    assert [verdict.kind for verdict in verdicts(engine)] == ["dead_server"]
+
+
+def test_a_stopped_engine_is_dead():
+    (verdict,) = verdicts(dead_engine(Category.STOPPED))
+    assert verdict.causes[0].cause.name == "process_stopped"
+
+
+def test_an_engine_that_works_is_not_dead():
+    assert verdicts(dead_engine(Category.ON_CPU)) == []
+
+
+def test_an_engine_whose_client_takes_no_data_is_not_dead():
+    assert verdicts(dead_engine(Category.NET, n_full=1)) == []
+
+
+def test_a_short_pause_is_not_the_end():
+    assert verdicts(dead_engine(Category.LOCK, waited_ns=4 * SECOND)) == []
+
+
+def test_a_pause_as_long_as_earlier_pauses_is_not_the_end():
+    engine = dead_engine(Category.LOCK)
+    for i in (3, 4):
+        engine.late_first(i, 4 * SECOND)
+    assert [verdict.kind for verdict in verdicts(engine) if verdict.kind == "dead_server"] == []

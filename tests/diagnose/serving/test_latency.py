@@ -1,0 +1,211 @@
+"""The reason for late requests: each fault has its cause, process and line, and healthy engines have no verdict."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose import diagnose
+from stallscope.diagnose.report.text import report as text_of
+from stallscope.diagnose.report.verdict import Answer, Report
+from stallscope.events.names import Category, OffCpuFlag, SampleRole
+
+sys.path.insert(0, str(Path(__file__).parent))
+from engine_traces import GAP_NS, LATE, MS, PID, THROTTLED, EngineTrace
+
+DELAY_NS = 300 * MS
+SENDTO, WRITE = 44, 1
+
+
+def late_engine(category: Category, **values: object) -> EngineTrace:
+    """The serving thread is off the CPU in the late gaps, for one reason."""
+    engine = EngineTrace()
+    for i in LATE:
+        engine.off(*engine.late_gap(i, DELAY_NS), category, **values)
+    return engine
+
+
+def the_verdict(engine: EngineTrace):
+    report = diagnose(engine.trace())
+    (verdict,) = report.verdicts
+    assert verdict.kind == "latency"
+    assert verdict.evidence.n_late_requests == len(LATE)
+    assert verdict.late_ms is not None
+    assert verdict.late_ms["median"] == pytest.approx((DELAY_NS - GAP_NS) / MS, rel=0.1)
+    assert text_of(report)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("category", "values", "cause"),
+    [
+        (Category.STOPPED, {}, "process_stopped"),
+        (Category.PREEMPTED, {"flags": THROTTLED, "by_pid": 0}, "cpu_quota"),
+        (
+            Category.PREEMPTED,
+            {"flags": OffCpuFlag.PREEMPTED, "by_pid": 7, "by_comm": b"hog"},
+            "cpu_preemption",
+        ),
+        (Category.IO, {}, "block_io"),
+        (Category.FAULT, {}, "page_fault"),
+    ],
+)
+def test_the_machine_delays_the_serving_thread(category, values, cause):
+    verdict = the_verdict(late_engine(category, **values))
+    assert [part.cause.name for part in verdict.causes] == [cause]
+    assert verdict.pids == [PID]
+
+
+def test_the_program_that_took_the_cpu_is_named():
+    engine = late_engine(Category.PREEMPTED, flags=OffCpuFlag.PREEMPTED, by_pid=7, by_comm=b"hog")
+    assert the_verdict(engine).causes[0].evidence.by == ["hog"]
+
+
+def test_a_thread_that_is_awake_and_does_not_run_lacks_the_cpu():
+    verdict = the_verdict(late_engine(Category.NET, runnable_ns=DELAY_NS - 5 * MS))
+    assert verdict.causes[0].cause.name == "cpu_preemption"
+
+
+def test_work_that_also_waits_for_the_cpu_is_named_as_work():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        flags = OffCpuFlag.PREEMPTED
+        engine.off(begin_ns + DELAY_NS // 2 - 20 * MS, end_ns, Category.PREEMPTED, flags=flags, by_pid=7)
+        engine.sample(begin_ns, Category.ON_CPU, "/srv/tokens.py:7 encode")
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "host_compute"
+    assert verdict.evidence.line == "/srv/tokens.py:7 encode"
+
+
+def test_threads_of_the_engine_that_share_a_cpu_are_not_another_program():
+    verdict = the_verdict(late_engine(Category.PREEMPTED, flags=OffCpuFlag.PREEMPTED, by_pid=PID))
+    assert verdict.causes[0].cause.name == "unknown"
+    assert verdict.abstained_because
+
+
+def test_a_sleep_in_the_writer_of_the_response_is_named_with_its_line():
+    engine = EngineTrace()
+    stack = engine.stack("/srv/app.py:12 write_slowly", "/usr/lib/python3.11/asyncio/runners.py:1 run")
+    for i in LATE:
+        engine.off(*engine.late_gap(i, DELAY_NS), Category.SLEEP, stack=stack)
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "host_sleep"
+    assert verdict.evidence.line == "/srv/app.py:12 write_slowly"
+
+
+def test_computation_in_the_serving_thread_is_named_with_its_line():
+    engine = EngineTrace()
+    for i in LATE:
+        engine.sample(engine.late_gap(i, DELAY_NS)[0], Category.ON_CPU, "/srv/tokens.py:7 encode")
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "host_compute"
+    assert verdict.evidence.line == "/srv/tokens.py:7 encode"
+
+
+def test_a_thread_that_holds_the_interpreter_lock_is_named_with_its_line():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.LOCK)
+        engine.sample(
+            begin_ns, Category.ON_CPU, "/srv/stats.py:3 spin", role=SampleRole.SAME_PROCESS, tid=PID + 1
+        )
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "gil"
+    assert verdict.evidence.line == "/srv/stats.py:3 spin"
+
+
+def test_a_full_pipe_is_named_with_its_reader():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.NET, syscall_nr=WRITE)
+        engine.sample(begin_ns, Category.NET, object=b"full pipe read by logger")
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "full_pipe"
+    assert verdict.causes[0].evidence.reader == "logger"
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_client_that_takes_data_slowly_is_named_as_the_client(blocks):
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        if blocks:
+            engine.off(begin_ns, end_ns, Category.NET, syscall_nr=SENDTO)
+        else:
+            engine.requests["blocked_ns"][i] = DELAY_NS
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "slow_client"
+    assert verdict.pids == []
+    assert "clients" in verdict.summary
+
+
+def test_a_long_prompt_delays_the_tokens_of_other_requests():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, _ = engine.late_gap(i, DELAY_NS)
+        other = engine.requests[i - 1 : i]
+        other["ts_ns"] = other["read_ns"] = begin_ns
+        other["request_bytes"] = 50_000
+        for name in ("first_ns", "gap_at_ns", "last_ns", "end_ns"):
+            other[name] = begin_ns + DELAY_NS
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "long_prompt"
+    assert "50,000 bytes" in str(verdict.causes[0].evidence.work)
+
+
+def test_requests_that_wait_behind_others_are_load_beyond_capacity():
+    engine = EngineTrace(40)
+    rows = engine.requests
+    rows["ts_ns"] = rows["read_ns"] = rows["complete_ns"] = 10**9 + 10 * MS * np.arange(40)
+    rows["first_ns"] = 10**9 + 200 * MS * np.arange(40) + 20 * MS
+    rows["gap_at_ns"] = rows["last_ns"] = rows["first_ns"]
+    rows["end_ns"] = rows["first_ns"] + 100 * MS
+    report = diagnose(engine.trace())
+    assert [verdict.causes[0].cause.name for verdict in report.verdicts] == ["capacity"]
+    assert report.verdicts[0].causes[0].evidence.calls_per_second == pytest.approx(5, rel=0.2)
+    assert "no fault" in report.verdicts[0].summary
+
+
+def test_a_healthy_engine_has_no_verdict():
+    report = diagnose(EngineTrace().trace())
+    assert report.verdicts == []
+    assert report.answer is Answer.HEALTHY
+    assert "50 requests" in text_of(report)
+
+
+def test_an_idle_engine_is_neither_faulty_nor_healthy():
+    report = diagnose(EngineTrace(0).trace())
+    assert report.verdicts == []
+    assert report.answer is Answer.INCONCLUSIVE
+    assert "0 requests are too few" in report.gaps[0].reason
+
+
+def test_a_long_prompt_may_take_longer_until_its_first_token():
+    engine = EngineTrace()
+    for i in LATE:
+        engine.late_first(i, DELAY_NS)
+        engine.requests["request_bytes"][i] = 50_000
+    assert diagnose(engine.trace()).verdicts == []
+
+
+def test_two_late_requests_are_chance():
+    engine = EngineTrace()
+    for i in LATE[:2]:
+        engine.off(*engine.late_gap(i, DELAY_NS), Category.STOPPED)
+    assert diagnose(engine.trace()).verdicts == []
+
+
+def percentile_remark(report: Report) -> dict[str, object]:
+    return report.benign[0]
+
+
+def test_the_report_lists_rate_and_percentiles_of_each_endpoint():
+    remark = percentile_remark(diagnose(EngineTrace().trace()))
+    assert remark["n_requests"] == 50
+    assert remark["first_ms_p50"] == 20
+    assert remark["between_ms_p99"] == 10
+    assert remark["per_second"] == pytest.approx(10, rel=0.1)
