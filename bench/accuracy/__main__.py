@@ -2,9 +2,12 @@
 
     python bench/accuracy [--only known,matrix,healthy,curve] [--shapes dp8,dp4-pp4] [--seeds N] [--healthy N]
     python bench/accuracy --only shapes [--shape plain,experts] [--fault hang|none] [--seeds A:B]
+    python bench/accuracy --only shapes,matrix,healthy --journal FOLDER [--minutes 30]
 
 Parts that are not run keep their last numbers. With --shapes, --seeds, --shape or --healthy nothing is kept: the
 numbers are printed only. The part `shapes` (the second generator) runs held-out seeds unless --seeds is given.
+With --journal, the parts of simulated jobs run in one process, in random order, for --minutes each. FOLDER holds the
+results of each commit; the next run with the same FOLDER and commit continues there.
 """
 
 import json
@@ -21,6 +24,7 @@ sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 import known  # noqa: E402
 import shape_runs  # noqa: E402
 import simulated  # noqa: E402
+from journal import Journal  # noqa: E402
 from report import RESULTS, commit, machine  # noqa: E402
 
 from page import page  # noqa: E402
@@ -71,6 +75,8 @@ def _asked() -> Namespace:
     parser.add_argument("--shape", default="", help="shapes of the part shapes, with commas between")
     parser.add_argument("--fault", default="", help="one fault of the part shapes, or none")
     parser.add_argument("--healthy", type=int, default=0, help="healthy jobs")
+    parser.add_argument("--journal", type=Path, help="folder of the results so far")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="of each part, with --journal")
     return parser.parse_args()
 
 
@@ -82,11 +88,21 @@ def _parts(asked: Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
             "public": known.public(),
             "slowdowns": known.slowdowns(),
         },
-        "matrix": lambda: simulated.matrix(shapes, n_seeds=int(asked.seeds or simulated.N_SEEDS)),
-        "healthy": lambda: simulated.healthy(asked.healthy or simulated.N_HEALTHY),
+        "matrix": lambda: simulated.matrix(
+            shapes, n_seeds=int(asked.seeds or simulated.N_SEEDS), spread=_spread(asked, "matrix")
+        ),
+        "healthy": lambda: simulated.healthy(
+            asked.healthy or simulated.N_HEALTHY, spread=_spread(asked, "healthy")
+        ),
         "curve": simulated.curve,
         "shapes": lambda: _shapes(asked),
     }
+
+
+def _spread(asked: Namespace, part: str) -> simulated.Spread:
+    if not asked.journal:
+        return simulated.spread
+    return Journal(asked.journal / f"{part}-{commit()}.pickles", asked.minutes).spread()
 
 
 def _shapes(asked: Namespace) -> dict[str, Any]:
@@ -97,7 +113,8 @@ def _shapes(asked: Namespace) -> dict[str, Any]:
     shapes = asked.shape.split(",") if asked.shape else shape_runs.ALL_SHAPES
     if unknown := set(shapes) - set(shape_runs.ALL_SHAPES):
         sys.exit(f"accuracy: no shape {', '.join(unknown)}; there are {', '.join(shape_runs.ALL_SHAPES)}")
-    summary = shape_runs.summary(shape_runs.run(shapes, seeds, fault=asked.fault))
+    spread = _spread(asked, "shapes")
+    summary = shape_runs.summary(shape_runs.run(shapes, seeds, fault=asked.fault, spread=spread))
     if seeds.start >= shape_runs.HELD_OUT:
         del summary["misses"]  # a published held-out case would be tuned on
     return {"seeds": f"{seeds.start} to {seeds.stop - 1}", **summary}

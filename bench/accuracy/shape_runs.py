@@ -10,7 +10,7 @@ from answers import Answer, answer
 from generator.faults import FAULTS
 from generator.jobs import Truth, exists, job
 from generator.shapes import SHAPES
-from simulated import spread
+from simulated import Spread, spread
 
 from stallscope.diagnose.engine import diagnose
 
@@ -71,8 +71,8 @@ def _text(truth: Truth) -> str:
     return f"[{ranks}] {causes}, {100 * truth.cost_share:.0f} % of the time, {truth.cost_gpu_s:.2f} GPU s{observed}"
 
 
-def run(shapes: Iterable[str], seeds: range, *, fault: str = "") -> list[Ran]:
-    """All cases of some shapes and seeds."""
+def run(shapes: Iterable[str], seeds: range, *, fault: str = "", spread: Spread = spread) -> list[Ran]:
+    """The cases of some shapes and seeds that `spread` runs."""
     return [done for done in spread(ran, cases(shapes, seeds, fault=fault)) if done is not None]
 
 

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from marking import Judged, judged
@@ -35,6 +35,22 @@ NEEDS = {
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Spread(Protocol):
+    """Runs `work` on items and returns the results in the order of the items."""
+
+    def __call__(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterable[Result]: ...
+
+
+def spread(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """The results in order, worked out by a process for each CPU."""
+    items = list(items)
+    if len(items) < 2 * N_PROCESSES:
+        yield from map(work, items)
+        return
+    with ProcessPoolExecutor(N_PROCESSES) as pool:
+        yield from pool.map(work, items, chunksize=max(min(len(items) // 40, 8), 1))
 
 
 class Case(NamedTuple):
@@ -70,12 +86,14 @@ def tried(case: Case) -> tuple[Case, Judged, float]:
 
 
 def matrix(
-    shapes: Iterable[str] = tuple(fault_scenarios.SHAPES), *, n_seeds: int = N_SEEDS
+    shapes: Iterable[str] = tuple(fault_scenarios.SHAPES), *, n_seeds: int = N_SEEDS, spread: Spread = spread
 ) -> dict[str, Any]:
     """Right, wrong and abstained by fault and by shape; every miss with its report."""
-    done = list(spread(tried, cases(shapes, n_seeds=n_seeds)))
+    planned = cases(shapes, n_seeds=n_seeds)
+    done = list(spread(tried, planned))
     return {
         "n": len(done),
+        "n_planned": len(planned),
         **_rates([entry for _, entry, _ in done]),
         "n_accused": sum(entry.n_accused for _, entry, _ in done),
         "by_fault": _table(done, lambda case: _fault_name(case)),
@@ -134,8 +152,10 @@ def _cost_ratio(judgedses: list[tuple[Judged, float]]) -> list[float] | None:
     return [round(float(q), 2) for q in np.quantile(ratios, (0.1, 0.5, 0.9))] if ratios else None
 
 
-def healthy_job(number: int) -> tuple[str, Judged]:
-    """One healthy job, diagnosed; every fifth in a shape of the matrix, as large ones are slow not the largest."""
+def healthy_job(number: int) -> tuple[int, str, Judged]:
+    """One healthy job by number, diagnosed; every fifth in a shape of the matrix, as large jobs are slow rarely a large
+    shape.
+    """
     if number % OF_THE_SHAPES:
         trace, truth = fault_scenarios.healthy(number)
         name = "drawn"
@@ -148,21 +168,22 @@ def healthy_job(number: int) -> tuple[str, Judged]:
         timing = Timing().scaled(float(np.random.default_rng(number).uniform(0.5, 1.5)))
         capture = Capture(has_gpu_times=order % 2 == 1)
         trace, truth = simulate(fault_scenarios.SHAPES[name], seed=number, timing=timing, capture=capture)
-    return name, judged(diagnose(trace), truth.knowable)
+    return number, name, judged(diagnose(trace), truth.knowable)
 
 
-def healthy(n: int = N_HEALTHY) -> dict[str, Any]:
+def healthy(n: int = N_HEALTHY, *, spread: Spread = spread) -> dict[str, Any]:
     """The number of n healthy jobs with the answer healthy, and every job with another report."""
     result = list(spread(healthy_job, range(n)))
     return {
-        "n": n,
-        "n_jobs_with_an_accusation": sum(entry.n_accused > 0 for _, entry in result),
-        "n_ranks_accused": sum(entry.n_accused for _, entry in result),
-        "n_called_healthy": sum(entry.said == "healthy" for _, entry in result),
-        "by_shape": Counter(name for name, _ in result),
+        "n": len(result),
+        "n_planned": n,
+        "n_jobs_with_an_accusation": sum(entry.n_accused > 0 for _, _, entry in result),
+        "n_ranks_accused": sum(entry.n_accused for _, _, entry in result),
+        "n_called_healthy": sum(entry.said == "healthy" for _, _, entry in result),
+        "by_shape": Counter(name for _, name, _ in result),
         "said_otherwise": [
             {"job": number, "shape": name, "said": entry.said}
-            for number, (name, entry) in enumerate(result)
+            for number, name, entry in result
             if entry.said != "healthy"
         ],
     }
@@ -219,13 +240,3 @@ def curve(*, delays_ms: Iterable[int] = DELAYS_MS, n: int = N_CURVE) -> dict[str
             for jitter in JITTERS
         ],
     }
-
-
-def spread(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """The results in order, worked out by a process for each CPU."""
-    items = list(items)
-    if len(items) < 2 * N_PROCESSES:
-        yield from map(work, items)
-        return
-    with ProcessPoolExecutor(N_PROCESSES) as pool:
-        yield from pool.map(work, items, chunksize=max(min(len(items) // 40, 8), 1))

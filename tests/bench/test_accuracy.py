@@ -40,7 +40,7 @@ def test_simulated_faults_are_found(shape: str) -> None:
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_healthy_jobs_accuse_nobody(number: int) -> None:
-    _, entry = simulated.healthy_job(number)
+    _, _, entry = simulated.healthy_job(number)
     assert entry.n_accused == 0
 
 

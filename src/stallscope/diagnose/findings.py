@@ -7,6 +7,7 @@ from stallscope.diagnose.cost.absorption import Absorption, absorption
 from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatch import Mismatch, mismatches
+from stallscope.diagnose.lateness.blocked_steps import blocked_steps
 from stallscope.diagnose.lateness.imbalance import Moving, SlowStage, moving, slow_stage
 from stallscope.diagnose.lateness.late_steps import LateStep, late_steps
 from stallscope.diagnose.lateness.recurrence import recurring
@@ -43,6 +44,7 @@ def findings(case: Case) -> Findings:
         lambda: mismatch_findings(case),
         n=len(line.rows),
     )
+    all_late += blocked_steps(line, case.plan, table, usual=case.pace, known=all_late, limits=limits)
     named = recurring(all_late, line.n_processes, least_ns=case.pace.least_ns, limits=limits, node=line.node)
     absorbed = absorption(case, named)
     named = {process: late for process, late in named.items() if not absorbed.has(process)}

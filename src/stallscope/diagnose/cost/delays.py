@@ -13,14 +13,14 @@ import numpy as np
 from stallscope.diagnose.causes import Excess
 from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
 from stallscope.diagnose.cost.retransmits import retransmits_to
-from stallscope.diagnose.cost.step_growth import Baseline, Growth, growth, stretches
+from stallscope.diagnose.cost.step_growth import Baseline, Growth, growth, stretches, with_longer_delays
 from stallscope.diagnose.cost.waiting import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.timeline.excess import ledger_excess_ns
 from stallscope.events.layout import Array
-from stallscope.events.names import N_CATEGORIES, SUMMED, CollectiveFlag, SampleRole
+from stallscope.events.names import N_CATEGORIES, SUMMED, Category, CollectiveFlag, SampleRole
 
 MOST_KEPT = 1024
 """Limit of late steps (the latest), and of rows of calls and offcpu (the longest), that a sum keeps individually."""
@@ -29,6 +29,10 @@ _MOST_EXPLAINED = 200  # late steps whose ledger is examined: the largest
 _SECOND_NS = 1_000_000_000
 _MOST_WAITS = 1 << 21  # late steps x processes examined for the cost: some seconds of work
 _MOST_WAITS_IN_ALL = 1 << 18  # the same for a sum only, which a sample of all sizes estimates
+_MOST = 0.5  # share of a delay
+_UNSEEN = (
+    3.0  # a GPU's delay, as a multiple of the part that its host shows: work after the last arrival is hidden
+)
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
 
 N = TypeVar("N", int, float)
@@ -183,8 +187,11 @@ def as_steps_grew(
         sizes_ns[late_step.process] += late_step.late_ns
     for group in groups:
         grown = growth(parts, group) if parts else None
-        if grown is None:
+        if grown is None or parts is None:
             continue
+        if any(_is_on_gpu(delays[process].excess) for process in group):
+            longer = growth(with_longer_delays(parts, group, _UNSEEN), group)
+            grown = longer if longer and longer.is_measured else grown
         whole_ns = max(sum(sizes_ns[process] for process in group), 1.0)
         for process in group:
             share = sum(late_step.late_ns for late_step in delays[process].late) / whole_ns
@@ -200,6 +207,8 @@ def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *,
         key for key in map(case.process_key, range(case.line.n_processes)) if key not in members
     ]
     modelled = sum(ns for key, ns in delays.least_ns.items() if key not in members)
+    if _empties_queue(delays.excess):
+        modelled = 0.0
     most = grown.most_ns * share
     least = grown.least_ns * share if grown.is_measured else max(grown.least_ns * share, min(modelled, most))
     return replace(
@@ -207,6 +216,19 @@ def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *,
         lost_ns=dict.fromkeys(waited, most / len(waited)),
         least_ns=dict.fromkeys(waited, least / len(waited)),
     )
+
+
+def _empties_queue(excess: Excess) -> bool:
+    """Whether most of a delay was spent in allocations and copies: these calls wait for the GPU, and the work that the
+    GPU did in that time is not lost.
+    """
+    spent = sum(float(excess.ledger_ns[category - 1]) for category in (Category.ALLOC, Category.COPY))
+    return spent >= _MOST * excess.total_ns
+
+
+def _is_on_gpu(excess: Excess) -> bool:
+    """Whether most of a delay was spent in waits for the rank's own GPU."""
+    return float(excess.ledger_ns[Category.DEVICE - 1]) >= _MOST * excess.total_ns
 
 
 def _lost_by(case: Case, lost_ns: Array) -> dict[ProcessKey, float]:

@@ -27,8 +27,10 @@ _LIKE = 2.0  # times the median up to which a delay in a step of another kind is
 _SMALL = 0.1  # share of the median delay up to which a rank's own excess leaves a step quiet
 _ALSO_LATE = 0.5  # share of it from which a step of a named rank also counts as late
 _SURE_SLOPE = 0.3  # largest error of a usable slope
+_KNOWN = 0.4  # share of the delays that steps exceed the shortest step by, from which that is a measurement
 _FEWEST_FREE = 3  # degrees of freedom of a slope
 _FEWEST_STEPS = 5  # steps before a release that bound the length of a step
+_FAR = 5.0  # times the median delay from which a delay alone would determine a slope
 _TOGETHER = 0.5  # correlation of the delays of ranks that share a reason
 _MOST_QUIET = 256
 _NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
@@ -202,6 +204,20 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
     )
 
 
+def with_longer_delays(parts: Stretches, group: Collection[int], factor: float) -> Stretches:
+    """The stretches with the delays of a group multiplied: the limit of the growth that they may cause."""
+    return replace(
+        parts,
+        delay_ns={
+            process: by_step * (factor if process in group else 1.0)
+            for process, by_step in parts.delay_ns.items()
+        },
+        in_all_ns={
+            process: ns * (factor if process in group else 1.0) for process, ns in parts.in_all_ns.items()
+        },
+    )
+
+
 def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches:
     """The stretches without those in which another named process is late for a reason of its own.
 
@@ -344,11 +360,15 @@ def _bounded(parts: Stretches, delay_ns: Array) -> _Estimate:
     """
     most, slope = delay_ns.copy(), _slope(parts, delay_ns)
     least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
-    if slope is not None:
+    # A wait for the GPU that is part of a delay varies without effect on the step: then the slope is no bound.
+    if slope is not None and least.sum() <= sum(slope) * most.sum():
         most *= min(max(sum(slope), 0.0), 1.0)
         sure = max(slope[0] - slope[1], 0.0) * (delay_ns - np.median(delay_ns[delay_ns > 0]))
         least = np.minimum(np.maximum(least, sure), most)
-    return _Estimate(least, most, 0.0, slope is not None and slope[1] <= _SURE_SLOPE)
+    else:
+        slope = None
+    is_measured = slope is not None and slope[1] <= _SURE_SLOPE
+    return _Estimate(least, most, 0.0, is_measured or least.sum() >= _KNOWN * most.sum())
 
 
 def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
@@ -357,6 +377,7 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
     A queue absorbs the first part of a delay. So the mean cost of a ns is at most the cost of the last ns.
     """
     known = parts.is_usual & np.append(False, parts.is_usual[:-1])
+    known &= parts.after(delay_ns) <= _FAR * np.median(delay_ns[delay_ns > 0])
     delays = [delay_ns, np.append(0.0, delay_ns[:-1])] if parts.is_step else [delay_ns]
     kinds = [parts.n_steps * (parts.kind == kind) for kind in np.unique(parts.kind[known])]
     x, y = np.column_stack([*kinds, *delays])[known].astype(np.float64), parts.length_ns[known]
@@ -392,6 +413,8 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     pause_ns = shared_pause_ns(table, case.pace.least_ns, case.plan.program)
     paused = _paused(table, pause_ns, n)
     delay, excess = _by_named(case, late, named, is_warm=is_warm, pause_ns=pause_ns)
+    for process, own in excess.items():  # a single long delay has a verdict of its own
+        kept &= (own < case.limits.one_off_ns) | (delay[process] > 0)
     begin_ns = np.full(n, np.inf)
     np.minimum.at(begin_ns, table.step, case.arrival_ns[table.first_row])
     parts = Stretches(
@@ -437,7 +460,8 @@ def _by_named(
         process_delay, own = delay[process], excess[process]
         own[table.step[here]] = np.maximum(table.excess_ns[here], 0.0)
         typical = float(np.median(process_delay[process_delay > 0])) if process_delay.any() else np.inf
-        large = here[(table.excess_ns[here] >= _ALSO_LATE * typical) & ~is_warm[table.step[here]]]
+        is_large = (table.excess_ns[here] >= _ALSO_LATE * typical) & ~is_warm[table.step[here]]
+        large = here[is_large & (table.excess_ns[here] < case.limits.one_off_ns)]
         is_late = table.step[large[~is_usual_in_pauses(table, pause_ns, large, limits=case.limits)]]
         process_delay[is_late] = np.maximum(process_delay[is_late], own[is_late])
         process_delay[_in_turn(process_delay, table.step[here[pause_ns[here] > 0]])] = typical

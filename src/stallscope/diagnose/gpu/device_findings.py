@@ -92,13 +92,16 @@ def with_costly_gpus(case: Case, gpus: OnDevice) -> OnDevice:
     late = {process: device.late for process, device in gpus.slow.items()}
     harmless = absorption(case, late).proved
     costly = {process: device for process, device in gpus.slow.items() if process not in harmless}
-    more_work = {process: device for process, device in costly.items() if _is_periodic(device.late)}
+    more_work = {process: device for process, device in costly.items() if _has_more_work(device)}
     slow = {process: device for process, device in costly.items() if process not in more_work}
     return replace(gpus, slow=slow, more_work=more_work)
 
 
-def _is_periodic(late: list[LateStep]) -> bool:
-    """Whether a GPU is late every k-th step, with k above 1: typical of evaluations, not of low clocks."""
-    steps = np.array([step.step for step in late], np.int64)
-    period = period_steps(steps, np.array([step.excess_ns for step in late]))
-    return period is not None and period > 1
+def _has_more_work(device: SlowDevice) -> bool:
+    """Whether a GPU is late every k-th step only, with k above 1: typical of evaluations, not of low clocks.
+
+    In a job whose steps alternate (two models), a slow GPU is late in the longer kind of step.
+    """
+    steps = np.array([step.step for step in device.late], np.int64)
+    period = period_steps(steps, np.array([step.excess_ns for step in device.late]))
+    return period is not None and period > 1 and not device.is_kind_of_step

@@ -36,12 +36,13 @@ _IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shar
 @dataclass(frozen=True)
 class SlowDevice:
     """A GPU that works longer than its peers between the same calls. is_irregular: by varying amounts.
-    seen_by: the evidence, as text.
+    seen_by: the evidence, as text. is_kind_of_step: its late steps have another number of calls than the steps between.
     """
 
     late: list[LateStep]
     is_irregular: bool
     seen_by: str
+    is_kind_of_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,12 +159,19 @@ def slow_devices(
         is_irregular = bool(np.std(values) >= _IRREGULAR * np.mean(values))
         kept = cells[during][is_late[during]]
         steps = [by_step[step] for step in table.step[kept].tolist()]
+        between = cells[during][~is_late[during]]
         slow[process] = SlowDevice(
             _without_overlap(steps, more.overlapped.late_ns(kept)),
             is_irregular,
             "start and end of collectives on the GPUs",
+            _n_calls(table, kept) != _n_calls(table, between),
         )
     return slow
+
+
+def _n_calls(table: Cells, cells: Array) -> float:
+    """The median number of calls in some cells; 0 for none."""
+    return float(np.median(table.end_row[cells] - table.first_row[cells])) if len(cells) else 0.0
 
 
 def _without_overlap(late: list[LateStep], late_ns: Array) -> list[LateStep]:

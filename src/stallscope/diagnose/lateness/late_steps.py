@@ -48,12 +48,13 @@ def noise_ns(line: Timeline, table: Cells) -> float:
 
     The median over the ranks; with few ranks the lower quartile, which a single slow rank of two cannot raise.
     """
-    spreads = by_group(table.process, table.self_ns, line.n_processes, _spread)
+    spreads = by_group(table.process, table.self_ns, line.n_processes, spread)
     spreads = spreads[np.bincount(table.process, minlength=line.n_processes) >= 4]
     return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if len(spreads) else 0.0
 
 
-def _spread(values: Array) -> Array:
+def spread(values: Array) -> Array:
+    """The robust standard deviation of each row."""
     return 1.4826 * medians(np.abs(values - medians(values)[:, None]))
 
 

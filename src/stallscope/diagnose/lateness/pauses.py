@@ -23,12 +23,14 @@ def shared_pause_ns(table: Cells, least_ns: float, program: Array) -> Array:
     """By cell: the extra self time that all ranks had in that step; 0 without such a pause.
 
     Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and the ranks of
-    each program as well, since the steps of two programs may have different numbers. program: int64 (p,), see Programs.
+    each program as well, since the steps of two programs may have different numbers. A pause of one program for which
+    the others wait is a delay. program: int64 (p,), see Programs.
     """
     shared = _pause_ns(table, np.zeros_like(program))
     is_large = np.bincount(program) >= _LARGE_PROGRAM
     if len(is_large) > 1 and is_large.any():
         alone = _pause_ns(table, program) * is_large[program[table.process]]
+        alone[_keeps_waiting(table, alone, program)] = 0.0
         shared = np.maximum(shared, alone)
     return np.where(shared >= least_ns, shared, 0.0)
 
@@ -44,6 +46,22 @@ def _pause_ns(table: Cells, group: Array) -> Array:
     of_group[number] = group[table.process]
     usual = by_group(of_group, typical, int(group.max(initial=0)) + 1, medians)[of_group]
     return np.where(typical >= 2 * usual, typical - usual, 0.0)[number]
+
+
+def _keeps_waiting(table: Cells, pause_ns: Array, program: Array) -> Array:
+    """Whether the ranks of the other programs wait for a pause of one program, in its step or the next: bool (c,)."""
+    out = np.zeros(len(pause_ns), bool)
+    of_cell = program[table.process]
+    n_steps = int(table.step.max(initial=0)) + 2
+    for number in np.unique(of_cell[pause_ns > 0]).tolist():
+        others, own = of_cell != number, np.flatnonzero((of_cell == number) & (pause_ns > 0))
+        if not others.any():
+            continue
+        waited = by_group(table.step[others], table.wait_ns[others], n_steps, medians)
+        longer = np.nan_to_num(waited - np.nanmedian(waited), nan=0.0)
+        step = table.step[own]
+        out[own] = np.maximum(longer[step], longer[step + 1]) >= _SIMILAR * pause_ns[own]
+    return out
 
 
 def _lower_quartiles(values: Array) -> Array:

@@ -26,17 +26,31 @@ def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
     """A time of each interval (self_ns or host_ns) minus the median of the peers in the same call.
 
     The only rank of a program is compared with its own median at the same position of the step. That shows transient
-    delays, but not a call that is always slow. Returns float64 (n,), 0 without a comparison.
+    delays, but not a call that is always slow. If a whole node is one program, its ranks may be late together: the
+    larger of both comparisons counts. Returns float64 (n,), 0 without a comparison.
     """
     out = plan.calls.beyond_others(value_ns, line.is_whole)
-    unknown = np.isnan(out)
-    out[unknown] = 0.0
-    alone = np.flatnonzero(unknown & line.is_whole & (plan.step >= 0))
+    is_unknown = np.isnan(out)
+    out[is_unknown] = 0.0
+    is_node = _is_node_program(line, plan)[line.process]
+    alone = np.flatnonzero((is_unknown | is_node) & line.is_whole & (plan.step >= 0))
     if len(alone):
         position, _ = numbered(line.process[alone], positions_in_run(plan.step, line.process)[alone])
         usual = median_of_others(position, value_ns[alone])
-        out[alone] = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
+        own = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
+        out[alone] = np.where(is_unknown[alone], own, np.maximum(out[alone], own))
     return out
+
+
+def _is_node_program(line: Timeline, plan: Programs) -> Array:
+    """Whether a node's processes are all processes of a program, as a pipeline stage on its own node: bool (p,)."""
+    if not line.n_processes or line.node.min() == line.node.max():
+        return np.zeros(line.n_processes, bool)
+    pairs = np.unique(np.stack([line.node, plan.program]), axis=1)
+    n_programs, n_nodes = (
+        np.bincount(each)[of] for each, of in zip(pairs, (line.node, plan.program), strict=True)
+    )
+    return np.asarray((n_programs == 1) & (n_nodes == 1))
 
 
 def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: float = 0.0) -> Array:
@@ -140,11 +154,13 @@ def _peers(line: Timeline, plan: Programs, rows: Array) -> list[Array]:
     same = same[order_of(plan.key[same], plan.n_calls)]
     keys = plan.key[same]
     begin, end = (np.searchsorted(keys, plan.key[rows], side=side) for side in ("left", "right"))
+    is_alone = _is_node_program(line, plan)
     out = []
     for i, row in enumerate(rows.tolist()):
         peers = same[begin[i] : end[i]]
         peers = peers[line.process[peers] != line.process[row]]
-        out.append(_rows_in_other_steps(line, plan, row) if not len(peers) and plan.step[row] >= 0 else peers)
+        is_own = (not len(peers) or is_alone[line.process[row]]) and plan.step[row] >= 0
+        out.append(_rows_in_other_steps(line, plan, row) if is_own else peers)
     return out
 
 

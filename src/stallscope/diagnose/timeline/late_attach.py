@@ -107,9 +107,11 @@ def renumbered(table: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) ->
         for where in _members(unit_of)
     ]
     between = _Between({clock.node: clock.monotonic_ns - clock.wall_ns for clock in clocks}, {})
-    _number_known(rows, [unit for unit in units if not unknown[unit.rows[0]]], is_p2p, between=between)
+    known = _number_known(
+        rows, [unit for unit in units if not unknown[unit.rows[0]]], is_p2p, between=between
+    )
     unnamed = [unit for unit in units if unknown[unit.rows[0]] and not is_p2p[unit.rows[0]]]
-    _find_unknown(rows, unnamed, between=between)
+    _find_unknown(rows, _complete(rows, known, unnamed, between=between), between=between)
     return {name: rows[name].copy() for name in ("seq", "comm_hash", "comm_rank", "nranks")}
 
 
@@ -175,8 +177,11 @@ def _members(group: Array) -> list[Array]:
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else []
 
 
-def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _Between) -> None:
-    """Shift the round numbers of late ranks to the numbers of the rank with the longest record from the start."""
+def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _Between) -> list[list[_Unit]]:
+    """Shift the round numbers of late ranks to the numbers of the rank with the longest record from the start.
+
+    Returns the members of each communicator, without pairs that send to each other.
+    """
     groups: dict[tuple[int, int, int], list[_Unit]] = {}
     for unit in units:
         first = rows[unit.rows[0]]
@@ -185,12 +190,16 @@ def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _B
             ends = int(first["comm_rank"]), int(first["peer_rank"])
             source, destination = ends if first["op"] == Op.SEND else ends[::-1]
         groups.setdefault((int(first["comm_hash"]), source, destination), []).append(unit)
-    for members in sorted(groups.values(), key=lambda group: -sum(len(unit.rows) for unit in group)):
+    whole = []
+    for key, members in sorted(groups.items(), key=lambda item: -sum(len(unit.rows) for unit in item[1])):
         if any(unit.is_late for unit in members):
-            _number_group(rows, members, between=between)
+            members = _number_group(rows, members, between=between)
+        if key[1:] == (UNKNOWN, UNKNOWN):
+            whole.append(members)
+    return whole
 
 
-def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> None:
+def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> list[_Unit]:
     """Number the late members of one communicator, each by a concurrent member, preferably on its own node.
 
     Without a concurrent member, the numbers continue after the rounds numbered before, with a gap for missed rounds.
@@ -210,6 +219,38 @@ def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> No
             shift, _ = _best_shift(reference, unit, between=between, fixed=fixed)
         rows["seq"][unit.rows] += shift
         done.append(replace(unit, seq=unit.seq + shift))
+    return done
+
+
+def _complete(
+    rows: Array, known: list[list[_Unit]], unnamed: list[_Unit], *, between: _Between
+) -> list[_Unit]:
+    """Fill communicators that lack members with the units of unknown identity in their rhythm; returns the other units.
+
+    The members of a node whose agent attached late lack in the records of the other nodes. Units that are fewer or
+    more than the missing members stay apart.
+    """
+    for members in known:
+        reference = max(members, key=lambda unit: len(unit.rows))
+        n_lacking = int(rows["nranks"][reference.rows[0]]) - len({unit.process for unit in members})
+        if n_lacking <= 0 or not unnamed:
+            continue
+        present = {unit.process for unit in members}
+        shifts = {}
+        for unit in unnamed:
+            if unit.process not in present and between.may_overlap(unit, reference):
+                shift, spread = _best_shift(reference, unit, between=between)
+                if spread <= _CLOSE * _step_ns(reference):
+                    shifts[unit.process] = unit, shift
+        if len(shifts) != n_lacking:
+            continue
+        for unit, shift in shifts.values():
+            rows["comm_hash"][unit.rows] = rows["comm_hash"][reference.rows[0]]
+            rows["nranks"][unit.rows] = rows["nranks"][reference.rows[0]]
+            rows["seq"][unit.rows] += shift
+        joined = {id(unit) for unit, _ in shifts.values()}
+        unnamed = [unit for unit in unnamed if id(unit) not in joined]
+    return unnamed
 
 
 def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None:

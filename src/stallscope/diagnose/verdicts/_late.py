@@ -22,7 +22,7 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.events.names import CollectiveFlag
 
-_EXACT = 0.82  # share of the upper bound from which the middle of a range is within 10 % of both ends
+_EXACT = 0.92  # share of the upper bound from which a range is one number: its ends are estimates as well
 
 
 @dataclass(frozen=True)

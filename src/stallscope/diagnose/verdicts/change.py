@@ -60,8 +60,13 @@ def of_all_ranks(case: Case) -> list[Verdict]:
 
 
 def slow_links(case: Case) -> list[Verdict]:
-    """Verdicts on groups whose collectives take far longer on the GPUs than before, or than in similar groups."""
+    """Verdicts on groups whose collectives take far longer on the GPUs than before, or than in similar groups.
+
+    A group of all ranks has a slow link only if its job has not become slower as a whole.
+    """
     groups = slow_groups(case.line, case.plan, step_ns=case.step_ns, limits=case.limits)
+    if groups and all(len(group.processes) == case.line.n_processes for group in groups):
+        groups = [] if of_all_ranks(case) else groups
     return [_slow_link(case, group) for group in groups]
 
 

@@ -58,7 +58,7 @@ def one_off_verdicts(findings: Findings, examined: Examined) -> tuple[list[Verdi
         if id(late) not in unique:
             remarks.append(once_remark(case, late))
             continue
-        delays = delays_by_process(case, [late])[late.process]
+        delays = _once(case, late)
         verdict = one_off(case, late.process, delays, examined=examined)
         if late.excess_ns >= case.limits.incident_share * examined.observed_ns:
             shown.append(verdict)
@@ -66,6 +66,14 @@ def one_off_verdicts(findings: Findings, examined: Examined) -> tuple[list[Verdi
             cost = verdict.cost.may_be_gpu_seconds if verdict.cost else 0.0
             remarks.append(once_remark(case, late) | {"gpu_seconds": round(cost, 3)})
     return shown, remarks
+
+
+def _once(case: Case, late: LateStep) -> Delays:
+    """A single delay; where hosts run ahead, a queue that is full hides a wait, so the steps show the cost."""
+    delays = delays_by_process(case, [late])
+    if len(case.waits.released_ns):
+        delays = as_steps_grew(case, delays, groups=[[late.process]])
+    return delays[late.process]
 
 
 def once_remark(case: Case, late: LateStep) -> dict[str, object]:
