@@ -195,12 +195,17 @@ def as_steps_grew(
         whole_ns = max(sum(sizes_ns[process] for process in group), 1.0)
         for process in group:
             share = sum(late_step.late_ns for late_step in delays[process].late) / whole_ns
-            result[process] = _costing(case, group, delays[process], grown, share=share)
+            result[process] = _costing(case, group, delays[process], grown, share=share, by_waits=True)
     return result
 
 
-def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *, share: float) -> Delays:
-    """Delays with a share of a growth as their cost, divided equally among the processes that waited."""
+def _costing(
+    case: Case, group: Sequence[int], delays: Delays, grown: Growth, *, share: float, by_waits: bool = False
+) -> Delays:
+    """Delays with a share of a growth as their cost, divided equally among the processes that waited.
+
+    by_waits: the waits of the ranks limit an uncertain growth, unless hosts run ahead and do not wait.
+    """
     members = {case.process_key(process) for process in group}
     waited = [key for key in delays.lost_ns if key not in members]
     waited = waited or [
@@ -210,7 +215,13 @@ def _costing(case: Case, group: Sequence[int], delays: Delays, grown: Growth, *,
     if _empties_queue(delays.excess):
         modelled = 0.0
     most = grown.most_ns * share
-    least = grown.least_ns * share if grown.is_measured else max(grown.least_ns * share, min(modelled, most))
+    if by_waits and _MOST * grown.most_ns > grown.least_ns and not len(case.waits.released_ns):
+        most = min(most, sum(ns for key, ns in delays.lost_ns.items() if key not in members) or most)
+    least = (
+        min(grown.least_ns * share, most)
+        if grown.is_measured
+        else max(grown.least_ns * share, min(modelled, most))
+    )
     return replace(
         delays,
         lost_ns=dict.fromkeys(waited, most / len(waited)),
