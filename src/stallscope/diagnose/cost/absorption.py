@@ -31,14 +31,14 @@ class Absorption:
         return process in self.proved or process in self.possible
 
 
-def absorption(case: Case, named: Late) -> Absorption:
-    """The absorbed delays of ranks that are late repeatedly. named: their late steps by process."""
+def absorption(case: Case, named: Late, *, on_gpu: bool = False) -> Absorption:
+    """The absorbed delays of ranks that are late repeatedly. named: their late steps by process. on_gpu: of GPUs."""
     parts = stretches(case, [late_step for late in named.values() for late_step in late]) if named else None
     if parts is None:
         return Absorption()
     least = case.limits.min_late_steps
     grown = {
-        process: growth(without_others(parts, process, n_least=least), [process])
+        process: growth(without_others(parts, process, n_least=least), [process], on_gpu=on_gpu)
         for process in named
         if process in parts.delay_ns
     }

@@ -293,12 +293,12 @@ def device_cost(
     counted = list({late_step.step: late_step for late_step in [*late, *among]}.values())
     delays, throughout = device_delays(case, process, late), _throughout(case, process, counted)
     parts = stretches(case, throughout, baseline)
-    grown = growth(parts, [process]) if parts else None
+    grown = growth(parts, [process], on_gpu=True) if parts else None
     if grown and not grown.is_measured:
         parts = stretches(
             case, [replace(late_step, late_ns=late_step.excess_ns) for late_step in throughout], baseline
         )
-        grown = growth(parts, [process]) if parts else None
+        grown = growth(parts, [process], on_gpu=True) if parts else None
     share = sum(late_step.late_ns for late_step in late) / max(
         sum(late_step.late_ns for late_step in counted), 1.0
     )

@@ -178,8 +178,10 @@ def _stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
     return _releases(case, late) if n_releases else _steps(case, late)
 
 
-def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
+def growth(parts: Stretches, group: Collection[int], *, on_gpu: bool = False) -> Growth | None:
     """The GPU time that the other ranks lost because the stretches grew by the delays of a group of ranks.
+
+    on_gpu: delays of GPUs, which are known with an error: longer and shorter delays are not compared.
 
     Named ranks share the growth of a stretch in which they are late together. A rank that is late for its own reason
     loses the difference to the group's delay. None if no delay of the group lies in a stretch.
@@ -187,7 +189,7 @@ def growth(parts: Stretches, group: Collection[int]) -> Growth | None:
     own, whole = parts.delay_of(group), parts.delay_of(parts.delay_ns.keys())
     if not own.any():
         return None
-    compared = _compared(parts, whole) or _bounded(parts, whole)
+    compared = _compared(parts, whole) or _bounded(parts, whole, None if on_gpu else _slope(parts, whole))
     share, n_waiting = _shares(parts, group, compared)
     least, most, delay = (
         float((each * share * n_waiting).sum()) for each in (compared.least_ns, compared.most_ns, whole)
@@ -354,11 +356,11 @@ def _quiet(parts: Stretches, typical_ns: float) -> Array:
     return next((each for each in (even, apart) if np.count_nonzero(each) >= _FEWEST_QUIET), free)
 
 
-def _bounded(parts: Stretches, delay_ns: Array) -> _Estimate:
+def _bounded(parts: Stretches, delay_ns: Array, slope: tuple[float, float] | None) -> _Estimate:
     """Without stretches to compare with: at most the delays, and at least what steps last beyond the shortest, or what
     longer delays make steps last beyond those with a typical delay.
     """
-    most, slope = delay_ns.copy(), _slope(parts, delay_ns)
+    most = delay_ns.copy()
     least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
     # A wait for the GPU that is part of a delay varies without effect on the step: then the slope is no bound.
     if slope is not None and least.sum() <= sum(slope) * most.sum():
