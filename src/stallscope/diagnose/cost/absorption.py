@@ -13,8 +13,11 @@ from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
 from stallscope.diagnose.cost.step_growth import Growth, growth, stretches, without_others
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.case import Case
+from stallscope.events.names import Category
 
 _PASSED_ON = 0.2  # share of a delay, by the model of the GPU's queue, from which the delay is not absorbed
+_UNSURE = 0.05  # share of the delays up to which their least cost is no evidence
+_MOST = 0.5  # share of the delays
 
 Late = Mapping[int, Sequence[LateStep]]
 
@@ -31,24 +34,46 @@ class Absorption:
         return process in self.proved or process in self.possible
 
 
-def absorption(case: Case, named: Late, *, on_gpu: bool = False) -> Absorption:
-    """The absorbed delays of ranks that are late repeatedly. named: their late steps by process. on_gpu: of GPUs."""
+def absorption(case: Case, named: Late, *, is_exact: bool = True) -> Absorption:
+    """The absorbed delays of ranks that are late repeatedly.
+
+    named: their late steps by process. is_exact: see growth(); False for delays of GPUs.
+    """
     parts = stretches(case, [late_step for late in named.values() for late_step in late]) if named else None
     if parts is None:
         return Absorption()
     least = case.limits.min_late_steps
     grown = {
-        process: growth(without_others(parts, process, n_least=least), [process], on_gpu=on_gpu)
+        process: growth(
+            without_others(parts, process, n_least=least),
+            [process],
+            is_exact=is_exact and not _empties_queue(case, named[process]),
+        )
         for process in named
         if process in parts.delay_ns
     }
     known = {process: each for process, each in grown.items() if each is not None}
     proved = {process for process, each in known.items() if _is_absorbed(case, each, named[process])}
-    possible = {process for process, each in known.items() if process not in proved and not each.least_ns}
+    possible = {
+        process
+        for process, each in known.items()
+        if process not in proved and each.least_ns <= _UNSURE * each.delay_ns
+    }
     return Absorption(
         proved={process: named[process] for process in proved},
         possible={process: named[process] for process in possible if _may_be_absorbed(case, named[process])},
     )
+
+
+def _empties_queue(case: Case, late: Sequence[LateStep]) -> bool:
+    """Whether most of the delays were spent in allocations and copies: these calls wait for the GPU first."""
+    before = np.array([max(late_step.first_row - 1, 0) for late_step in late])
+    after = np.array([late_step.peak_row for late_step in late])
+    spent_ns = 0.0
+    for category in (Category.ALLOC, Category.COPY):
+        total_ns = [case.line.rows.column("ledger_ns", rows, category - 1).sum() for rows in (before, after)]
+        spent_ns += float(total_ns[1]) - float(total_ns[0])
+    return spent_ns >= _MOST * sum(late_step.excess_ns for late_step in late)
 
 
 def _is_absorbed(case: Case, grown: Growth, late: Sequence[LateStep]) -> bool:

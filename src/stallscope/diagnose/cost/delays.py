@@ -186,7 +186,8 @@ def as_steps_grew(
     for late_step in counted.values():
         sizes_ns[late_step.process] += late_step.late_ns
     for group in groups:
-        grown = growth(parts, group) if parts else None
+        is_exact = not any(_empties_queue(delays[process].excess) for process in group)
+        grown = growth(parts, group, is_exact=is_exact) if parts else None
         if grown is None or parts is None:
             continue
         if any(_is_on_gpu(delays[process].excess) for process in group):
@@ -293,12 +294,12 @@ def device_cost(
     counted = list({late_step.step: late_step for late_step in [*late, *among]}.values())
     delays, throughout = device_delays(case, process, late), _throughout(case, process, counted)
     parts = stretches(case, throughout, baseline)
-    grown = growth(parts, [process], on_gpu=True) if parts else None
+    grown = growth(parts, [process], is_exact=False) if parts else None
     if grown and not grown.is_measured:
         parts = stretches(
             case, [replace(late_step, late_ns=late_step.excess_ns) for late_step in throughout], baseline
         )
-        grown = growth(parts, [process], on_gpu=True) if parts else None
+        grown = growth(parts, [process], is_exact=False) if parts else None
     share = sum(late_step.late_ns for late_step in late) / max(
         sum(late_step.late_ns for late_step in counted), 1.0
     )

@@ -178,10 +178,11 @@ def _stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
     return _releases(case, late) if n_releases else _steps(case, late)
 
 
-def growth(parts: Stretches, group: Collection[int], *, on_gpu: bool = False) -> Growth | None:
+def growth(parts: Stretches, group: Collection[int], *, is_exact: bool = True) -> Growth | None:
     """The GPU time that the other ranks lost because the stretches grew by the delays of a group of ranks.
 
-    on_gpu: delays of GPUs, which are known with an error: longer and shorter delays are not compared.
+    is_exact: the sizes of the delays are exact, so that longer and shorter delays can be compared. Delays of GPUs have
+    an error, and a call that empties the GPU's queue varies with the queue.
 
     Named ranks share the growth of a stretch in which they are late together. A rank that is late for its own reason
     loses the difference to the group's delay. None if no delay of the group lies in a stretch.
@@ -189,7 +190,7 @@ def growth(parts: Stretches, group: Collection[int], *, on_gpu: bool = False) ->
     own, whole = parts.delay_of(group), parts.delay_of(parts.delay_ns.keys())
     if not own.any():
         return None
-    compared = _compared(parts, whole) or _bounded(parts, whole, None if on_gpu else _slope(parts, whole))
+    compared = _compared(parts, whole) or _bounded(parts, whole, _slope(parts, whole) if is_exact else None)
     share, n_waiting = _shares(parts, group, compared)
     least, most, delay = (
         float((each * share * n_waiting).sum()) for each in (compared.least_ns, compared.most_ns, whole)
@@ -362,13 +363,10 @@ def _bounded(parts: Stretches, delay_ns: Array, slope: tuple[float, float] | Non
     """
     most = delay_ns.copy()
     least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
-    # A wait for the GPU that is part of a delay varies without effect on the step: then the slope is no bound.
-    if slope is not None and least.sum() <= sum(slope) * most.sum():
+    if slope is not None:
         most *= min(max(sum(slope), 0.0), 1.0)
         sure = max(slope[0] - slope[1], 0.0) * (delay_ns - np.median(delay_ns[delay_ns > 0]))
         least = np.minimum(np.maximum(least, sure), most)
-    else:
-        slope = None
     is_measured = slope is not None and slope[1] <= _SURE_SLOPE
     return _Estimate(least, most, 0.0, is_measured or least.sum() >= _KNOWN * most.sum())
 

@@ -90,7 +90,7 @@ def _is_victim(line: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> 
 def with_costly_gpus(case: Case, gpus: OnDevice) -> OnDevice:
     """The slow GPUs that make steps last longer; GPUs that work longer every k-th step have more work instead."""
     late = {process: device.late for process, device in gpus.slow.items()}
-    harmless = absorption(case, late, on_gpu=True).proved
+    harmless = absorption(case, late, is_exact=False).proved
     costly = {process: device for process, device in gpus.slow.items() if process not in harmless}
     more_work = {process: device for process, device in costly.items() if _has_more_work(device)}
     slow = {process: device for process, device in costly.items() if process not in more_work}
