@@ -38,6 +38,12 @@ def test_simulated_faults_are_found(shape: str) -> None:
         )
 
 
+def test_a_slow_gpu_of_a_job_that_runs_ahead_is_found_in_every_stretch_between_two_waits() -> None:
+    """No stretch is without the delay, and the length of the stretches does not follow its error."""
+    _, entry, _ = simulated.tried(simulated.Case("dp16-run-ahead", "gpu_slow", True, 4, has_twin=False))
+    assert (entry.culprit, entry.cause) == ("right", "right")
+
+
 @pytest.mark.parametrize("number", range(1, 9))
 def test_healthy_jobs_accuse_nobody(number: int) -> None:
     _, _, entry = simulated.healthy_job(number)

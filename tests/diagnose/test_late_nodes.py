@@ -5,6 +5,8 @@ import pytest
 
 from stallscope.diagnose.lateness.together import companions, in_groups
 from stallscope.events.names import Category
+from stallscope.synth import HostStall, Schedule, simulate
+from stallscope.synth import Job as SimulatedJob
 
 from .builders import MS, Delay, Job, data_parallel, trace_of
 from .reports import only, report_of
@@ -83,3 +85,22 @@ def test_nodes_with_other_steps_are_other_groups():
     early, later = np.arange(0, 20), np.arange(40, 60)
     steps = {0: early, 1: early, 2: later, 3: later, 4: later}
     assert in_groups(steps, node) == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_node_that_is_one_pipeline_stage_is_named_when_its_ranks_are_late_together(stage):
+    """All ranks of the program are late, so their peers do not show the delay; their own other steps do."""
+    ranks = tuple(range(8 * stage, 8 * stage + 8))
+    late_stage = HostStall(
+        cause="block_io", ranks=ranks, delay_ns=90 * MS, schedule=Schedule(first=8, every=6)
+    )
+    job = SimulatedJob(dp=8, pp=2, ranks_per_node=8, steps=60)
+    trace, _ = simulate(job, [late_stage], seed=3, has_twin=False)
+    verdict = only(report_of(trace))
+    assert (verdict.kind, tuple(verdict.ranks), verdict.period_steps) == ("straggler", ranks, 6)
+    assert verdict.causes[0].cause.name == "block_io"
+
+
+def test_healthy_stages_on_nodes_of_their_own_are_healthy():
+    trace, _ = simulate(SimulatedJob(dp=8, pp=2, ranks_per_node=8, steps=60), seed=3, has_twin=False)
+    assert not [verdict for verdict in report_of(trace).verdicts if verdict.ranks]

@@ -1,0 +1,50 @@
+"""Jobs of the second generator, one for each kind of wrong answer that was corrected."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "bench" / "accuracy"
+sys.path.insert(0, str(FOLDER))
+
+from shape_runs import Case, ran  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("shape", "fault", "seed"),
+    [
+        ("subgroups", "late_node", 302),  # the node is one pipeline stage
+        ("attached_late", "late_node", 307),  # the agent of one node attached late
+        ("rollouts", "lock", 7),  # rollouts vary by more than the delay
+        ("gan", "slow_gpu", 405),  # the steps of two models alternate
+        ("accumulation", "slower_job", 409),  # the fabric, not a link between some ranks
+    ],
+)
+def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
+    result = ran(Case(shape, fault, seed))
+    assert result is not None
+    assert (result.answer.mark, result.answer.cause in ("", "right")) == ("right", True), result.answer.report
+
+
+@pytest.mark.parametrize(
+    ("shape", "fault", "seed"),
+    [
+        ("accumulation", "slow_gpu", 7),  # the host shows half of the delay of its GPU
+        ("run_ahead", "one_stop", 304),  # the full queue hides the waits
+        ("gan", "allocator_churn", 1),  # a free waits for the GPU first
+        ("absorbed", "one_stop", 7),  # one stop among absorbed delays
+        ("subgroups", "late_node", 302),
+    ],
+)
+def test_the_cost_is_right(shape: str, fault: str, seed: int) -> None:
+    result = ran(Case(shape, fault, seed))
+    assert result is not None
+    assert (result.answer.mark, result.answer.cost) == ("right", "right"), result.answer
+
+
+@pytest.mark.parametrize(("shape", "seed"), [("subgroups", 302), ("absorbed", 620), ("gan", 405)])
+def test_the_same_job_without_the_fault_accuses_no_rank(shape: str, seed: int) -> None:
+    result = ran(Case(shape, "", seed))
+    assert result is not None
+    assert result.answer.mark in ("right", "inconclusive"), result.answer.report
