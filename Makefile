@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-slurm page prove-page prove-live clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-health prove-slurm page prove-page prove-live clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -104,6 +104,9 @@ prove-alerts: setup ## deliver alerts under 45 random schedules of faults
 prove-slurm: setup ## run a job and an idle allocation under Debian's Slurm, and check owner and idle GPUs; needs root
 	@setup/need.sh slurm || true
 	@$(PY) bench/prove_slurm.py
+
+prove-health: $(STAMPS)/dev ## name the slow machine of 16 emulated machines, and no healthy machine in two simulated hours
+	@$(PY) bench/prove_health.py
 
 prove-live: setup ## attach 60 s after the start of a job, and compare the page, OTLP, explain and the hub
 	@$(PY) -m pytest -rA --prove -m prove tests/live

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stallscope import __version__
-from stallscope.agent_sinks import HubSink, MetricsSink, NodeSink
+from stallscope.agent_sinks import HealthSink, HubSink, MetricsSink, NodeSink
 from stallscope.capture.session import (
     SOURCE,
     Capture,
@@ -36,6 +36,7 @@ from stallscope.ending import ASKS, set_by_signals, signal_descriptor
 from stallscope.exporters.event_socket import EventSocket
 from stallscope.exporters.exporters import Outputs, outputs
 from stallscope.exporters.incident_finder import incident_finder
+from stallscope.exporters.node_health import Machine, NodeHealth
 from stallscope.exporters.verdict_journal import VerdictJournal
 from stallscope.serve.sidecar import serving_beside
 from stallscope.store.node import NodeTrace
@@ -171,11 +172,16 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
                 )
             )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
-        hub = None
+        hub = health = None
         if options.hub:
-            hub = HubSink(stack.enter_context(closing(_line_to_hub(options.hub, options))))
+            output = stack.enter_context(closing(_line_to_hub(options.hub, options)))
+            hub = HubSink(output)
+            machine = Machine(options.node, options.hub.cluster, options.db)
+            meter = exports.updates.meter if exports else None
+            health = NodeHealth(machine, output.report_health, note=status.note, meter=meter)
+            stack.enter_context(closing(health))
         waking = stack.enter_context(signal_descriptor())
-        writer = _Writer(options, store, capture, hub, exports)
+        writer = _Writer(options, store, capture, hub, exports, health)
         capture.start(writer.sink, node=writer.node, waking=waking)
         options.ready()
         _run(options, capture, writer, lambda: journal.write(store.insert), status=status, stop=stop)
@@ -267,14 +273,16 @@ class _Writer:
         capture: Capture,
         hub: HubSink | None,
         exports: Outputs | None,
+        health: NodeHealth | None,
     ):
         self.node = store.node(options.node)
         self._options, self._store, self._capture, self._hub = options, store, capture, hub
-        self._exports = exports
+        self._exports, self._health = exports, health
         self._session = store.session(
             self.node, SOURCE, started_ns=time.monotonic_ns(), facts=capture.facts()
         )
-        others: list[Sink] = [sink for sink in (hub, exports and MetricsSink(exports)) if sink]
+        wanted = (hub, exports and MetricsSink(exports), health and HealthSink(health))
+        others: list[Sink] = [sink for sink in wanted if sink]
         self.sink = Sinks(NodeSink(store, self.node), *others)
         self._next_prune_ns = 0
 
@@ -286,6 +294,8 @@ class _Writer:
         self._store.clock(reading, kept=kept)
         if self._hub:
             self._hub.send(reading, is_synchronised=kept.is_synchronised if kept else None)
+        if self._health:
+            self._health.second()
         self._store.end_session(self._session, now_ns)
         self._store.commit()
         if self._exports:

@@ -10,6 +10,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
 from stallscope.events.trace import Clock
 from stallscope.exporters.exporters import Outputs
+from stallscope.exporters.node_health import NodeHealth
 from stallscope.store.node import NodeTrace
 
 if TYPE_CHECKING:  # imports gRPC, which only an agent with a hub needs
@@ -108,6 +109,37 @@ class HubSink:
     def status(self) -> str:
         """Counts of records that the hub has acknowledged."""
         return self._output.status()
+
+
+class HealthSink:
+    """Passes rows to the health of this machine."""
+
+    def __init__(self, health: NodeHealth):
+        self._health = health
+
+    def append(self, table: Table, rows: Array) -> None:
+        self._health.take(table, rows)
+
+    def stack(self, pid: int, frames: Sequence[str]) -> int:
+        return UNKNOWN
+
+    def annotated(self, labels: Sequence[Label]) -> None:
+        pass
+
+    def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
+        pass
+
+    def process_ended(self, pid: int, ended_ns: int) -> None:
+        pass
+
+    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
+        pass
+
+    def process_located(self, pid: int, device: int) -> None:
+        pass
+
+    def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
+        pass
 
 
 class MetricsSink:

@@ -50,6 +50,7 @@ from stallscope.store.hub.store import HubStore
 _GRACE_S = 5.0
 _LEAST_MEMORY = 500_000_000
 _MOST_PROCESSES = 8
+_MOST_STRAGGLERS = 20
 _BYTES_A_ROW = 1_000
 """A collective in a stream: 268 bytes, and the arrays of an evaluation."""
 
@@ -222,6 +223,8 @@ def _health(
     state: dict[str, object] = {
         "tls": "none" if certificates is None else certificates.warning() or "good",
         "lag_s": round(diagnosis.numbers.diagnosis_lag_s, 1),
+        "nodes_reporting": receiver.cohorts.n_nodes(identity.tenant),
+        "stragglers": receiver.cohorts.stragglers(identity.tenant)[:_MOST_STRAGGLERS],
     }
     if "admin" in identity.scopes:
         numbers = receiver.numbers()

@@ -141,6 +141,12 @@ function Health() {
   return (
     <section aria-label="Health of the hub">
       <p class="dim">Hub: {facts.join('; ')}.</p>
+      {now.stragglers?.length > 0 && (
+        <p class="inconclusive">
+          {plural(now.stragglers.length, 'machine')} of {num(now.nodes_reporting, 0)} slower than the machines of the same job:{' '}
+          {now.stragglers.map(each => `${each.node} (${each.reason})`).join('; ')}
+        </p>
+      )}
       {now.caveat && <p class="inconclusive">{now.caveat}</p>}
     </section>
   )

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stallscope.check import clock, gpus, hub, kernel, libraries, storage
+from stallscope.check import clock, gpus, hub, kernel, libraries, node_health, storage
 from stallscope.check.finding import Finding, State
 from stallscope.settings import Settings
 
@@ -19,6 +19,7 @@ def findings(settings: Settings, proc: Path = Path("/proc"), sys: Path = Path("/
     yield from clock.findings()
     yield from storage.findings(settings.db, settings.max_db_bytes)
     yield from hub.findings(settings.hub, settings.hub_ca_file, settings.hub_token_file)
+    yield from node_health.findings(settings.db)
 
 
 def as_json(results: list[Finding]) -> dict[str, Any]:

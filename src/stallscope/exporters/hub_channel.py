@@ -22,8 +22,10 @@ from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_logs import request as logs_request
 from stallscope.exporters.hub_sender import Answer, Outcome
 from stallscope.exporters.otlp_retry import LATER_CODES, is_bad_request, retry_after_s
+from stallscope.health import METHOD as HEALTH
 
 _TIMEOUT_S = 20.0
+_HEALTH_TIMEOUT_S = 5.0
 _ASK_AGAIN_S = 600.0
 _MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS = (
@@ -77,6 +79,7 @@ class HubChannel:
         )
         self._arrow = self._channel.unary_unary(ARROW)
         self._logs = self._channel.unary_unary(LOGS)
+        self._health = self._channel.unary_unary(HEALTH)
         self._no_arrow_until_s = float("inf") if only_logs else 0.0
         self._refused_until_s: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -118,6 +121,15 @@ class HubChannel:
             done(_answer(call))
 
         call.add_done_callback(ended)
+
+    def report_health(self, report: bytes) -> bytes | None:
+        """Report the machine's health. Returns the hub's thresholds; None if it does not answer, or is older."""
+        try:
+            metadata = (("authorization", f"Bearer {self._target.token()}"),)
+            answer: bytes = self._health(report, timeout=_HEALTH_TIMEOUT_S, metadata=metadata)
+            return answer
+        except (grpc.RpcError, ValueError, BadInput, NotFound):  # ValueError: the channel is closed
+            return None
 
     def close(self) -> None:
         """End the connection."""

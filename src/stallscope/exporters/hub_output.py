@@ -8,7 +8,7 @@
 Imported only by an agent with --hub, because it loads gRPC and nanoarrow.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,9 @@ _BY_NAME = {table.name: table for table in layout.SENT_TABLES}
 class HubOutput:
     """An open connection to a hub, for use by one thread. Slow work runs in other threads."""
 
-    def __init__(self, sender: HubSender):
-        self._sender = sender
+    def __init__(self, sender: HubSender, report_health: Callable[[bytes], bytes | None] = lambda _: None):
+        """report_health: see HubChannel; for another thread."""
+        self._sender, self.report_health = sender, report_health
         self._n_reported_lost = 0
         self._processes: dict[int, Array] = {}
         self._communicators: dict[tuple[int, int], Array] = {}
@@ -43,7 +44,8 @@ class HubOutput:
     @classmethod
     def open(cls, target: Target, spool_folder: Path, *, max_spool_bytes: int) -> "HubOutput":
         """Raises BadInput (certificates), StorageFailed (the spool). Does not wait for the hub."""
-        return cls(HubSender(Spool(spool_folder, max_bytes=max_spool_bytes), HubChannel(target)))
+        channel = HubChannel(target)
+        return cls(HubSender(Spool(spool_folder, max_bytes=max_spool_bytes), channel), channel.report_health)
 
     def offer(
         self,

@@ -217,6 +217,28 @@ GPU_ERRORS = Metric(
     "errors of the GPU's memory and NVLinks since the driver was loaded",
 )
 
+NODE_SCORE = Metric(
+    "stallscope.node.health",
+    Kind.GAUGE,
+    "1",
+    (),
+    "the machine's lowest signal as a share of the median of the job's machines, at most 1 (docs/node-health.md)",
+)
+NODE_SIGNAL = Metric(
+    "stallscope.node.signal",
+    Kind.GAUGE,
+    "",
+    ("stallscope.signal",),
+    "signals of the machine's health: throughput (1/s), compute, memory, cpu",
+)
+NODE_STATE = Metric(
+    "stallscope.node.state",
+    Kind.GAUGE,
+    "",
+    ("stallscope.state",),
+    "1 for the machine's state among the machines of its job: unknown, healthy, suspect, straggler",
+)
+
 METRICS = (
     COLLECTIVE_CALLS,
     COLLECTIVE_SIZE,
@@ -237,6 +259,9 @@ METRICS = (
     INCIDENTS,
     INCIDENTS_OPEN,
     OWNER,
+    NODE_SCORE,
+    NODE_SIGNAL,
+    NODE_STATE,
     CPU_TIME,
     MEMORY_USAGE,
     MEMORY_LIMIT,

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 from grpc_status import rpc_status
 
+from stallscope import health
 from stallscope.errors import BadInput, Overloaded
 from stallscope.receive import arrow
 from stallscope.receive.error_status import status
@@ -79,7 +80,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         signal = _OTLP.get(call.method)
-        if signal is None and call.method != arrow.METHOD:
+        if signal is None and call.method not in (arrow.METHOD, health.METHOD):
             return None
         headers = {key: value for key, value in call.invocation_metadata if isinstance(value, str)}
         try:
@@ -87,7 +88,8 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._receiver.requests.take(tenant)
         except Exception as error:  # noqa: BLE001 (the boundary: the refusing handler reports it)
             return grpc.stream_unary_rpc_method_handler(self._refusal(error))
-        return grpc.stream_unary_rpc_method_handler(self._export(signal, tenant))
+        handler = self._health(tenant) if call.method == health.METHOD else self._export(signal, tenant)
+        return grpc.stream_unary_rpc_method_handler(handler)
 
     def _refusal(self, error: Exception) -> Handler:
         """A handler that returns an error without reading a message."""
@@ -112,6 +114,21 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return packed
 
         return export
+
+    def _health(self, tenant: str) -> Handler:
+        """A handler of a report on a machine's health, which stores no rows."""
+
+        def report(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            try:
+                with self._deadlines.of(context):
+                    body = next(messages, b"")
+                return json.dumps(self._receiver.cohorts.report(body, tenant)).encode()
+            except Exception as error:  # noqa: BLE001 (the boundary: a sender gets one line, never a traceback)
+                return self._abort(context, error)
+            finally:
+                self._receiver.requests.give(tenant)
+
+        return report
 
     def _answer(
         self, signal: str | None, tenant: str, messages: Iterator[bytes], context: grpc.ServicerContext

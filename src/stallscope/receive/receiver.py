@@ -18,6 +18,7 @@ from stallscope.errors import (
     StorageFailed,
     TooLarge,
 )
+from stallscope.health.cohorts import Cohorts
 from stallscope.receive import arrow, arrow_batches, otlp_requests
 from stallscope.receive.admission import SharedLimit
 from stallscope.receive.counters import Counters
@@ -114,6 +115,7 @@ class Receiver:
         self.requests = SharedLimit(self.bounds.max_requests, "requests")
         self.reading = SharedLimit(self.bounds.max_reading, "incoming messages")
         self.bodies = SharedLimit(self.bounds.max_bodies_bytes, "bytes of requests")
+        self.cohorts = Cohorts()
         self._store, self._authenticate, self._audit = store, authenticate, audit
         self._logged = ("", 0.0)
         self._decoder = otlp_requests.Decoder(max_bytes=self.bounds.max_decoded_bytes)
@@ -212,6 +214,7 @@ class Receiver:
             "request_bytes_under_way": self.bodies.n_held,
             "hot_bytes": self._store.hot_bytes,
             **asdict(self._store.kept),
+            **self.cohorts.numbers(),
             "listener_failures": stored.listener_failures,
         }
 
