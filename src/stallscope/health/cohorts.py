@@ -21,8 +21,10 @@ from stallscope.health.signals import SIGNALS
 QUORUM = 4
 """With fewer machines, the median says little about the typical machine: two slow machines of four would define it."""
 
-DEVIATIONS = 5.0
-"""Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen."""
+DEVIATIONS = 3.5
+"""Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen. A healthy
+machine is below in one of 4,000 windows of normal noise, and a straggler is below in two windows in a row.
+"""
 
 _FRESH_S = 3.0 * WINDOW_S
 _MOST_BYTES = 8_192

@@ -35,7 +35,7 @@ SIGNALS: Mapping[str, Signal] = {
             0.30,
             "available memory of the machine as a share of all memory, times 10; at most 1: more than 10 % is enough",
         ),
-        Signal("cpu", "1", 0.05, "share of the processes' time in which they did not wait for a CPU"),
+        Signal("cpu", "1", 0.05, "share of the processes' own time in which they did not wait for a CPU"),
     )
 }
 """In the order in which equal deviations are named. The floors are above the spread of healthy machines of one kind:

@@ -93,11 +93,10 @@ class Windows:
             if before is not None:
                 spent += np.maximum(newest["ledger_ns"] - before["ledger_ns"], 0)
                 n += len(own)
-        total_ns = int(spent.sum())
-        own_ns = total_ns - int(spent[_WAIT])
+        own_ns = int(spent.sum() - spent[_WAIT])
         if not n or own_ns <= 0:
             return {}
-        return {"throughput": n / (own_ns / 1e9), "cpu": 1 - int(spent[_PREEMPTED]) / total_ns}
+        return {"throughput": n / (own_ns / 1e9), "cpu": 1 - int(spent[_PREEMPTED]) / own_ns}
 
 
 def _largest_communicator(rounds: Array) -> str:
