@@ -28,6 +28,7 @@ from stallscope.commands.merge import merge
 from stallscope.commands.query import query
 from stallscope.commands.rates import rates
 from stallscope.commands.report_cost import report_app
+from stallscope.commands.report_job import job
 from stallscope.commands.serve import serve
 from stallscope.commands.settings import settings
 from stallscope.commands.stacks import stacks
@@ -78,6 +79,7 @@ app.command()(serve)
 app.command()(mcp)
 app.add_typer(hub_app, name="hub")
 app.add_typer(alerts_app, name="alerts")
+report_app.command()(job)
 app.add_typer(report_app, name="report")
 app.command()(ask)
 app.command()(stress)

@@ -49,7 +49,7 @@ def report_of(text: str, settings: Settings) -> dict[str, Any]:
     path, begin, end = _window(text)
     if not path.exists() or is_node_trace(path):
         trace = node.read(path, part=part_from(None, begin, end, step=None, phase=None))
-        return _report(trace, settings)
+        return report_on(trace, settings)
     if begin or end:
         raise BadInput(f"{text}: only a node trace has windows; import {path} first")
     if (saved := _saved(path)) is not None:
@@ -59,10 +59,11 @@ def report_of(text: str, settings: Settings) -> dict[str, Any]:
     traces = read_files([path]).traces
     if len(traces) > 1:
         raise BadInput(f"{path} holds {len(traces)} kinds of data that cannot be compared as one job")
-    return _report(traces[0], settings)
+    return report_on(traces[0], settings)
 
 
-def _report(trace: Any, settings: Settings) -> dict[str, Any]:
+def report_on(trace: Any, settings: Settings) -> dict[str, Any]:
+    """The JSON report on a trace."""
     from stallscope.commands.report import diagnosed
     from stallscope.diagnose import as_json
 

@@ -24,7 +24,10 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; margin-bottom: 2rem; }
 th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, th.text, td.text { text-align: left; }
+h1, h2, li, td:first-child, td.text { overflow-wrap: anywhere; } h2 { font-size: 1.1rem; } .chart { width: 100%; }
+th:last-child { text-align: left; }
+@media (max-width: 40rem) { table { font-size: 14px; } td.bar, th.bar { display: none; } }
 td.bar { width: 30%; } td.bar svg { display: block; width: 100%; height: 1rem; }
 @media print { body { margin: 0; } }
 """
@@ -66,18 +69,24 @@ def as_html(answers: Mapping[str, Mapping[str, Any]], title: str) -> str:
     """A page without external requests, for e-mail and cron."""
     tables = "".join(_table(by, answer) for by, answer in answers.items())
     summary = escape(next(iter(answers.values()))["summary"])
+    return page(title, f"<p>{summary}</p>{tables}")
+
+
+def page(title: str, content: str) -> str:
+    """A whole page. title: text; content: HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
-        f"<body><main><h1>{escape(title)}</h1><p>{summary}</p>{tables}</main></body></html>\n"
+        f"<body><main><h1>{escape(title)}</h1>{content}</main></body></html>\n"
     )
 
 
 def _table(by: str, answer: Mapping[str, Any]) -> str:
     largest = max((row["gpu_seconds"] for row in answer["rows"]), default=0.0) or 1.0
-    heads = "".join(
-        f'<th scope="col">{name}</th>' for name in (by, "incidents", "GPU seconds", "cost", "share")
+    heads = (
+        "".join(f'<th scope="col">{name}</th>' for name in (by, "incidents", "GPU seconds", "cost"))
+        + '<th scope="col" class="bar">share</th>'
     )
     body = "".join(
         f"<tr><td>{escape(_group(by, row))}</td><td>{row['n_incidents']:,}</td>"

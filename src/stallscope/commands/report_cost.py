@@ -70,6 +70,11 @@ def cost(
         "json": lambda: json.dumps({"title": title, "rows": rows}, indent=1) + "\n",
         "html": lambda: cost_page.as_html(answers, title),
     }[form]()
+    print_or_write(text, output)
+
+
+def print_or_write(text: str, output: Path | None) -> None:
+    """Print a report, or write it to a file. Raises StorageFailed."""
     if output is None:
         typer.echo(text, nl=False)
         return

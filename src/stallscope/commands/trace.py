@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -194,11 +195,28 @@ def trace(
         run(options)
         return
     preflight.check()
+    begin_ns = time.time_ns()
     with job_process.waiting(command, environment) as job:
         run(replace(options, pids=(job.pid,), ready=job.start), stop=job.ended)
-        typer.echo(f"stallscope: for the verdict: stallscope explain --db {chosen.db}", err=True)
+        _print_summary(chosen, since_ns=begin_ns)
         code = job.exit_code()
     raise typer.Exit(code)
+
+
+def _print_summary(chosen: Settings, *, since_ns: int) -> None:
+    """The answer on the job traced since then, in less than a screen; without usable data the reason."""
+    from stallscope.commands.compare import report_on
+    from stallscope.commands.job_report import as_screen, of_report
+    from stallscope.errors import StallscopeError
+    from stallscope.store import node
+    from stallscope.store.time_range import Part
+
+    try:
+        trace = node.read(chosen.db, part=Part(from_wall_ns=since_ns))
+        typer.echo(as_screen(of_report(report_on(trace, chosen), str(chosen.db))), err=True)
+    except StallscopeError as error:
+        typer.echo(f"stallscope: no summary of the job: {error}", err=True)
+    typer.echo(f"stallscope: for the verdict: stallscope explain --db {chosen.db}", err=True)
 
 
 def _cloud(name: str) -> str:

@@ -21,9 +21,9 @@ from stallscope.health.signals import SIGNALS
 QUORUM = 4
 """With fewer machines, the median says little about the typical machine: two slow machines of four would define it."""
 
-DEVIATIONS = 3.5
+DEVIATIONS = 4.5
 """Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen. A healthy
-machine is below in one of 4,000 windows of normal noise, and a straggler is below in two windows in a row.
+machine is below in one of 300,000 windows of normal noise; noise of machines has heavier tails.
 """
 
 _FRESH_S = 3.0 * WINDOW_S
