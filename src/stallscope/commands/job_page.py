@@ -68,8 +68,7 @@ def _chart(incidents: Sequence[Report]) -> str:
 
 def _incident(number: int, each: Report) -> str:
     heading = f"Incident {number}: {each['summary']}"
-    advice = _list(each["advice"])
-    return f"<section><h2>{escape(heading)}</h2>{_list(incident_lines(each))}{advice}</section>"
+    return f"<section><h2>{escape(heading)}</h2>{_list(incident_lines(each))}</section>"
 
 
 def _list(lines: Sequence[str]) -> str:

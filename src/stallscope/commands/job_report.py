@@ -212,7 +212,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if evidence.get("n_steps"):
         examined.append(counted(evidence["n_steps"], "step"))
     if report.get("seconds"):
-        examined.append(f"{report['seconds']:,.0f} s")
+        examined.append(f"{report['seconds']:,.3g} s")
     if evidence.get("n_ranks_unseen"):
         examined.append(f"{counted(evidence['n_ranks_unseen'], 'rank')} without data")
     if evidence.get("n_lost_records"):
