@@ -99,7 +99,7 @@ def test_one_window_below_the_threshold_is_only_suspect():
     answer = {"n_nodes": 8, "quorum": 4, "signals": {"cpu": {"median": 1.0, "threshold": 0.95}}}
     state = NodeState()
     states = []
-    for cpu in [0.9, 0.96] + [0.9] * ENTER_WINDOWS + [0.96] * LEAVE_WINDOWS:
+    for cpu in [0.9, 0.99] + [0.9] * ENTER_WINDOWS + [0.96] * LEAVE_WINDOWS:
         state.update({"cpu": cpu}, answer)
         states.append(state.state)
     # 0.96 is above the threshold, but nearer to it than to the median: the straggler stays.

@@ -45,7 +45,7 @@ def _timeline(moments: Sequence[Mapping[str, Any]]) -> str:
 def _chart(incidents: Sequence[Report]) -> str:
     """A bar for each incident over the time of all incidents; the timeline table has the same times as text."""
     spans = [
-        (number, *(datetime.fromisoformat(each[name]).timestamp() for name in ("since", "until")), each)
+        (number, _seconds(each["since"]), _seconds(each["until"]), str(each["summary"]))
         for number, each in enumerate(incidents, 1)
         if each["since"] and each["until"]
     ]
@@ -55,15 +55,19 @@ def _chart(incidents: Sequence[Report]) -> str:
     scale = _WIDTH / max(end - begin, 1e-3)
     bars = "".join(
         f'<rect x="{(since - begin) * scale:.1f}" y="{row * _ROW + 4}" height="{_ROW - 8}" fill="var(--bar)" '
-        f'width="{max((until - since) * scale, 2):.1f}"><title>Incident {number}: {escape(each["summary"])}</title>'
+        f'width="{max((until - since) * scale, 2):.1f}"><title>Incident {number}: {escape(summary)}</title>'
         "</rect>"
-        for row, (number, since, until, each) in enumerate(spans)
+        for row, (number, since, until, summary) in enumerate(spans)
     )
     label = f"{counted(len(spans), 'incident')} over {end - begin:,.1f} s, in the order of their cost"
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {len(spans) * _ROW}" role="img" aria-label="{label}">{bars}</svg>'
         f"<p>{label}.</p>"
     )
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def _incident(number: int, each: Report) -> str:

@@ -21,10 +21,8 @@ from stallscope.health.signals import SIGNALS
 QUORUM = 4
 """With fewer machines, the median says little about the typical machine: two slow machines of four would define it."""
 
-DEVIATIONS = 4.5
-"""Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen. A healthy
-machine is below in one of 300,000 windows of normal noise; noise of machines has heavier tails.
-"""
+DEVIATIONS = 4.0
+"""Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen."""
 
 _FRESH_S = 3.0 * WINDOW_S
 _MOST_BYTES = 8_192

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from stallscope.health.signals import SIGNALS
@@ -11,7 +11,9 @@ from stallscope.health.signals import SIGNALS
 STATES = ("unknown", "healthy", "suspect", "straggler")
 
 ENTER_WINDOWS = 2
-"""A machine is a straggler after this many windows below the threshold of one signal."""
+"""A machine is a straggler after this many windows with a signal nearer to the threshold than to the median, or below,
+if the mean of the signal is below the threshold. The mean has less noise than each window.
+"""
 
 LEAVE_WINDOWS = 3
 """A straggler is healthy after this many windows in which each signal is nearer to the median than to the threshold."""
@@ -32,7 +34,7 @@ class NodeState:
     state: str = "unknown"
     score: float | None = None
     reason: str = "the first window is not complete"
-    _below: dict[str, int] = field(default_factory=dict)
+    _low: dict[str, list[float]] = field(default_factory=dict)
     _n_good: int = 0
     _latest: Mapping[str, Any] | None = None
     _n_unanswered: int = 0
@@ -52,23 +54,35 @@ class NodeState:
         if not thresholds:
             self._set_unknown(answer)
             return
-        for name in SIGNALS:
-            is_below = name in thresholds and signals.get(name, 0.0) < thresholds[name]["threshold"]
-            self._below[name] = self._below.get(name, 0) + 1 if is_below and name in signals else 0
         n_nodes = int((answer or {}).get("n_nodes") or 0)
-        worst = max(SIGNALS, key=lambda name: self._below[name])
-        if self._below[worst]:
+        entering, below = self._compared(signals, thresholds)
+        if entering or below:
             self._n_good = 0
-            is_long = self._below[worst] >= ENTER_WINDOWS or self.state == "straggler"
-            self.state = "straggler" if is_long else "suspect"
-            self.reason = _comparison(worst, signals[worst], thresholds[worst]["median"], n_nodes)
+            self.state = "straggler" if entering or self.state == "straggler" else "suspect"
+            name = (entering or below)[0]
+            self.reason = _comparison(name, signals[name], thresholds[name]["median"], n_nodes)
             return
         self._n_good = self._n_good + 1 if _is_near_median(signals, thresholds) else 0
         if self.state != "straggler" or self._n_good >= LEAVE_WINDOWS:
             self.state, self.reason = "healthy", f"as fast as the {n_nodes} machines of the job"
 
+    def _compared(self, signals: Mapping[str, float], thresholds: Thresholds) -> tuple[list[str], list[str]]:
+        """The signals by which the machine is a straggler, and the signals below their threshold in this window."""
+        entering, below = [], []
+        for name, each in thresholds.items():
+            value = signals.get(name)
+            is_low = value is not None and value < _halfway(each)
+            self._low[name] = (
+                [*self._low.get(name, []), value][-ENTER_WINDOWS:] if is_low and value is not None else []
+            )
+            if len(self._low[name]) == ENTER_WINDOWS and mean(self._low[name]) < each["threshold"]:
+                entering.append(name)
+            if value is not None and value < each["threshold"]:
+                below.append(name)
+        return entering, below
+
     def _set_unknown(self, answer: Mapping[str, Any] | None) -> None:
-        self._below, self._n_good, self.state = {}, 0, "unknown"
+        self._low, self._n_good, self.state = {}, 0, "unknown"
         if answer is None:
             self.reason = "the hub does not answer with thresholds"
         else:
@@ -88,11 +102,11 @@ def _score(signals: Mapping[str, float], medians: Mapping[str, float]) -> float 
 
 
 def _is_near_median(signals: Mapping[str, float], thresholds: Thresholds) -> bool:
-    return all(
-        signals[name] >= (each["threshold"] + each["median"]) / 2
-        for name, each in thresholds.items()
-        if name in signals
-    )
+    return all(signals[name] >= _halfway(each) for name, each in thresholds.items() if name in signals)
+
+
+def _halfway(limits: Mapping[str, float]) -> float:
+    return (limits["threshold"] + limits["median"]) / 2
 
 
 def _comparison(name: str, value: float, middle: float, n_nodes: int) -> str:
