@@ -81,3 +81,15 @@ def test_names_are_escaped():
     page = as_html({"cluster": {"summary": "1 incident.", "rows": [row]}}, "t")
     assert "<img" not in page
     assert "no price" in page
+
+
+@pytest.mark.parametrize("by", ["job", "user"])
+def test_goodput_has_the_same_rows_in_each_format(run, hub, by):
+    words = ["report", "goodput", *hub, "--by", by, "--per-day"]
+    code, out, _ = run(*words, "--format", "json")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    read = list(csv.DictReader(io.StringIO(run(*words, "--format", "csv")[1])))
+    assert [float(row["gpu_hours"]) for row in read] == [row["gpu_hours"] for row in rows]
+    assert json.loads(out)["summary"] in run(*words)[1]
+    assert run(*words, "--format", "pdf")[0] == 2

@@ -32,6 +32,29 @@ def reports() -> None:
 
 
 @report_app.command()
+def goodput(
+    since: Annotated[str, typer.Option(help="The time to report on, until now: 12h, 1d, 30d.")] = "1d",
+    by: Annotated[str, typer.Option(help="Grouping: job, user, account, namespace, queue, ...")] = "job",
+    per_day: Annotated[bool, typer.Option("--per-day", help="One row per group and UTC day.")] = False,
+    form: Annotated[str, typer.Option("--format", help="text, csv or json.")] = "text",
+    hub: HubUrl = DEFAULT_HUB,
+    token_file: TokenFile = None,
+    ca_cert: CaFile = None,
+    settings: SettingsFile = None,
+) -> None:
+    """Productive GPU time, and the time lost by reason, by group and day."""
+    from stallscope.commands import goodput_page
+
+    if form not in goodput_page.FORMATS:
+        raise BadInput(f"--format {form}: choose one of {', '.join(goodput_page.FORMATS)}")
+    client = client_from(hub, token_file, ca_cert, settings=settings)
+    now_ns = time.time_ns()
+    window = {"from": max(0, now_ns - duration_ns(since, "--since")) // 1_000_000, "to": now_ns // 1_000_000}
+    answer = client.ask("fleet.cluster.goodput", window | {"by": by, "per_day": per_day, "limit": 10_000})
+    typer.echo(goodput_page.FORMATS[form](answer), nl=False)
+
+
+@report_app.command()
 def cost(
     since: Annotated[str, typer.Option(help="The time to report on, until now: 12h, 1d, 30d.")] = "1d",
     by: Annotated[str, typer.Option(help=f"Groupings: {', '.join(GROUPINGS)}, or some of them.")] = "cluster",

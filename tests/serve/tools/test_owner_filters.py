@@ -9,6 +9,7 @@ from stallscope.events.owner import column
 from stallscope.serve.tools.answer_summary import SummaryParams, summary
 from stallscope.serve.tools.find_nccl_processes import ProcessesParams, find_nccl_processes
 from stallscope.serve.tools.get_cost import CostParams, get_cost
+from stallscope.serve.tools.goodput import GoodputParams, goodput
 from stallscope.serve.tools.idle_gpus import IdleParams, idle_gpus
 from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
@@ -122,3 +123,16 @@ def test_idle_gpus_are_listed_with_owner_and_price(context):
     assert row.usd_per_hour > 0
     assert idle_gpus(context, IdleParams(owner="ann")).rows == []
     assert idle_gpus(context, IdleParams(namespace="vision", job="4712")).n_gpus == 2
+
+
+def test_goodput_is_reported_by_owner(context):
+    begin_ms = cluster.T0_NS // 10**6
+    params = {"from": begin_ms, "to": begin_ms + 3_600_000}
+    answer = goodput(context, GoodputParams.model_validate(params | {"by": "user"}))
+    rows = {row.group: row for row in answer.rows}
+    held_s = cluster.N_RANKS * cluster.N_ROUNDS * cluster.STEP_NS / 1e9
+    assert rows["ann"].gpu_hours == pytest.approx(held_s / 3600, abs=1e-4)
+    assert rows["ann"].input == pytest.approx(cluster.GPU_SECONDS / 3600, abs=1e-4)
+    assert answer.is_complete
+    (only,) = goodput(context, GoodputParams.model_validate(params | {"by": "job", "owner": "ann"})).rows
+    assert only.group == "4711 (train)"

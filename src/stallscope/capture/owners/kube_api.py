@@ -16,6 +16,8 @@ from urllib.parse import urlencode, urlsplit
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_S = 10.0
+_METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
+"""Lists and watches carry metadata only, a fraction of a pod; other servers send whole objects."""
 _PAGE = 100
 _MOST_BYTES = 32 << 20
 
@@ -32,33 +34,33 @@ class KubeApi:
     account: Path = ACCOUNT
     verifies: bool = True
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str, accept: str = "application/json") -> dict[str, Any]:
         """The JSON object at a path. Raises OSError, ValueError."""
         with closing(self._connection(_TIMEOUT_S)) as connection:
-            answer = self._answer(connection, path)
+            answer = self._answer(connection, path, accept)
             found: dict[str, Any] = json.loads(_body(answer))
             return found
 
     def pages(self, path: str, **params: str) -> Iterator[dict[str, Any]]:
-        """A list, page by page. Raises OSError, ValueError."""
+        """The metadata of a list, page by page. Raises OSError, ValueError."""
         token = ""
         while True:
             query = params | {"limit": str(_PAGE)} | ({"continue": token} if token else {})
-            page = self.get(f"{path}?{urlencode(query)}")
+            page = self.get(f"{path}?{urlencode(query)}", _METADATA.format("List"))
             yield page
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
                 return
 
     def watch(self, path: str, *, timeout_s: float, **params: str) -> Iterator[dict[str, Any]]:
-        """The events of a watch until the server ends it. Raises OSError, ValueError, Gone."""
+        """The events of a watch of metadata until the server ends it. Raises OSError, ValueError, Gone."""
         query = params | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": f"{timeout_s:.0f}",
         }
         with closing(self._connection(timeout_s + _TIMEOUT_S)) as connection:
-            answer = self._answer(connection, f"{path}?{urlencode(query)}")
+            answer = self._answer(connection, f"{path}?{urlencode(query)}", _METADATA.format(""))
             while line := answer.readline(_MOST_BYTES):
                 event: dict[str, Any] = json.loads(line)
                 if event.get("type") == "ERROR":
@@ -77,8 +79,10 @@ class KubeApi:
             parts.hostname or "", parts.port, timeout=timeout_s, context=context
         )
 
-    def _answer(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-        headers = {"Accept": "application/json"}
+    def _answer(
+        self, connection: http.client.HTTPConnection, path: str, accept: str
+    ) -> http.client.HTTPResponse:
+        headers = {"Accept": accept}
         token = self.account / "token"
         if token.is_file():
             headers["Authorization"] = f"Bearer {token.read_text().strip()}"

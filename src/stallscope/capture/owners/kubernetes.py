@@ -139,7 +139,7 @@ class Kubernetes:
         }
         states = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
         ids = [str(state.get("containerID") or "").rpartition("//")[2][:12] for state in states]
-        started_ns = wall_ns(str(status.get("startTime") or ""))
+        started_ns = wall_ns(str(status.get("startTime") or metadata.get("creationTimestamp") or ""))
         known = {label: value for label, value in labels.items() if value}
         return Pod(labels["pod_uid"], known, tuple(filter(None, ids)), started_ns)
 

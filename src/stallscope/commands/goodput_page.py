@@ -1,0 +1,43 @@
+"""The goodput report as text, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_LOSSES = ("productive", "stragglers", "hangs", "restarts", "input", "idle")
+_COLUMNS = ("day", "group", "n_jobs", "gpu_hours", "goodput", *_LOSSES)
+
+
+def _as_text(answer: Mapping[str, Any]) -> str:
+    """GPU hours, by group."""
+    heads = "".join(f"{name:>11}" for name in _LOSSES)
+    lines = [answer["summary"], "", f"{'day':12}{'group':28}{'GPU hours':>11}{'goodput':>9}{heads}"]
+    for row in answer["rows"]:
+        share = "unknown" if row["goodput"] is None else f"{row['goodput']:.1%}"
+        hours = "".join(f"{row[name]:>11,.2f}" for name in _LOSSES)
+        group = (row["group"] or "unknown")[:27]
+        lines.append(f"{row['day'] or '':12}{group:28}{row['gpu_hours']:>11,.2f}{share:>9}{hours}")
+    return "\n".join(lines) + "\n"
+
+
+def _as_csv(answer: Mapping[str, Any]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(answer["rows"])
+    return out.getvalue()
+
+
+def _as_json(answer: Mapping[str, Any]) -> str:
+    return json.dumps(answer, indent=1) + "\n"
+
+
+FORMATS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "text": _as_text,
+    "csv": _as_csv,
+    "json": _as_json,
+}
