@@ -252,6 +252,8 @@ def _run(
             if capture.poll():
                 write_verdicts()
                 writer.commit()
+                if news := writer.hub_news():
+                    status.note(news)
                 status.show(writer.status())
             elif capture.has_new_records():
                 writer.send()
@@ -309,6 +311,10 @@ class _Writer:
         """Between two commits: send the records to the hub."""
         if self._hub:
             self._hub.send(clock.reading(self.node, wall_ns=self._options.wall_ns))
+
+    def hub_news(self) -> str:
+        """A line when the hub begins to refuse data, or takes data again; otherwise empty."""
+        return self._hub.news() if self._hub else ""
 
     def status(self) -> str:
         """Counts of captured records and, with a hub, of records that it has acknowledged."""

@@ -69,6 +69,7 @@ class HubSink:
         self._output = output
         self._rows: dict[str, list[Array]] = {}
         self._lost: dict[str, int] = {}
+        self._complaint = ""
 
     def append(self, table: Table, rows: Array) -> None:
         if table not in layout.SENT_TABLES or table in _ONLY_LOCAL:
@@ -109,6 +110,15 @@ class HubSink:
     def status(self) -> str:
         """Counts of records that the hub has acknowledged."""
         return self._output.status()
+
+    def news(self) -> str:
+        """A line when the hub begins to refuse data, or takes data again; otherwise empty."""
+        before, self._complaint = self._complaint, self._output.complaint()
+        if self._complaint == before:
+            return ""
+        if self._complaint:
+            return f"the hub accepts no data: {self._complaint}; the rows wait on disk, and stallscope will retry"
+        return "the hub accepts data again"
 
 
 class HealthSink:

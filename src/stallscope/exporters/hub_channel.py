@@ -168,6 +168,8 @@ def _reason(code: grpc.StatusCode, details: str) -> str:
         return "connection refused"
     if "DNS" in details or "name resolution" in details:
         return "its name is not known"
+    if code in _SHUT_OUT:  # the hub's advice is for its administrator
+        return f"{' '.join(details.partition(';')[0].split())[:120]}: --token-file"
     return " ".join((details or code.name.lower().replace("_", " ")).split())[:120]
 
 

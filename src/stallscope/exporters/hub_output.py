@@ -138,6 +138,10 @@ class HubOutput:
         """The state of the connection, in a few words."""
         return self._sender.status()
 
+    def complaint(self) -> str:
+        """The reason why the hub takes no data at present; empty while it takes data."""
+        return self._sender.complaint()
+
     def close(self) -> None:
         """Send the remaining rows for a few seconds; the rest waits on disk for the next agent."""
         self._sender.close(_LAST_S)

@@ -133,6 +133,11 @@ class HubSender:
         away_s = self._clock_s() - away_since_s
         return f"hub away for {away_s:.0f} s ({reason}), {n_waiting:,} wait on disk{dropped}"
 
+    def complaint(self) -> str:
+        """The reason why the hub takes no data at present; empty while it takes data."""
+        with self._changed:
+            return "" if self._away_since_s is None else self._reason
+
     def close(self, patience_s: float) -> None:
         """Send the remaining batches for patience_s at most; the rest waits on disk for the next agent."""
         with self._changed:
