@@ -84,6 +84,11 @@ prove-install: dist images ## install the files of dist in empty environments, a
 	@setup/prove_upgrade.sh $(BIN)/python "$$(git log --reverse --format=%h -S"SCHEMA_VERSION = 2" -- src/stallscope/store/node.py | head -n 1)~1"
 	@$(PY) -m pytest -rA --prove tests/deploy -m prove
 
+PLUGIN = src/stallscope/capture/gpu/plugin/$(shell uname -m)/libnccl-profiler-stallscope.so
+.PHONY: plugin
+plugin: ## build the profiler plugin of NCCL for this machine
+	@$(MAKE) --no-print-directory --silent -C nccl_plugin OUT=$(CURDIR)/$(PLUGIN)
+
 prove-files: $(STAMPS)/dev ## explain a log of 5 GB and 800 MB of traces, and check memory and time
 	@$(PY) bench/prove_files.py
 

@@ -38,6 +38,15 @@ def _ship_emulated_libraries(root: Path) -> None:
         sys.path.pop(0)
 
 
+def _ship_plugin(root: Path) -> None:
+    """Compile the profiler plugin of NCCL for this machine."""
+    folder = root / "src" / "stallscope" / "capture" / "gpu" / "plugin" / os.uname().machine
+    shutil.rmtree(folder.parent, ignore_errors=True)
+    library = folder / "libnccl-profiler-stallscope.so"
+    subprocess.run(["make", "--silent", "-C", str(root / "nccl_plugin"), f"OUT={library}"], check=True)
+    subprocess.run(["strip", "--strip-debug", library], check=True)
+
+
 class BpfHook(BuildHookInterface):  # type: ignore[misc]
     """Runs `make -C bpf wheel` before the files of the wheel are collected."""
 
@@ -58,6 +67,7 @@ class BpfHook(BuildHookInterface):  # type: ignore[misc]
             complaint = f"{command[0]}: {error.strerror}"
         if not complaint:
             _ship_emulated_libraries(Path(self.root))
+            _ship_plugin(Path(self.root))
         if complaint:
             raise SystemExit(
                 f"cannot compile the BPF programs for the wheel: {complaint}\n"

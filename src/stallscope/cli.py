@@ -25,6 +25,7 @@ from stallscope.commands.idle import idle
 from stallscope.commands.import_ import import_
 from stallscope.commands.mcp import mcp
 from stallscope.commands.merge import merge
+from stallscope.commands.plugin import plugin_app
 from stallscope.commands.query import query
 from stallscope.commands.rates import rates
 from stallscope.commands.report_cost import report_app
@@ -81,6 +82,7 @@ app.add_typer(hub_app, name="hub")
 app.add_typer(alerts_app, name="alerts")
 report_app.command()(job)
 app.add_typer(report_app, name="report")
+app.add_typer(plugin_app, name="plugin")
 app.command()(ask)
 app.command()(stress)
 app.command()(rates)

@@ -1,7 +1,8 @@
-"""GPUs and their driver: NVML state, device numbers, ioctls."""
+"""GPUs and their driver: NVML state, device numbers, ioctls, and the records of NCCL's profiler plugin."""
 
 from stallscope.capture.gpu import nvml
 from stallscope.capture.gpu.drivers import majors
 from stallscope.capture.gpu.gpu_state import GpuStates
+from stallscope.capture.gpu.nccl_recorder import plugin_library, recorded_trace
 
-__all__ = ["GpuStates", "majors", "nvml"]
+__all__ = ["GpuStates", "majors", "nvml", "plugin_library", "recorded_trace"]

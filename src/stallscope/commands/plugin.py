@@ -1,0 +1,60 @@
+"""`stallscope plugin`: the profiler plugin of NCCL: its path, and a record of the running job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stallscope.errors import NotFound
+
+plugin_app = typer.Typer(
+    help="Find the GPU that is late when all hosts look the same: NCCL's profiler plugin.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@plugin_app.command()
+def path() -> None:
+    """Print the variable that loads the plugin into a job: export $(stallscope plugin path).
+
+    The plugin costs nothing measurable until `stallscope plugin record` asks for records. NCCL loads one profiler
+    plugin; STALLSCOPE_NCCL_CHAIN names another plugin that receives the same calls.
+    """
+    from stallscope.capture.gpu import plugin_library
+
+    typer.echo(f"NCCL_PROFILER_PLUGIN={plugin_library()}")
+
+
+@plugin_app.command()
+def record(
+    db: Annotated[Path, typer.Option("--db", help="The node trace to write; must not exist yet.")],
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=600, help="Record for this time.")
+    ] = 10.0,
+    pids: Annotated[
+        list[int] | None, typer.Option("--pid", help="Only this process; may be repeated (default: all).")
+    ] = None,
+) -> None:
+    """Record the collectives of the ranks on this machine, with their times on the GPUs.
+
+    The job runs with the plugin (see `stallscope plugin path`). Kernel times cost the job up to a few percent while
+    they are recorded.
+    """
+    import socket
+
+    from stallscope.capture.gpu import recorded_trace
+    from stallscope.store import node
+
+    trace = recorded_trace(pids or [], seconds=seconds, node=socket.gethostname())
+    if not len(trace.processes):
+        raise NotFound(
+            "no process has loaded the plugin, or this user may not read it: start the job with"
+            " NCCL_PROFILER_PLUGIN (stallscope plugin path), and record as its user or as root"
+        )
+    node.write(db, trace)
+    typer.echo(f"{len(trace.processes)} ranks: {len(trace.collectives):,} collectives -> {db}")
+    typer.echo(f"next: stallscope explain --db {db}")

@@ -1,0 +1,114 @@
+"""Records of the profiler plugin of a simulated job: the diagnosis names the late GPU, the late host, or no rank."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from stallscope.capture.gpu.nccl_ring import COLL, RECORD, RecordFlag, RingComm
+from stallscope.capture.gpu.nccl_trace import Recorded, nccl_trace
+from stallscope.diagnose import diagnose
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.trace import Clock, Trace
+
+_MS = 1e6
+N_RANKS, N_ROUNDS = 4, 480
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Extra work of 20 ms in each round of a period. rank: None for none. on_host: on the CPU, otherwise on the GPU."""
+
+    rank: int | None = None
+    period: int = 4
+    on_host: bool = False
+
+
+def job(fault: Fault, *, runs_ahead: bool, seed: int = 1) -> dict[int, Recorded]:
+    """The records of each rank. Hosts that do not run ahead wait for the end of each round."""
+    chance = np.random.default_rng(seed)
+    host, free = np.zeros(N_RANKS), 0.0
+    clocks = 1e15 + chance.integers(-200_000, 200_000, N_RANKS)  # of the GPUs
+    rows = np.zeros((N_RANKS, N_ROUNDS), RECORD)
+    for number in range(N_ROUNDS):
+        is_late = (np.arange(N_RANKS) == fault.rank) & (number % fault.period == 0)
+        host = host + 0.5 * _MS * (1 + 0.1 * chance.random(N_RANKS))
+        host += is_late * fault.on_host * 20 * _MS
+        work = 2 * _MS * (1 + 0.02 * chance.standard_normal(N_RANKS))
+        start = np.maximum(free + work + is_late * (not fault.on_host) * 20 * _MS, host + 20_000)
+        free = start.max() + 0.5 * _MS
+        row = rows[:, number]
+        row["seq"], row["host_ns"], row["noticed_ns"] = number, 1e12 + host, 1e12 + start + 5_000
+        row["start_ns"], row["stop_ns"] = clocks + start, clocks + free
+        host = np.maximum(host, free - (30 * _MS if runs_ahead else 0))
+    rows["comm_hash"], rows["count"], rows["kind"], rows["func"] = 0xABC, 4096, COLL, b"AllReduce"
+    rows["flags"], rows["rank"] = RecordFlag.HAS_GPU_TIMES, np.arange(N_RANKS)[:, None]
+    comms = [RingComm(0xABC, rank, N_RANKS, 1, "world", is_open=True) for rank in range(N_RANKS)]
+    return {100 + rank: Recorded(rows[rank], [comms[rank]], b"python") for rank in range(N_RANKS)}
+
+
+def trace_of(recorded: dict[int, Recorded]) -> Trace:
+    return nccl_trace(recorded, node="n1", clock=Clock(0, 10**12, 10**18))
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("period", [1, 4, 12])
+def test_a_gpu_that_is_late_is_named(period: int, runs_ahead: bool):
+    rank = period % N_RANKS
+    report = diagnose(trace_of(job(Fault(rank, period), runs_ahead=runs_ahead)))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks, verdict.pids) == ("straggler", [rank], [100 + rank])
+    assert [cause.cause.name for cause in verdict.causes] == ["gpu_slow"]
+    assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("period", [4, 12])
+def test_a_host_that_is_late_is_not_a_late_gpu(period: int):
+    report = diagnose(trace_of(job(Fault(1, period, on_host=True), runs_ahead=False)))
+    (verdict,) = report.verdicts
+    assert (verdict.kind, verdict.ranks) == ("straggler", [1])
+    assert "gpu_slow" not in [cause.cause.name for cause in verdict.causes]
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_job_without_a_late_gpu_is_healthy(seed: int, runs_ahead: bool):
+    report = diagnose(trace_of(job(Fault(), runs_ahead=runs_ahead, seed=seed)))
+    assert report.verdicts == [] and report.answer == "healthy"
+
+
+def test_records_that_begin_at_different_rounds_meet_in_the_same_rounds():
+    recorded = job(Fault(2), runs_ahead=True)
+    recorded[101].records = recorded[101].records[7:]
+    recorded[103].records = recorded[103].records[3:]
+    rows = trace_of(recorded).collectives
+    assert len(rows) == N_RANKS * (N_ROUNDS - 7)
+    _, sizes = np.unique(rows["seq"], return_counts=True)
+    assert set(sizes) == {N_RANKS}
+    ends = [np.ptp(rows["wait_leave_ns"][rows["seq"] == seq]) for seq in range(1, 400)]
+    assert max(ends) < 10_000  # kernels of a round end together: the clocks of the GPUs are aligned
+
+
+def test_parts_of_one_kernel_are_one_collective_and_open_kernels_are_counted():
+    recorded = job(Fault(), runs_ahead=False)
+    rows = recorded[102].records
+    parts = np.repeat(rows[:1], 2)
+    parts["start_ns"] += np.array([0, 9], np.uint64)
+    parts["stop_ns"] -= np.array([5, 0], np.uint64)
+    last = rows[-1:].copy()
+    last["flags"] = 0
+    recorded[102].records = np.concatenate([parts, rows[1:-1], last])
+    trace = trace_of(recorded)
+    own = trace.collectives[trace.collectives["pid"] == 102]
+    assert (
+        len(own) == N_ROUNDS
+        and own["gpu_start_ns"][0] == rows["start_ns"][0]
+        and own["gpu_end_ns"][0] == rows["stop_ns"][0]
+    )
+    assert own["gpu_start_ns"][-1] == UNKNOWN
+    assert trace.coverage.omitted == {"collectives without GPU times": 1}
+
+
+def test_a_record_without_a_collective_is_inconclusive():
+    report = diagnose(trace_of({7: Recorded(np.empty(0, RECORD))}))
+    assert report.answer == "inconclusive"
