@@ -56,8 +56,8 @@ def built(folder: Path) -> tuple[Path, Path]:
 
 def hooks(library: Path) -> list[operations.Hook]:
     """The hooks of the library."""
-    with elf.opened(library) as image:
-        exported = elf.exported(image, operations.names())
+    with elf.open_image(library) as image:
+        exported = elf.exported_functions(image, operations.names())
     return operations.hooks({name: symbol.offset for name, symbol in exported.items()})
 
 

@@ -41,7 +41,7 @@ def added_ns(loop: Path, library: Path, *, with_stacks: bool) -> float:
         subprocess.Popen([loop, "cudaFree"], stdin=-1, stdout=-1, text=True) as process,
     ):
         stacks = Stacks(1, lambda _pid, words: len(words), print, program.walk_python, program.peek)
-        stacks.know = program.know_native
+        stacks.register_shape = program.know_native
         if with_stacks:
             stacks.follow([process.pid])
         stop = threading.Event()

@@ -70,7 +70,7 @@ def told(library: Path, n_calls: int, *, ring_bytes: int = 4 << 20, max_waiting_
         received: list[int] = []
 
         def take() -> None:
-            received.append(len(collector.taken()[0]))
+            received.append(len(collector.take()[0]))
 
         collector.start()
         elapsed_s = storm(library, n_calls, take)
@@ -107,8 +107,8 @@ def accounted(n_calls: int, n_received: int, losses: dict[str, int], elapsed_s: 
 @contextmanager
 def hooked(library: Path, options: Options) -> Iterator[Program]:
     """The kernel side, with hooks on launches by the runtime."""
-    with elf.opened(library) as image:
-        offset = elf.exported(image, [LAUNCH])[LAUNCH].offset
+    with elf.open_image(library) as image:
+        offset = elf.exported_functions(image, [LAUNCH])[LAUNCH].offset
     with Program.load(options) as program:
         program.attach(str(library), operations.hooks({LAUNCH: offset}, groups=(HookGroup.HOT,)))
         yield program

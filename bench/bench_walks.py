@@ -43,8 +43,10 @@ def main(n_calls: int = N_CALLS) -> None:
 
 def judged(python: str, library: Path, n_calls: int) -> dict[str, int]:
     """Stacks that were right, wrong, and not there."""
-    with elf.opened(library) as image:
-        indexes = {name: entry.offset for name, entry in elf.exported(image, operations.names()).items()}
+    with elf.open_image(library) as image:
+        indexes = {
+            name: entry.offset for name, entry in elf.exported_functions(image, operations.names()).items()
+        }
     with Program.load(Options(slow_call_ns=0)) as program:
         program.attach(str(library), operations.hooks(indexes))
         output = walked(program, python, library, n_calls)

@@ -26,10 +26,10 @@ from running import CTRL_C_S, Failed, Program, end, wait_until_said
 
 from stallscope import agent, cli
 from stallscope.capture.probes import program as kernel_side
-from stallscope.capture.probes.governor import Count, Governor, counted
+from stallscope.capture.probes.governor import Count, Governor, counts_by_group
 from stallscope.capture.probes.libbpf import Refused
 from stallscope.capture.probes.operations import Hook
-from stallscope.capture.probes.optional_programs import ASKED, Optional
+from stallscope.capture.probes.optional_programs import ON_REQUEST, OptionalPrograms
 from stallscope.capture.probes.program import Link
 from stallscope.events.kernel import HookGroup
 
@@ -104,11 +104,11 @@ class Switched(kernel_side.Program):
         fd, hooks, pid = self._places[link]
         for part in kernel_side._PARTS:
             if chosen := [hook for hook in hooks if hook.part == part]:
-                self._hook(link, part, f"/proc/self/fd/{fd}", chosen, pid)
+                self._attach_hooks(link, part, f"/proc/self/fd/{fd}", chosen, pid)
 
-    def _start(self, switch: str, optional: Optional, pids: frozenset[int] | None) -> None:
+    def _start(self, switch: str, optional: OptionalPrograms, pids: frozenset[int] | None) -> None:
         super()._start(switch, optional, pids)
-        names = [name for name in optional.programs() if name not in ASKED]
+        names = [name for name in optional.programs() if name not in ON_REQUEST]
         self._told = [*names, switch, *kernel_side._TRACEPOINTS]
 
 
@@ -158,15 +158,15 @@ class Told(Governor):
 
     def tells(self) -> dict[str, Any]:
         """What Governed holds, of now."""
-        result = counted(self.program.slots(), list(HookGroup))
+        result = counts_by_group(self.program.slots(), list(HookGroup))
         lost_ns = [
-            sum(count.lost_ns(Count(), self.times_way) for count in result[group].values())
+            sum(count.lost_ns(Count(), self.cost_ratio) for count in result[group].values())
             for group in HookGroup
         ]
         return {"turns": self.turns, "lost_ns": lost_ns, "on_ns": self.clock_ns()}
 
-    def _turn(self, group: HookGroup, *, is_on: bool) -> None:
-        super()._turn(group, is_on=is_on)
+    def _set_on(self, group: HookGroup, *, is_on: bool) -> None:
+        super()._set_on(group, is_on=is_on)
         self.turns.append(Turn(time.monotonic_ns(), group, is_on))
 
 

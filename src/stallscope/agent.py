@@ -180,9 +180,9 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             meter = exports.updates.meter if exports else None
             health = NodeHealth(machine, output.report_health, note=status.note, meter=meter)
             stack.enter_context(closing(health))
-        waking = stack.enter_context(signal_descriptor())
+        wake_fd = stack.enter_context(signal_descriptor())
         writer = _Writer(options, store, capture, hub, exports, health)
-        capture.start(writer.sink, node=writer.node, waking=waking)
+        capture.start(writer.sink, node=writer.node, wake_fd=wake_fd)
         options.ready()
         _run(options, capture, writer, lambda: journal.write(store.insert), status=status, stop=stop)
 
@@ -292,10 +292,12 @@ class _Writer:
         """Write the clock and commit; delete old rows from time to time."""
         now_ns = time.monotonic_ns()
         reading = clock.reading(self.node, wall_ns=self._options.wall_ns)
-        kept = clock.kept()
-        self._store.clock(reading, kept=kept)
+        synchronisation = clock.synchronisation()
+        self._store.clock(reading, kept=synchronisation)
         if self._hub:
-            self._hub.send(reading, is_synchronised=kept.is_synchronised if kept else None)
+            self._hub.send(
+                reading, is_synchronised=synchronisation.is_synchronised if synchronisation else None
+            )
         if self._health:
             self._health.second()
         self._store.end_session(self._session, now_ns)

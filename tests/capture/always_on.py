@@ -13,7 +13,7 @@ class AlwaysOn:
     since_ns: int
     _since_ns: dict[HookGroup, int] = field(default_factory=dict)
 
-    def covered(self, group: HookGroup, now_ns: int) -> ProbedInterval:
+    def probed_interval(self, group: HookGroup, now_ns: int) -> ProbedInterval:
         """The whole interval since the last result."""
         interval_ns = now_ns - self._since_ns.get(group, self.since_ns)
         self._since_ns[group] = now_ns

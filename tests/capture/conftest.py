@@ -112,8 +112,8 @@ def library(built: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="session")
 def hooks(library: Path) -> list[Hook]:
     """Where its functions are."""
-    with elf.opened(library) as image:
-        exported = elf.exported(image, operations.names())
+    with elf.open_image(library) as image:
+        exported = elf.exported_functions(image, operations.names())
     return operations.hooks({name: symbol.offset for name, symbol in exported.items()})
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.probes.attaching import Attaching
+from stallscope.capture.probes.attaching import Attacher
 from stallscope.capture.probes.discovery import Discovery
 from stallscope.capture.probes.libbpf import Refused
-from stallscope.capture.probes.mmap_watch import Mapped
+from stallscope.capture.probes.mmap_watch import MmapWatch
 from stallscope.capture.probes.operations import Hook
 from stallscope.capture.probes.program import Link, Options, Program
 
@@ -91,8 +91,8 @@ class Agent:
     """What an agent does: it hears of libraries, attaches, counts."""
 
     program: Program
-    attaching: Attaching
-    mapped: Mapped
+    attaching: Attacher
+    mapped: MmapWatch
     links: list[Link] = field(default_factory=list)
 
     def attaches(self, n: int = 1) -> float:
@@ -100,7 +100,7 @@ class Agent:
         begin = time.monotonic()
         while len(self.links) < n:
             assert time.monotonic() - begin < 20, "not found"
-            notes = self.attaching.new(time.monotonic_ns())
+            notes = self.attaching.attach_new(time.monotonic_ns())
             assert not [note for note in notes if "not seen" in note]
             if len(self.links) < n:
                 self.mapped.wait(1)
@@ -108,7 +108,7 @@ class Agent:
 
     def looks(self) -> None:
         """Once, at what there is."""
-        self.attaching.new(time.monotonic_ns())
+        self.attaching.attach_new(time.monotonic_ns())
 
     def counted(self) -> Counter[int]:
         """Calls by process."""
@@ -124,7 +124,7 @@ def program(bpf_object: Path) -> Iterator[Program]:
 @pytest.fixture
 def agent(program: Program, tmp_path: Path) -> Iterator[Agent]:
     """Looks at what this test has started: others may run jobs on this machine, too."""
-    with ExitStack() as stack, Mapped() as mapped:
+    with ExitStack() as stack, MmapWatch() as mapped:
         links: list[Link] = []
 
         def attach(path: str, hooks: list[Hook]) -> Link:
@@ -134,7 +134,7 @@ def agent(program: Program, tmp_path: Path) -> Iterator[Agent]:
             return link
 
         discovery = Discovery(pids=frozenset({os.getpid()}), mapped=mapped)
-        attaching = Attaching(discovery, lambda path, hooks: attach(path, list(hooks)))
+        attaching = Attacher(discovery, lambda path, hooks: attach(path, list(hooks)))
         program.arrivals.drain()
         yield Agent(program, attaching, mapped, links)
 

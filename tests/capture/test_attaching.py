@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.probes.attaching import Attaching, hooked_at
+from stallscope.capture.probes.attaching import Attacher, probe_offsets
 from stallscope.capture.probes.discovery import Discovery
 from stallscope.capture.probes.elf import Entry, Symbol
 from stallscope.capture.probes.libbpf import Refused
@@ -58,7 +58,7 @@ def test_the_functions_that_exist_are_attached_to_past_their_endbr(tmp_path):
     code = {"ncclAllReduce": "endbr64; push %rbx; pop %rbx", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:
         attached = Attached()
-        notes = Attaching(Discovery(pids=frozenset({pid})), attached).new(0)
+        notes = Attacher(Discovery(pids=frozenset({pid})), attached).attach_new(0)
     assert attached == [{"ncclAllReduce": 0x53, "cudaMalloc": 0x55}]
     assert notes == [f"attached to 2 functions of {tmp_path}/libnccl.so.2"]
 
@@ -68,7 +68,7 @@ def test_where_hooks_are_slow_to_take_off_there_are_few(tmp_path):
     code = dict.fromkeys(("cudaMalloc", "cudaMallocArray", "cudaStreamCreate"), "push %rbp; pop %rbp")
     with loaded(assembled(tmp_path / "libcudart.so.12", code)) as pid:
         attached = Attached()
-        notes = Attaching(Discovery(pids=frozenset({pid})), attached, only_few=True).new(0)
+        notes = Attacher(Discovery(pids=frozenset({pid})), attached, essential_only=True).attach_new(0)
     assert attached == [{"cudaMalloc": 0x55}]
     assert notes == [f"attached to 1 functions of {tmp_path}/libcudart.so.12"]
 
@@ -77,7 +77,7 @@ def test_where_hooks_are_slow_to_take_off_there_are_few(tmp_path):
 def test_dear_first_instructions_are_told(tmp_path):
     code = {"ncclAllReduce": "sub $8, %rsp; add $8, %rsp", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:
-        notes = Attaching(Discovery(pids=frozenset({pid})), Attached()).new(0)
+        notes = Attacher(Discovery(pids=frozenset({pid})), Attached()).attach_new(0)
     assert any(note.startswith("1 functions of") and "5 us" in note for note in notes)
 
 
@@ -85,7 +85,7 @@ def test_dear_first_instructions_are_told(tmp_path):
 def test_a_library_without_our_functions_is_told(tmp_path):
     with loaded(assembled(tmp_path / "libcuda.so.1", {"cuOther": "nop"})) as pid:
         attached = Attached()
-        (note,) = Attaching(Discovery(pids=frozenset({pid})), attached).new(0)
+        (note,) = Attacher(Discovery(pids=frozenset({pid})), attached).attach_new(0)
     assert attached == []
     assert "none of the functions" in note
 
@@ -96,10 +96,10 @@ def test_a_refused_attach_is_told_once_and_the_next_file_is_tried(tmp_path):
         raise Refused("cannot attach: Invalid argument", 22)
 
     with loaded(assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})) as pid:
-        attaching = Attaching(Discovery(pids=frozenset({pid})), refuse)
-        (note,) = attaching.new(0)
+        attaching = Attacher(Discovery(pids=frozenset({pid})), refuse)
+        (note,) = attaching.attach_new(0)
         assert "libnccl.so.2 are not traced: cannot attach: Invalid argument" in note
-        assert attaching.new(10**10) == []
+        assert attaching.attach_new(10**10) == []
 
 
 @x86_64
@@ -115,9 +115,9 @@ def test_a_file_whose_process_ended_too_soon_is_tried_again_with_the_next(tmp_pa
 
     discovery = Discovery(pids=frozenset({os.getpid()}))
     with loaded(path) as first:
-        assert Attaching(discovery, gone).new(0) == []
+        assert Attacher(discovery, gone).attach_new(0) == []
     with loaded(path):
-        Attaching(discovery, attached).new(10**9)
+        Attacher(discovery, attached).attach_new(10**9)
     assert attached == [{"cudaFree": 0x55}]
 
 
@@ -126,21 +126,21 @@ def test_a_file_that_nobody_uses_for_long_is_let_go_and_found_again(tmp_path):
     """Probes hold a deleted library on the disk; ten minutes without a process are enough."""
     path = assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})
     attached, second, minute = Attached(), 10**9, 60 * 10**9
-    attaching = Attaching(Discovery(pids=frozenset({os.getpid()})), attached)
+    attaching = Attacher(Discovery(pids=frozenset({os.getpid()})), attached)
     with loaded(path):
-        attaching.new(0)
-        attaching.new(20 * minute)
+        attaching.attach_new(0)
+        attaching.attach_new(20 * minute)
         assert attaching.drop_unused(20 * minute) == 0
-    attaching.new(20 * minute + 11 * second)
+    attaching.attach_new(20 * minute + 11 * second)
     assert attaching.drop_unused(29 * minute) == 0
     assert attaching.drop_unused(31 * minute) == 1
     assert attached.n_closed == 1
     with loaded(path):
-        attaching.new(32 * minute)
+        attaching.attach_new(32 * minute)
     assert len(attached) == 2
 
 
 def test_hooks_go_to_the_first_instruction_unless_it_is_an_endbr():
     result = {"a": Symbol(100, 50), "b": Symbol(200, 60), "c": Symbol(300, 70)}
     entries = {"a": Entry.EMULATED, "b": Entry.AFTER_ENDBR, "c": Entry.STEPPED}
-    assert hooked_at(result, entries) == {"a": 100, "b": 204, "c": 300}
+    assert probe_offsets(result, entries) == {"a": 100, "b": 204, "c": 300}

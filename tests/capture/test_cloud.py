@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from stallscope.capture.process.cloud import machine
+from stallscope.capture.process.cloud import machine_metadata
 
 AWS = {
     "instanceId": "i-0abc",
@@ -74,7 +74,7 @@ def service() -> Iterator[str]:
 
 
 def test_aws_tells_with_a_token(service: str):
-    assert machine("aws", service) == {
+    assert machine_metadata("aws", service) == {
         "cloud": "aws",
         "instance": "i-0abc",
         "type": "p5.48xlarge",
@@ -83,7 +83,7 @@ def test_aws_tells_with_a_token(service: str):
 
 
 def test_google_tells_the_last_parts_of_its_paths(service: str):
-    result = machine("gcp", service)
+    result = machine_metadata("gcp", service)
     assert result == {
         "cloud": "gcp",
         "instance": "4711",
@@ -94,16 +94,16 @@ def test_google_tells_the_last_parts_of_its_paths(service: str):
 
 
 def test_azure_tells_and_what_it_tells_is_plain(service: str):
-    result = machine("azure", service)
+    result = machine_metadata("azure", service)
     assert (result["instance"], result["zone"], result["name"]) == ("11-22", "westeurope-1", "node-2")
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
 def test_where_nobody_answers_nothing_is_told(service: str, cloud: str):
-    assert machine(cloud, service + "/elsewhere") == {}
-    assert machine(cloud, "http://127.0.0.1:9") == {}
+    assert machine_metadata(cloud, service + "/elsewhere") == {}
+    assert machine_metadata(cloud, "http://127.0.0.1:9") == {}
 
 
 def test_a_proxy_is_not_asked(service: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert machine("gcp", service)["instance"] == "4711"
+    assert machine_metadata("gcp", service)["instance"] == "4711"

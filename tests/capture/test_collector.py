@@ -43,21 +43,21 @@ def test_all_records_come_in_order_also_those_of_the_last_moment():
     collector.start()
     taken = []
     while source.n_drains < 6:
-        taken.append(collector.taken())
+        taken.append(collector.take())
         time.sleep(0.005)
     collector.stop()
-    taken.append(collector.taken())
+    taken.append(collector.take())
     assert np.concatenate([records for records, _ in taken]).tolist() == list(range(source.n))
     assert np.concatenate([records for _, records in taken]).tolist() == list(range(other.n))
     assert collector.n_dropped == 0
-    assert [len(records) for records in collector.taken()] == [0, 0]
+    assert [len(records) for records in collector.take()] == [0, 0]
 
 
 def test_a_ring_that_has_room_is_emptied_when_its_records_are_asked_for():
     source = Source(is_full=False)
     collector = Collector(source)
     collector.start()
-    assert collector.taken()[0].tolist() == list(range(20))
+    assert collector.take()[0].tolist() == list(range(20))
     collector.stop()
     assert source.n_drains == 3
 
@@ -89,7 +89,7 @@ def test_what_nobody_takes_is_dropped_and_counted():
     while source.n_drains < 5:
         time.sleep(0.005)
     collector.stop()
-    (kept,) = collector.taken()
+    (kept,) = collector.take()
     assert kept.tolist() == list(range(20))
     assert collector.n_dropped == source.n - 20
 
@@ -105,7 +105,7 @@ def test_a_failure_of_the_thread_is_told():
     collector.start()
     collector._thread.join()
     with pytest.raises(OSError, match="the ring is gone"):
-        collector.taken()
+        collector.take()
     collector.stop()
 
 
@@ -113,5 +113,5 @@ def test_a_collector_that_never_started_stops():
     source = Source()
     collector = Collector(source)
     collector.stop()
-    assert collector.taken()[0].tolist() == list(range(10))
+    assert collector.take()[0].tolist() == list(range(10))
     assert "drain" not in {thread.name for thread in threading.enumerate()}

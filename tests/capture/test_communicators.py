@@ -91,8 +91,8 @@ def test_a_grown_communicator_is_one_for_old_and_new_ranks(tracing: Callable[...
     assert born["comm_rank"][2:].tolist() == [1, 0, 3]
     assert born["nranks"][2:].tolist() == [4, 4, 4]
     grown = GrownCommunicators()
-    assert len(set(grown.born(born)["comm_hash"][2:].tolist())) == 1
-    assert len(set(grown.renamed(arrivals)["comm_hash"].tolist())) == 1
+    assert len(set(grown.rename_created(born)["comm_hash"][2:].tolist())) == 1
+    assert len(set(grown.replace_hashes(arrivals)["comm_hash"].tolist())) == 1
     assert arrivals["seq"].tolist() == [0, 0, 0]
 
 

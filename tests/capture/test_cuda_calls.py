@@ -47,8 +47,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def hooks(library: Path) -> list[Hook]:
     """All groups of hooks."""
-    with elf.opened(library) as image:
-        exported = elf.exported(image, operations.names(groups=HookGroup))
+    with elf.open_image(library) as image:
+        exported = elf.exported_functions(image, operations.names(groups=HookGroup))
     return operations.hooks({name: symbol.offset for name, symbol in exported.items()}, groups=HookGroup)
 
 
@@ -254,7 +254,7 @@ def test_what_a_process_held_is_gone_with_it(tracing: Callable[..., Program], pu
     output = tallies(program)
     puppet.does(*PREPARE, "lib.cudaSetDevice(0)", "[malloc('cudaMalloc', 1000) for _ in range(1000)]")
     assert output.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [1_000_000]
-    assert output.ended([puppet.pid], 5)[["ts_ns", "live_bytes", "n_live", "n_allocs"]].tolist() == [
+    assert output.final_rows([puppet.pid], 5)[["ts_ns", "live_bytes", "n_live", "n_allocs"]].tolist() == [
         (5, 0, 0, 1000)
     ]
     program.forget([puppet.pid])
@@ -295,7 +295,7 @@ def test_a_call_seen_in_runtime_and_driver_is_one(tracing: Callable[..., Program
         "cudaLaunchKernel": 1000,
         "cudaMemcpyAsync": 10,
     }
-    ways_ns, costs = program.ways_ns(), program.costs()
+    ways_ns, costs = program.entry_costs_ns(), program.costs()
     assert ways_ns[HookGroup.HOT] > ways_ns[HookGroup.COPIES] > 0
     if program.mode == "session":  # the call inside the other is not told when it returns
         assert (costs["counted_session"].n_runs, costs["cuda_session"].n_runs) == (3000, 30)

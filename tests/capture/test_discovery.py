@@ -117,7 +117,7 @@ def test_functions_linked_in_statically_are_found(tmp_path):
         result = {Path(each.name).name: each for each in everything(Discovery(), tmp_path)}
         assert result["libmine.so"].is_static
         assert not result["libcuda.so.1"].is_static
-        with elf.opened(result["libmine.so"].path) as image:
+        with elf.open_image(result["libmine.so"].path) as image:
             assert set(functions(image, ["cudaMalloc", "cudaFree"], is_static=True)) == {"cudaMalloc"}
             assert functions(image, ["cudaMalloc"], is_static=False) == {}
 
@@ -130,7 +130,7 @@ def test_a_deleted_file_is_found_and_opened(tmp_path):
         library(tmp_path / "libnccl.so.2", OTHER)  # an upgrade: another file under the same name
         (result,) = everything(Discovery(), tmp_path)
         assert result.key.inode == inode
-        with elf.opened(result.path) as image:
+        with elf.open_image(result.path) as image:
             assert set(functions(image, ["ncclAllReduce"], is_static=False)) == {"ncclAllReduce"}
 
 
@@ -221,7 +221,7 @@ def test_a_file_only_a_container_sees_is_found_and_opened(tmp_path):
     with process(tmp_path / "inside" / "libnccl.so.2", command=command) as child:
         (scan,) = looking_at(child).scan(0)
         assert not (tmp_path / "inside" / "libnccl.so.2").exists()
-        with elf.opened(scan.path) as image:
+        with elf.open_image(scan.path) as image:
             assert set(functions(image, ["ncclAllReduce"], is_static=False)) == {"ncclAllReduce"}
 
 

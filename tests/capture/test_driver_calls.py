@@ -328,13 +328,13 @@ def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
 def test_who_calls_without_being_traced_is_named_once():
     names = {7: "nvidia-smi", 8: "dcgm-exporter", 9: "python"}
     calls = DriverCalls(lambda _: None, lambda pid: names.get(pid, ""))
-    assert [(entry.pid, entry.label, entry.value) for entry in calls.named([7, 8, 9, 10], {9}, 5)] == [
+    assert [(entry.pid, entry.label, entry.value) for entry in calls.new_labels([7, 8, 9, 10], {9}, 5)] == [
         (7, "program", "nvidia-smi"),
         (8, "program", "dcgm-exporter"),
     ]
-    assert calls.named([7, 8, 9], {9}, 6) == []
+    assert calls.new_labels([7, 8, 9], {9}, 6) == []
     calls.forget([7])
-    assert [entry.pid for entry in calls.named([7, 8], set(), 7)] == [7]
+    assert [entry.pid for entry in calls.new_labels([7, 8], set(), 7)] == [7]
 
 
 def test_who_was_not_traced_is_found_when_it_has_ended(tmp_path: Path):
@@ -345,8 +345,8 @@ def test_who_was_not_traced_is_found_when_it_has_ended(tmp_path: Path):
     values["n"] = 1
     nothing = Entries(np.zeros(0, kernel.BALANCE_KEY), np.zeros(0, kernel.BALANCE))
     tallies = CallSums(0, lambda: Entries(keys, values), lambda: nothing, AlwaysOn(0))
-    assert tallies.strays(set(), tmp_path) == []
+    assert tallies.ended_untraced(set(), tmp_path) == []
     assert [len(rows) for _, rows in tallies.rows(5)] == [3, 0]
-    assert tallies.strays({9}, tmp_path) == [7]
-    tallies.ended([7], 6)
-    assert tallies.strays({9}, tmp_path) == []
+    assert tallies.ended_untraced({9}, tmp_path) == [7]
+    tallies.final_rows([7], 6)
+    assert tallies.ended_untraced({9}, tmp_path) == []

@@ -45,8 +45,8 @@ def offsets_by_nm(path: Path, *flags: str) -> dict[str, int]:
 def test_exported_functions_are_found_where_nm_sees_them(tmp_path, flags):
     path = build(tmp_path, *flags)
     expected = offsets_by_nm(path, "-D")
-    with elf.opened(path) as image:
-        exported = elf.exported(image, NAMES)
+    with elf.open_image(path) as image:
+        exported = elf.exported_functions(image, NAMES)
     assert {name: symbol.offset for name, symbol in exported.items()} == {
         name: expected[name] for name in NAMES
     }
@@ -54,23 +54,23 @@ def test_exported_functions_are_found_where_nm_sees_them(tmp_path, flags):
 
 
 def test_data_imports_and_absent_names_are_no_functions(tmp_path):
-    with elf.opened(build(tmp_path)) as image:
-        assert elf.exported(image, ["data_not_code", "imported", "cudaMallocAsync", ""]) == {}
+    with elf.open_image(build(tmp_path)) as image:
+        assert elf.exported_functions(image, ["data_not_code", "imported", "cudaMallocAsync", ""]) == {}
 
 
 def test_a_file_with_only_the_old_hash_exports_nothing(tmp_path):
-    with elf.opened(build(tmp_path, "-Wl,--hash-style=sysv")) as image:
-        assert elf.exported(image, NAMES) == {}
-        assert set(elf.local(image, NAMES)) == set(NAMES)
+    with elf.open_image(build(tmp_path, "-Wl,--hash-style=sysv")) as image:
+        assert elf.exported_functions(image, NAMES) == {}
+        assert set(elf.local_functions(image, NAMES)) == set(NAMES)
 
 
 def test_functions_linked_in_statically_are_found_in_symtab(tmp_path):
     source = SOURCE.replace("int cuda", "static int cuda").replace("imported(x)", "cudaFree(x)")
     path = build(tmp_path, source=source)
     expected = offsets_by_nm(path)
-    with elf.opened(path) as image:
-        assert elf.exported(image, ["cudaMalloc"]) == {}
-        local = elf.local(image, ["cudaMalloc", "cudaFree", "cudaNothing"])
+    with elf.open_image(path) as image:
+        assert elf.exported_functions(image, ["cudaMalloc"]) == {}
+        local = elf.local_functions(image, ["cudaMalloc", "cudaFree", "cudaNothing"])
     assert {name: symbol.offset for name, symbol in local.items()} == {
         name: expected[name] for name in ("cudaMalloc", "cudaFree")
     }
@@ -80,8 +80,8 @@ def test_a_program_at_a_fixed_address_gives_file_offsets_not_addresses(tmp_path)
     source = SOURCE + "int imported(int x) { return x; }\nint main(void) { return caller(1); }"
     path = build(tmp_path, "-no-pie", source=source)
     address = offsets_by_nm(path)["cudaMalloc"]
-    with elf.opened(path) as image:
-        symbol = elf.local(image, ["cudaMalloc"])["cudaMalloc"]
+    with elf.open_image(path) as image:
+        symbol = elf.local_functions(image, ["cudaMalloc"])["cudaMalloc"]
         code = os.pread(image.fd, symbol.size, symbol.offset)
     text = subprocess.run(
         ["objdump", "-d", f"--start-address={address}", f"--stop-address={address + symbol.size}", str(path)],
@@ -96,16 +96,16 @@ def test_a_program_at_a_fixed_address_gives_file_offsets_not_addresses(tmp_path)
 
 def test_a_stripped_file_has_no_local_functions(tmp_path):
     path = build(tmp_path, "-s")
-    with elf.opened(path) as image:
-        assert elf.local(image, NAMES) == {}
-        assert set(elf.exported(image, NAMES)) == set(NAMES)
+    with elf.open_image(path) as image:
+        assert elf.local_functions(image, NAMES) == {}
+        assert set(elf.exported_functions(image, NAMES)) == set(NAMES)
 
 
 def test_a_name_that_is_the_tail_of_another_is_found(tmp_path):
     """The linker stores ncclAllReduce inside pncclAllReduce's string."""
-    with elf.opened(build(tmp_path)) as image:
-        local = elf.local(image, NAMES)
-        assert local["ncclAllReduce"] == elf.exported(image, NAMES)["ncclAllReduce"]
+    with elf.open_image(build(tmp_path)) as image:
+        local = elf.local_functions(image, NAMES)
+        assert local["ncclAllReduce"] == elf.exported_functions(image, NAMES)["ncclAllReduce"]
         assert local["ncclAllReduce"] != local["pncclAllReduce"]
 
 
@@ -113,15 +113,15 @@ def test_names_across_a_chunk_of_the_string_table_are_found(tmp_path, monkeypatc
     path = build(tmp_path)
     monkeypatch.setattr(elf, "_STRINGS_CHUNK_BYTES", 16)
     monkeypatch.setattr(elf, "_SYMBOLS_CHUNK", 3)
-    with elf.opened(path) as image:
-        assert elf.local(image, NAMES) == elf.exported(image, NAMES)
+    with elf.open_image(path) as image:
+        assert elf.local_functions(image, NAMES) == elf.exported_functions(image, NAMES)
 
 
 def test_the_build_id_is_readelfs(tmp_path):
     path = build(tmp_path, "-Wl,--build-id=0x0123456789abcdef")
-    with elf.opened(path) as image:
+    with elf.open_image(path) as image:
         assert image.key.build_id == "0123456789abcdef"
-    with elf.opened(build(tmp_path, "-Wl,--build-id=none")) as image:
+    with elf.open_image(build(tmp_path, "-Wl,--build-id=none")) as image:
         assert image.key.build_id == ""
 
 
@@ -132,7 +132,7 @@ def test_one_file_under_two_names_has_one_key_and_a_copy_another(tmp_path):
     copy.write_bytes(path.read_bytes())
     keys = []
     for each in (path, link, copy):
-        with elf.opened(each) as image:
+        with elf.open_image(each) as image:
             keys.append(image.key)
     assert keys[0] == keys[1] != keys[2]
 
@@ -156,9 +156,9 @@ def test_first_instructions_are_told_apart(tmp_path):
         "cudaSub": Entry.STEPPED,
         "cudaNop": Entry.EMULATED,
     }
-    with elf.opened(build(tmp_path, source=source)) as image:
-        exported = elf.exported(image, expected)
-        assert {name: elf.entry(image, symbol) for name, symbol in exported.items()} == expected
+    with elf.open_image(build(tmp_path, source=source)) as image:
+        exported = elf.exported_functions(image, expected)
+        assert {name: elf.probe_entry(image, symbol) for name, symbol in exported.items()} == expected
 
 
 def test_what_is_no_regular_elf_file_is_refused(tmp_path):
@@ -167,9 +167,9 @@ def test_what_is_no_regular_elf_file_is_refused(tmp_path):
     empty.touch()
     os.mkfifo(fifo)
     for path in (text, empty, fifo, tmp_path):
-        with pytest.raises(NotElf), elf.opened(path):
+        with pytest.raises(NotElf), elf.open_image(path):
             pass
-    with pytest.raises(FileNotFoundError), elf.opened(tmp_path / "gone"):
+    with pytest.raises(FileNotFoundError), elf.open_image(tmp_path / "gone"):
         pass
 
 
@@ -177,9 +177,9 @@ def test_no_descriptor_stays_open(tmp_path):
     path, text = build(tmp_path), tmp_path / "text"
     text.write_text("x" * 100)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with elf.opened(path):
+    with elf.open_image(path):
         pass
-    with pytest.raises(NotElf), elf.opened(text):
+    with pytest.raises(NotElf), elf.open_image(text):
         pass
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -203,16 +203,16 @@ def test_a_broken_file_is_refused_or_gives_less_and_nothing_else(sound, tmp_path
     path = tmp_path / "broken.so"
     path.write_bytes(data[: max(len(data) - cut, 0)])
     try:
-        with elf.opened(path) as image:
-            for symbol in (elf.exported(image, NAMES) | elf.local(image, NAMES)).values():
-                elf.entry(image, symbol)
+        with elf.open_image(path) as image:
+            for symbol in (elf.exported_functions(image, NAMES) | elf.local_functions(image, NAMES)).values():
+                elf.probe_entry(image, symbol)
     except NotElf:
         pass
 
 
 def test_a_file_cut_while_it_is_open_is_an_error_not_a_crash(tmp_path):
     path = build(tmp_path)
-    with elf.opened(path) as image:
+    with elf.open_image(path) as image:
         os.truncate(path, 64)
         with pytest.raises(NotElf):
-            elf.exported(image, NAMES)
+            elf.exported_functions(image, NAMES)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from stallscope.capture.probes import elf, operations
-from stallscope.capture.probes.calibration import AFTERMATH, SCHEDULER_TIMES, times_way_in
-from stallscope.capture.probes.governor import Count, Governor, Group, is_to_be_off, off_until_ns
+from stallscope.capture.probes.calibration import AFTERMATH, SCHEDULER_TIMES, probe_cost_ratio
+from stallscope.capture.probes.governor import Count, Governor, Group, exceeds_budget, off_until_ns
 from stallscope.capture.probes.operations import SYMBOLS, Hook
 from stallscope.capture.probes.program import Program
 from stallscope.capture.rows.call_statistics import CallSums
@@ -32,9 +32,9 @@ WAY_NS, TIMES_WAY = 50, 20.0
 def spending(hits: dict[tuple[int, int], int], *, way_ns: int = WAY_NS, inside_ns: int = 0) -> Group:
     """A group that has been on for a second, in which hooks were hit so often."""
     group = Group(period_ns=0)
-    group.add_counts(dict.fromkeys(hits, Count()), 0, times_way=TIMES_WAY)
+    group.add_counts(dict.fromkeys(hits, Count()), 0, cost_ratio=TIMES_WAY)
     now = {thread: Count(n * way_ns, inside_ns) for thread, n in hits.items()}
-    group.add_counts(now, SECOND_NS, times_way=TIMES_WAY)
+    group.add_counts(now, SECOND_NS, cost_ratio=TIMES_WAY)
     return group
 
 
@@ -46,72 +46,74 @@ def test_the_threads_of_the_busiest_process_count_and_a_hit_without_its_return_c
 
 def test_what_the_scheduler_s_side_takes_is_off_the_budget():
     group = Group(period_ns=0)
-    group.add_counts({THREAD: Count()}, 0, times_way=TIMES_WAY)
-    group.add_counts({THREAD: Count(2 * 1000 * WAY_NS, scheduler_ns=500_000)}, SECOND_NS, times_way=TIMES_WAY)
+    group.add_counts({THREAD: Count()}, 0, cost_ratio=TIMES_WAY)
+    group.add_counts(
+        {THREAD: Count(2 * 1000 * WAY_NS, scheduler_ns=500_000)}, SECOND_NS, cost_ratio=TIMES_WAY
+    )
     assert group.spent == 1000 * 1000 + 500_000 * SCHEDULER_TIMES
 
 
 def test_hooks_cost_more_where_their_way_in_is_long():
     """As in a process between whose calls the caches are filled with other things."""
-    assert not is_to_be_off(HookGroup.HOT, spending({THREAD: 2 * 4000}), BUDGET)
-    assert is_to_be_off(HookGroup.HOT, spending({THREAD: 2 * 4000}, way_ns=7 * WAY_NS), BUDGET)
+    assert not exceeds_budget(HookGroup.HOT, spending({THREAD: 2 * 4000}), BUDGET)
+    assert exceeds_budget(HookGroup.HOT, spending({THREAD: 2 * 4000}, way_ns=7 * WAY_NS), BUDGET)
 
 
 def test_what_costs_less_than_the_budget_stays_on():
     group = spending({THREAD: 2 * 4000})
-    assert not is_to_be_off(HookGroup.HOT, group, BUDGET)
+    assert not exceeds_budget(HookGroup.HOT, group, BUDGET)
 
 
 def test_what_has_spent_the_budget_of_a_period_is_off_until_it_is_paid():
     group = spending({THREAD: 2 * 200_000})
-    assert is_to_be_off(HookGroup.HOT, group, BUDGET)
+    assert exceeds_budget(HookGroup.HOT, group, BUDGET)
     assert off_until_ns(group, BUDGET) == group.spent / BUDGET == 40 * SECOND_NS
 
 
 def test_the_first_period_is_short_and_later_ones_are_longer():
     group = spending({THREAD: 2 * 8000})
-    assert is_to_be_off(HookGroup.HOT, group, BUDGET)
+    assert exceeds_budget(HookGroup.HOT, group, BUDGET)
     group = Group()
     lengths_s = []
     for _ in range(5):
         lengths_s.append(group.length_ns // SECOND_NS)
-        group.begins(0)
+        group.begin_period(0)
     assert lengths_s == [1, 2, 2, 2, 2]
 
 
 def test_copies_that_take_much_of_the_time_stay_on():
     little = spending({THREAD: 2 * 6000}, inside_ns=SECOND_NS // 100)
     much = spending({THREAD: 2 * 6000}, inside_ns=SECOND_NS // 5)
-    assert is_to_be_off(HookGroup.COPIES, little, BUDGET)
-    assert not is_to_be_off(HookGroup.COPIES, much, BUDGET)
-    assert is_to_be_off(HookGroup.HOT, much, BUDGET)
+    assert exceeds_budget(HookGroup.COPIES, little, BUDGET)
+    assert not exceeds_budget(HookGroup.COPIES, much, BUDGET)
+    assert exceeds_budget(HookGroup.HOT, much, BUDGET)
 
 
 def test_copies_so_short_that_hooks_are_dear_beside_them_have_a_budget_too():
     """Such as those of a DDP job of small layers: a hundred a step, 5 us each, from one place of a GPU to another."""
     short = spending({THREAD: 2 * 10_000}, inside_ns=SECOND_NS // 20)
-    assert is_to_be_off(HookGroup.COPIES, short, BUDGET)
+    assert exceeds_budget(HookGroup.COPIES, short, BUDGET)
 
 
 def test_a_thread_that_takes_over_a_place_starts_from_nothing():
     group = spending({THREAD: 2 * 1000})
-    group.add_counts({OTHER: Count(2 * 500 * WAY_NS)}, 2 * SECOND_NS, times_way=TIMES_WAY)
+    group.add_counts({OTHER: Count(2 * 500 * WAY_NS)}, 2 * SECOND_NS, cost_ratio=TIMES_WAY)
     assert group.spent == 500 * 1000
 
 
 def test_how_long_a_group_was_on_is_known():
     group = Group(on_since_ns=100)
-    group.switched(150, is_on=False)
-    assert group.on_so_far_ns(170) == 50
-    group.switched(200, is_on=True)
-    assert group.on_so_far_ns(230) == 80
+    group.record_switch(150, is_on=False)
+    assert group.total_on_ns(170) == 50
+    group.record_switch(200, is_on=True)
+    assert group.total_on_ns(230) == 80
 
 
 def test_a_new_process_is_counted_from_its_start_whatever_others_have_cost():
     program = cast("Program", SimpleNamespace(mode="session"))
     governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=lambda: 5 * SECOND_NS)
     state = governor.groups[HookGroup.COPIES]
-    state.switched(5 * SECOND_NS, is_on=False)
+    state.record_switch(5 * SECOND_NS, is_on=False)
     state.next_on_ns = 60 * SECOND_NS
     governor.renew()
     assert state.next_on_ns <= 5 * SECOND_NS
@@ -123,19 +125,19 @@ def test_the_counts_of_a_new_process_are_not_scaled_by_the_time_before_its_start
         cast("Program", SimpleNamespace(mode="session")), BUDGET, TIMES_WAY, clock_ns=lambda: now_ns[0]
     )
     hot = governor.groups[HookGroup.HOT]
-    hot.switched(SECOND_NS, is_on=False)
-    assert governor.covered(HookGroup.HOT, SECOND_NS) == (SECOND_NS, SECOND_NS)
+    hot.record_switch(SECOND_NS, is_on=False)
+    assert governor.probed_interval(HookGroup.HOT, SECOND_NS) == (SECOND_NS, SECOND_NS)
     governor.renew()
-    hot.switched(9 * SECOND_NS, is_on=True)
-    assert governor.covered(HookGroup.HOT, 9 * SECOND_NS) is None
-    assert governor.covered(HookGroup.HOT, 10 * SECOND_NS) == (SECOND_NS, SECOND_NS)
+    hot.record_switch(9 * SECOND_NS, is_on=True)
+    assert governor.probed_interval(HookGroup.HOT, 9 * SECOND_NS) is None
+    assert governor.probed_interval(HookGroup.HOT, 10 * SECOND_NS) == (SECOND_NS, SECOND_NS)
 
 
 @pytest.fixture(scope="module")
 def by_group(library: Path) -> dict[HookGroup, list[Hook]]:  # noqa: F811
     """Hooks of each governed group."""
-    with elf.opened(library) as image:
-        exported = elf.exported(image, operations.names(groups=HookGroup))
+    with elf.open_image(library) as image:
+        exported = elf.exported_functions(image, operations.names(groups=HookGroup))
     indexes = {name: symbol.offset for name, symbol in exported.items()}
     return {group: operations.hooks(indexes, groups=(group,)) for group in operations.GOVERNED}
 
@@ -143,8 +145,8 @@ def by_group(library: Path) -> dict[HookGroup, list[Hook]]:  # noqa: F811
 @pytest.fixture(scope="module")
 def hooks(library: Path) -> list[Hook]:  # noqa: F811
     """Those that nobody governs."""
-    with elf.opened(library) as image:
-        exported = elf.exported(image, operations.names(groups=(HookGroup.ALWAYS,)))
+    with elf.open_image(library) as image:
+        exported = elf.exported_functions(image, operations.names(groups=(HookGroup.ALWAYS,)))
     return operations.hooks({n: s.offset for n, s in exported.items()}, groups=(HookGroup.ALWAYS,))
 
 
@@ -160,7 +162,7 @@ def test_a_storm_of_launches_is_counted_while_hooks_are_on_and_estimated_beyond(
     program = tracing()
     governor = Governor(program, BUDGET, TIMES_WAY)
     tallies = CallSums(0, program.operations, program.balances, governor, own_pid=os.getpid())
-    with elf.opened(library) as image:
+    with elf.open_image(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(300)")
     governor.govern()
@@ -205,15 +207,15 @@ def test_few_hits_are_not_looked_at_by_thread_and_count_later(
     )
     program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS // 10))
     governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
-    with elf.opened(library) as image:
+    with elf.open_image(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(10)")
     governor.govern()
-    assert program.ways_ns()[HookGroup.HOT] > 0
+    assert program.entry_costs_ns()[HookGroup.HOT] > 0
     assert not looks
     puppet.does("lib.storm(1000)")
     governor.govern()
-    assert governor.groups[HookGroup.HOT].spent == program.ways_ns()[HookGroup.HOT] / 2 * TIMES_WAY
+    assert governor.groups[HookGroup.HOT].spent == program.entry_costs_ns()[HookGroup.HOT] / 2 * TIMES_WAY
     governor.stop()
 
 
@@ -232,11 +234,13 @@ def test_what_is_always_hooked_takes_of_the_budget_too(
 ):
     program, clock = tracing(), iter(range(SECOND_NS, 1 << 62, SECOND_NS))
     governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
-    with elf.opened(library) as image:
+    with elf.open_image(library) as image:
         program.attach(image.path, hooks)
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, f"[lib.cudaFree(P(0)) for _ in range({n_frees})]", "lib.storm(2000)")
-    governor.times_way = 2 * BUDGET * SECOND_NS / 2 / program.ways_ns()[HookGroup.HOT]  # half of the budget
+    governor.cost_ratio = (
+        2 * BUDGET * SECOND_NS / 2 / program.entry_costs_ns()[HookGroup.HOT]
+    )  # half of the budget
     governor.govern()
     governor.stop()
     assert governor.groups[HookGroup.HOT].is_on is is_on
@@ -273,7 +277,7 @@ def test_without_a_budget_hot_functions_are_not_hooked(
 ):
     program = tracing()
     governor = Governor(program, 0, TIMES_WAY)
-    with elf.opened(library) as image:
+    with elf.open_image(library) as image:
         governor.add(image.key, image.path, by_group)
     puppet.does(*PREPARE, "lib.storm(100); lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0))")
     governor.govern()
@@ -286,7 +290,7 @@ def test_without_a_budget_hot_functions_are_not_hooked(
 @pytest.mark.live
 def test_a_hook_takes_some_times_as_long_as_its_way_in(bpf_object: Path):
     with Program.load() as program:
-        assert 4 < times_way_in(program) / AFTERMATH < 60
+        assert 4 < probe_cost_ratio(program) / AFTERMATH < 60
         assert not len(program.operations().keys)
 
 
@@ -297,9 +301,9 @@ def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], 
     program, ways_ns = tracing(), []
     puppet.does(*PREPARE, "lib.cudaFree(P(0))", "other = ctypes.create_string_buffer(8 << 20)")
     for work in ("", "ctypes.memset(other, 1, len(other)); "):
-        before_ns = program.ways_ns()[HookGroup.ALWAYS]
+        before_ns = program.entry_costs_ns()[HookGroup.ALWAYS]
         puppet.does(f"for _ in range(200): {work}lib.cudaFree(P(0))")
-        ways_ns.append(program.ways_ns()[HookGroup.ALWAYS] - before_ns)
+        ways_ns.append(program.entry_costs_ns()[HookGroup.ALWAYS] - before_ns)
     assert ways_ns[1] > 2 * ways_ns[0] > 0
 
 

@@ -134,7 +134,7 @@ def test_noise_makes_no_row_and_edges_do():
         rows["ts_ns"] = second * SECOND
         for name, value in values.items():
             rows[name] = value
-        kept.extend(edges.gpus(rows.copy())["ts_ns"].tolist())
+        kept.extend(edges.changed_gpus(rows.copy())["ts_ns"].tolist())
 
     look(0)
     look(2, sm_mhz=1965, temperature_celsius=62)
@@ -156,7 +156,7 @@ def test_a_process_on_a_gpu_is_told_when_it_comes_and_when_it_goes():
         rows["ts_ns"], rows["alive"] = second * SECOND, 1
         for row, (pid, used) in zip(rows, processes, strict=True):
             row["pid"], row["memory_used_bytes"] = pid, used
-        result = edges.processes(rows, second * SECOND)
+        result = edges.changed_processes(rows, second * SECOND)
         return [(int(row["ts_ns"]) // SECOND, int(row["pid"]), int(row["alive"])) for row in result]
 
     assert look(0, (7, 1 << 30)) == [(0, 7, 1)]
@@ -172,14 +172,14 @@ def test_gpus_are_watched_in_the_background_with_their_errors(fake_gpus):
     try:
         assert len(gpus) == 2
         until(lambda: len(gpus.latest()) == 2)
-        first = {table.name: rows for table, rows in gpus.taken()}
+        first = {table.name: rows for table, rows in gpus.take_rows()}
         assert first["gpus"]["gpu"].tolist() == [0, 1]
         assert sorted(first["gpu_processes"]["pid"].tolist()) == [4711, 4712]
         fake_gpus.have(H100, OTHER | {"sm_mhz": 1200, "clock_reasons": 0x40, "xid": [48, 79]})
         observed: list[tuple[int, int, int]] = []
 
         def has_told() -> bool:
-            rows = dict(gpus.taken()).get(layout.GPUS, ())
+            rows = dict(gpus.take_rows()).get(layout.GPUS, ())
             observed.extend((int(r["gpu"]), int(r["sm_mhz"]), int(r["xid"])) for r in rows)
             return (1, 1200, 79) in observed
 

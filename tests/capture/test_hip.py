@@ -70,8 +70,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def hooks(library: Path) -> list[Hook]:
     """All groups of hooks."""
-    with elf.opened(library) as image:
-        exported = elf.exported(image, operations.names(groups=HookGroup))
+    with elf.open_image(library) as image:
+        exported = elf.exported_functions(image, operations.names(groups=HookGroup))
     return operations.hooks({name: symbol.offset for name, symbol in exported.items()}, groups=HookGroup)
 
 

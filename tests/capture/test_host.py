@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope.capture.host import MIN_MOVES, HostEvents
+from stallscope.capture.host import MIN_MIGRATIONS, HostEvents
 from stallscope.capture.probes.program import Program
 from stallscope.capture.process.control_groups import ControlGroups
 from stallscope.capture.rows import records
@@ -163,9 +163,9 @@ def test_a_cpu_quota_is_told_from_a_neighbour(tracing: Callable[..., Program], p
     with group(version, "cpu", limits) as home:
         join(home, puppet.pid)
         groups = ControlGroups()
-        assert not groups.throttled([puppet.pid], time.monotonic_ns())
+        assert not groups.new_throttling([puppet.pid], time.monotonic_ns())
         puppet.does(f"exec({BURN.format(0.1)!r})")
-        (throttled,) = groups.throttled([puppet.pid, os.getpid()], time.monotonic_ns())
+        (throttled,) = groups.new_throttling([puppet.pid, os.getpid()], time.monotonic_ns())
     rows = preempted(program, puppet.pid)
     by_quota = rows["flags"] & OffCpuFlag.THROTTLED > 0
     assert rows["duration_ns"][by_quota].sum() > 0.7 * throttled.ns > 0
@@ -263,10 +263,12 @@ def test_moves_between_cpus_are_counted(tracing: Callable[..., Program], puppet)
     program = tracing()
     puppet.does(CALL)
     watch = Watch(program, puppet.pid)
-    moves = f"for i in range({2 * MIN_MOVES}): os.sched_setaffinity(0, {{({cpus[0]}, {cpus[1]})[i % 2]}})"
+    moves = (
+        f"for i in range({2 * MIN_MIGRATIONS}): os.sched_setaffinity(0, {{({cpus[0]}, {cpus[1]})[i % 2]}})"
+    )
     puppet.does(f"import os; exec({moves!r})")
     rows = watch.until(HostKind.MIGRATION, puppet.pid)
-    assert 2 * MIN_MOVES - 1 <= rows["value"].sum() <= 3 * MIN_MOVES
+    assert 2 * MIN_MIGRATIONS - 1 <= rows["value"].sum() <= 3 * MIN_MIGRATIONS
 
 
 HOLDS = "held = bytearray({0} << 20); held[::4096] = b'x' * len(held[::4096])"

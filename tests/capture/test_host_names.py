@@ -9,9 +9,9 @@ import pytest
 
 from stallscope.capture.gpu.devices import Devices
 from stallscope.capture.host import exit_status
-from stallscope.capture.probes.optional_programs import FEATURES, IOCTL_WAYS, Optional, driver_calls
+from stallscope.capture.probes.optional_programs import FEATURES, IOCTL_WAYS, OptionalPrograms, driver_calls
 from stallscope.capture.process.control_groups import ControlGroups
-from stallscope.capture.process.sockets import SocketOwners, other_end
+from stallscope.capture.process.sockets import SocketOwners, peer_address
 from stallscope.events import kernel
 
 SECOND_NS = 10**9
@@ -36,10 +36,10 @@ def test_a_quota_of_a_group_above_is_seen_too(tmp_path: Path):
     stat = "usage_usec 9\nnr_periods 10\nnr_throttled {}\nthrottled_usec {}\n"
     (root / "pod/cpu.stat").write_text(stat.format(3, 200))
     groups = ControlGroups(proc_with(tmp_path, 7, mounts=V2_MOUNT.format(root), groups="0::/pod/rank\n"))
-    assert not groups.throttled([7], SECOND_NS)
-    assert not groups.throttled([7], 2 * SECOND_NS)
+    assert not groups.new_throttling([7], SECOND_NS)
+    assert not groups.new_throttling([7], 2 * SECOND_NS)
     (root / "pod/cpu.stat").write_text(stat.format(5, 260))
-    (throttled,) = groups.throttled([7], 3 * SECOND_NS)
+    (throttled,) = groups.new_throttling([7], 3 * SECOND_NS)
     assert (throttled.group.name, throttled.quota, throttled.n, throttled.ns) == (
         "/pod",
         "cpu.max 50000/100000",
@@ -58,9 +58,9 @@ def test_a_quota_of_version_1_is_in_its_own_words(tmp_path: Path):
     groups = ControlGroups(
         proc_with(tmp_path, 7, mounts=V1_MOUNT.format(root), groups="4:memory:/else\n2:cpu,cpuacct:/job\n")
     )
-    assert not groups.throttled([7], SECOND_NS)
+    assert not groups.new_throttling([7], SECOND_NS)
     (root / "job/cpu.stat").write_text("nr_periods 2\nnr_throttled 2\nthrottled_time 905\n")
-    (throttled,) = groups.throttled([7], 2 * SECOND_NS)
+    (throttled,) = groups.new_throttling([7], 2 * SECOND_NS)
     assert (throttled.quota, throttled.n, throttled.ns) == ("cpu.cfs_quota_us 25000/50000", 1, 900)
 
 
@@ -82,10 +82,10 @@ def test_only_the_traced_own_sockets(tmp_path: Path):
     (tmp_path / "7/fd/3").symlink_to("socket:[100]")
     (tmp_path / "8/fd/3").symlink_to("socket:[200]")
     owners = SocketOwners(tmp_path)
-    assert owners.of([100, 200], [7], 0) == {100: 7}
+    assert owners.owners([100, 200], [7], 0) == {100: 7}
     (tmp_path / "7/fd/4").symlink_to("socket:[200]")
-    assert owners.of([100, 200], [7], SECOND_NS) == {100: 7}
-    assert owners.of([100, 200], [7], 20 * SECOND_NS) == {100: 7, 200: 7}
+    assert owners.owners([100, 200], [7], SECOND_NS) == {100: 7}
+    assert owners.owners([100, 200], [7], 20 * SECOND_NS) == {100: 7, 200: 7}
 
 
 def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
@@ -93,7 +93,7 @@ def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
     for pid in (7, 8, 9):
         (tmp_path / f"{pid}/fd").mkdir(parents=True)
         (tmp_path / f"{pid}/fd/3").symlink_to("socket:[100]")
-    assert SocketOwners(tmp_path).of([100], [7, 8, 9], 0) == {100: 7}
+    assert SocketOwners(tmp_path).owners([100], [7, 8, 9], 0) == {100: 7}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
 def test_the_other_end_is_told_as_people_write_it(family: int, address: str, message: str):
     packed = struct.pack("<H", family) + struct.pack(">H", 443) + bytes(4)
     packed += socket.inet_pton(family, address).ljust(16, b"\0")
-    assert other_end(np.frombuffer(packed, kernel.ENDS)[0]) == message
+    assert peer_address(np.frombuffer(packed, kernel.ENDS)[0]) == message
 
 
 @pytest.mark.parametrize(("code", "message"), [(0, 0), (3 << 8, 3), (9, 137), (11 | 0x80, 139)])
@@ -116,24 +116,24 @@ def test_an_exit_is_told_as_a_shell_does(code: int, message: int):
 
 
 def test_what_a_kernel_refuses_makes_way_for_the_next_way():
-    optional = Optional()
+    optional = OptionalPrograms()
     assert {"block_start", "host_victim"} <= set(optional.programs())
     assert optional.give_up(["block_done"])
     assert {"block_issue", "block_complete"} <= set(optional.programs()) and not optional.missing()
     assert optional.give_up(["block_issue"])
     assert optional.missing() == ("requests to disks",)
     assert not optional.give_up(["on_switch"])
-    assert len({name for feature in FEATURES for way in feature.ways for name in way}) == sum(
-        len(way) for feature in FEATURES for way in feature.ways
+    assert len({name for feature in FEATURES for way in feature.alternatives for name in way}) == sum(
+        len(way) for feature in FEATURES for way in feature.alternatives
     )
 
 
 def test_calls_into_the_driver_are_told_only_where_that_is_asked():
-    assert not set(IOCTL_WAYS["function"]) & set(Optional().programs())
+    assert not set(IOCTL_WAYS["function"]) & set(OptionalPrograms().programs())
     asked = driver_calls(IOCTL_WAYS)
-    optional = Optional((*FEATURES, asked))
-    assert optional.way(asked) == IOCTL_WAYS["function"]
-    assert optional.give_up(["ioctl_leave"]) and optional.way(asked) == IOCTL_WAYS["tracepoint"]
+    optional = OptionalPrograms((*FEATURES, asked))
+    assert optional.programs_of(asked) == IOCTL_WAYS["function"]
+    assert optional.give_up(["ioctl_leave"]) and optional.programs_of(asked) == IOCTL_WAYS["tracepoint"]
     assert not optional.missing()
-    assert optional.give_up(["ioctl_enter_any"]) and optional.way(asked) == ()
+    assert optional.give_up(["ioctl_enter_any"]) and optional.programs_of(asked) == ()
     assert optional.missing() == ("calls into the GPU driver",)

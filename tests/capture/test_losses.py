@@ -15,20 +15,23 @@ def counters(**by_name: list[int]) -> np.ndarray:
 
 def test_only_what_is_new_is_told_by_kind_and_cpu():
     losses = Losses()
-    assert losses.new(counters(LOST_ARRIVAL=[5, 0])) == [("arrival", 0, 5)]
-    assert losses.new(counters(LOST_ARRIVAL=[5, 2], LOST_CALL=[1, 0])) == [("arrival", 1, 2), ("call", 0, 1)]
-    assert losses.new(counters(LOST_ARRIVAL=[5, 2], LOST_CALL=[1, 0])) == []
+    assert losses.new_losses(counters(LOST_ARRIVAL=[5, 0])) == [("arrival", 0, 5)]
+    assert losses.new_losses(counters(LOST_ARRIVAL=[5, 2], LOST_CALL=[1, 0])) == [
+        ("arrival", 1, 2),
+        ("call", 0, 1),
+    ]
+    assert losses.new_losses(counters(LOST_ARRIVAL=[5, 2], LOST_CALL=[1, 0])) == []
     assert losses.n_lost == 8
 
 
 def test_what_was_put_right_is_no_loss():
     losses = Losses()
-    assert losses.new(counters(MISSED_ON=[3, 3], TORN_SNAPSHOT=[1, 0], MISSED_WAKEUP=[1, 1])) == []
+    assert losses.new_losses(counters(MISSED_ON=[3, 3], TORN_SNAPSHOT=[1, 0], MISSED_WAKEUP=[1, 1])) == []
     assert losses.n_lost == 0
 
 
 def test_what_the_agent_dropped_is_lost_too():
     losses = Losses()
-    assert losses.new(counters(), n_dropped=10) == [("dropped", None, 10)]
-    assert losses.new(counters(), n_dropped=10) == []
+    assert losses.new_losses(counters(), n_dropped=10) == [("dropped", None, 10)]
+    assert losses.new_losses(counters(), n_dropped=10) == []
     assert losses.n_lost == 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.probes.discovery import Discovery, Library
-from stallscope.capture.probes.mmap_watch import Mapped, Records
+from stallscope.capture.probes.mmap_watch import MmapWatch, Records
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -20,8 +20,8 @@ OLD_NS = 10**15
 
 
 @pytest.fixture
-def mapped() -> Iterator[Mapped]:
-    with Mapped() as output:
+def mapped() -> Iterator[MmapWatch]:
+    with MmapWatch() as output:
         yield output
 
 
@@ -55,57 +55,57 @@ def load(path: Path) -> str:
     return f"ctypes.CDLL({str(path)!r})"
 
 
-def awaited(mapped: Mapped, is_there: Callable[[Records], bool]) -> Records:
+def awaited(mapped: MmapWatch, is_there: Callable[[Records], bool]) -> Records:
     """What is told until it is there; the kernel tells it at once, other processes tell, too."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         mapped.wait(1)
-        rows = mapped.taken()
+        rows = mapped.take()
         if is_there(rows):
             return rows
     raise AssertionError("not told")
 
 
-def test_a_library_is_told_when_it_is_loaded(mapped: Mapped, child, nccl: Path):
+def test_a_library_is_told_when_it_is_loaded(mapped: MmapWatch, child, nccl: Path):
     does(child, load(nccl))
     output = awaited(mapped, lambda output: (child.pid, os.fsencode(nccl)) in output.mappings)
     assert not output.n_lost
 
 
-def test_what_was_waited_for_is_told_though_nothing_happens_after_it(mapped: Mapped, child, nccl: Path):
+def test_what_was_waited_for_is_told_though_nothing_happens_after_it(mapped: MmapWatch, child, nccl: Path):
     does(child, load(nccl))
     assert mapped.wait(20)
     mapped.wait(1)
-    assert (child.pid, os.fsencode(nccl)) in mapped.taken().mappings
+    assert (child.pid, os.fsencode(nccl)) in mapped.take().mappings
 
 
-def test_a_fork_is_told_and_a_thread_is_not(mapped: Mapped, child):
+def test_a_fork_is_told_and_a_thread_is_not(mapped: MmapWatch, child):
     does(child, "import threading; t = threading.Thread(target=print); t.start(); t.join()")
     does(child, "pid = os.fork() or os._exit(0); os.waitpid(pid, 0)")
     output = awaited(mapped, lambda output: any(fork.parent == child.pid for fork in output.forks))
     assert all(fork.pid != fork.parent for fork in output.forks)
 
 
-def test_where_records_are_lost_it_is_told(mapped: Mapped, child, nccl: Path):
+def test_where_records_are_lost_it_is_told(mapped: MmapWatch, child, nccl: Path):
     does(child, "import _ctypes")
     many = f"[_ctypes.dlclose(_ctypes.dlopen({str(nccl)!r}, 2)) for _ in range(3000)]"
     does(child, many)
     does(child, load(nccl))
-    assert mapped.taken().n_lost > 0
+    assert mapped.take().n_lost > 0
 
 
 def found(discovery: Discovery, now_ns: int, built: Path) -> list[Library]:
     return [library for library in discovery.scan(now_ns) if library.name == str(built)]
 
 
-def test_what_an_old_process_loads_is_found_at_once(mapped: Mapped, child, nccl: Path):
+def test_what_an_old_process_loads_is_found_at_once(mapped: MmapWatch, child, nccl: Path):
     discovery = Discovery(mapped=mapped)
     assert found(discovery, OLD_NS, nccl) == []
     does(child, load(nccl))
     assert [library.pid for library in found(discovery, OLD_NS + 1, nccl)] == [child.pid]
 
 
-def test_a_process_that_starts_later_is_found_at_once(mapped: Mapped, nccl: Path):
+def test_a_process_that_starts_later_is_found_at_once(mapped: MmapWatch, nccl: Path):
     discovery = Discovery(mapped=mapped)
     assert found(discovery, OLD_NS, nccl) == []
     with subprocess.Popen([sys.executable, "-c", LOADER], stdin=-1, stdout=-1, text=True) as late:
@@ -114,17 +114,17 @@ def test_a_process_that_starts_later_is_found_at_once(mapped: Mapped, nccl: Path
         late.kill()
 
 
-def test_a_fork_of_a_chosen_process_is_chosen_at_once(mapped: Mapped, child, nccl: Path):
+def test_a_fork_of_a_chosen_process_is_chosen_at_once(mapped: MmapWatch, child, nccl: Path):
     discovery = Discovery(pids=frozenset({child.pid}), mapped=mapped)
     discovery.scan(OLD_NS)
     pid = int(does(child, "r, w = os.pipe(); pid = os.fork() or (os.read(r, 1), os._exit(0)); print(pid)"))
     discovery.scan(OLD_NS + 1)
-    assert pid in discovery.chosen()
-    assert os.getpid() not in discovery.chosen()
+    assert pid in discovery.in_scope()
+    assert os.getpid() not in discovery.in_scope()
     does(child, "os.write(w, b'x'); os.waitpid(pid, 0)")
 
 
-def test_what_others_do_costs_no_look_at_them(mapped: Mapped, child):
+def test_what_others_do_costs_no_look_at_them(mapped: MmapWatch, child):
     discovery = Discovery(mapped=mapped)
     discovery.scan(OLD_NS)
     subprocess.run([sys.executable, "-c", "import sqlite3"], check=True)
@@ -134,7 +134,7 @@ def test_what_others_do_costs_no_look_at_them(mapped: Mapped, child):
 
 def test_the_net_finds_what_was_not_told(child, nccl: Path):
     class Silent:
-        def taken(self) -> Records:
+        def take(self) -> Records:
             return Records([], [], 0)
 
     discovery = Discovery(mapped=Silent())  # type: ignore[arg-type]

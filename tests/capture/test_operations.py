@@ -3,7 +3,7 @@
 import pytest
 
 from stallscope.capture.probes import operations
-from stallscope.capture.probes.cuda_table import FEW
+from stallscope.capture.probes.cuda_table import ESSENTIAL
 from stallscope.capture.probes.operations import ENTRIES, SYMBOLS, Entry
 from stallscope.events.kernel import Action
 from stallscope.events.names import Category, Op
@@ -56,8 +56,8 @@ def test_launches_are_hooked_only_where_asked_for():
 def test_where_hooks_are_dear_only_what_jobs_wait_in_is_hooked():
     indexes = {name: number for number, name in enumerate(operations.names(), 1)}
     every = operations.hooks(indexes)
-    kept = {hook.symbol for hook in operations.few(every)}
-    assert {*FEW, "ncclAllReduce", "ncclCommInitRankConfig", "ncclCommSplit", "ncclGroupEnd"} <= kept
+    kept = {hook.symbol for hook in operations.essential_hooks(every)}
+    assert {*ESSENTIAL, "ncclAllReduce", "ncclCommInitRankConfig", "ncclCommSplit", "ncclGroupEnd"} <= kept
     assert not kept & {"cudaStreamCreate", "cuModuleLoadData", "cudaMalloc3DArray", "ncclCommWindowRegister"}
     assert len(kept) < len(every) / 4
 

@@ -8,42 +8,55 @@ import pytest
 
 from stallscope.capture.probes import privileges
 from stallscope.capture.probes.preflight import Capability
-from stallscope.capture.probes.privileges import KEPT, kept
+from stallscope.capture.probes.privileges import ALWAYS_NEEDED, needed_capabilities
 
 ALL = frozenset(range(41))
 
 
 def test_five_are_kept_where_the_kernel_has_multi_links():
-    assert kept(ALL, "session", chowns=False) == kept(ALL, "multi", chowns=False) == KEPT
-    assert len(KEPT) == 5
+    assert (
+        needed_capabilities(ALL, "session", chowns=False)
+        == needed_capabilities(ALL, "multi", chowns=False)
+        == ALWAYS_NEEDED
+    )
+    assert len(ALWAYS_NEEDED) == 5
 
 
 def test_single_uprobes_need_one_more():
-    assert kept(ALL, "perf", chowns=False) == KEPT | {Capability.CAP_SYS_ADMIN}
+    assert needed_capabilities(ALL, "perf", chowns=False) == ALWAYS_NEEDED | {Capability.CAP_SYS_ADMIN}
 
 
 def test_what_stands_for_a_missing_one_is_kept():
     old = frozenset({Capability.CAP_SYS_ADMIN, Capability.CAP_SYS_PTRACE, Capability.CAP_DAC_OVERRIDE})
-    assert kept(old | {Capability.CAP_CHOWN}, "session", chowns=False) == old
+    assert needed_capabilities(old | {Capability.CAP_CHOWN}, "session", chowns=False) == old
 
 
 def test_nothing_is_kept_that_was_not_held():
-    assert kept(frozenset({Capability.CAP_BPF}), "perf", ports=[80], chowns=True) == {Capability.CAP_BPF}
+    assert needed_capabilities(frozenset({Capability.CAP_BPF}), "perf", ports=[80], chowns=True) == {
+        Capability.CAP_BPF
+    }
 
 
 def test_low_ports_groups_and_folders_of_others_need_their_own(tmp_path):
-    assert kept(ALL, "session", ports=[443, 8443], chowns=False) - KEPT == {Capability.CAP_NET_BIND_SERVICE}
-    assert kept(ALL, "session", ports=[0, 8443], chowns=True) - KEPT == {Capability.CAP_CHOWN}
-    assert kept(ALL, "session", written=[tmp_path, tmp_path / "none"], chowns=False) == KEPT
+    assert needed_capabilities(ALL, "session", ports=[443, 8443], chowns=False) - ALWAYS_NEEDED == {
+        Capability.CAP_NET_BIND_SERVICE
+    }
+    assert needed_capabilities(ALL, "session", ports=[0, 8443], chowns=True) - ALWAYS_NEEDED == {
+        Capability.CAP_CHOWN
+    }
+    assert (
+        needed_capabilities(ALL, "session", written_paths=[tmp_path, tmp_path / "none"], chowns=False)
+        == ALWAYS_NEEDED
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root: a folder of somebody else's")
 def test_writing_into_a_folder_of_somebody_else_needs_its_own(tmp_path):
     os.chown(tmp_path, 65534, 65534)
-    more = kept(ALL, "session", written=[tmp_path], chowns=False) - KEPT
+    more = needed_capabilities(ALL, "session", written_paths=[tmp_path], chowns=False) - ALWAYS_NEEDED
     assert more == {Capability.CAP_DAC_OVERRIDE, Capability.CAP_CHOWN}
     tmp_path.chmod(0o777)
-    assert kept(ALL, "session", written=[tmp_path], chowns=False) == KEPT
+    assert needed_capabilities(ALL, "session", written_paths=[tmp_path], chowns=False) == ALWAYS_NEEDED
 
 
 @pytest.mark.parametrize(
@@ -64,7 +77,7 @@ print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=Tru
 
 
 def test_what_is_dropped_does_not_come_back_in_threads_or_programs():
-    held = privileges.held()
+    held = privileges.held_capabilities()
     wanted = held & {Capability.CAP_NET_BIND_SERVICE, Capability.CAP_SYS_PTRACE}
     done = subprocess.run(
         [sys.executable, "-c", DROPPED, *map(str, sorted(wanted))],

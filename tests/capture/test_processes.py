@@ -27,11 +27,11 @@ def end(child: subprocess.Popen[bytes]) -> None:
 def test_a_process_is_told_once_with_its_rank():
     child = sleeper(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
     processes = Processes(node=7)
-    (row,) = processes.first_seen(dict.fromkeys([child.pid], 1000))
+    (row,) = processes.add(dict.fromkeys([child.pid], 1000))
     assert [row[name] for name in ("node", "pid", "rank", "local_rank", "nranks")] == [7, child.pid, 3, 1, 4]
     assert (row["ts_ns"], row["ended_ns"], row["device"]) == (1000, -1, -1)
     assert row["comm"].startswith(b"python")
-    assert len(processes.first_seen(dict.fromkeys([child.pid], 2000))) == 0
+    assert len(processes.add(dict.fromkeys([child.pid], 2000))) == 0
     assert len(processes) == 1
     end(child)
 
@@ -46,22 +46,22 @@ def test_the_environment_of_a_new_process_is_read_once_and_told_once(monkeypatch
     for module in ("processes", "process_identity"):
         monkeypatch.setattr(f"stallscope.capture.process.{module}.environment", reading)
     processes = Processes(node=0)
-    (row,) = processes.first_seen({child.pid: 0})
-    started = processes.started_with(child.pid)
+    (row,) = processes.add({child.pid: 0})
+    started = processes.take_environment(child.pid)
     assert (row["rank"], started["SLURM_JOB_ID"], read) == (3, "77", [str(child.pid)])
-    processes.first_seen({child.pid: 1})
-    assert processes.started_with(child.pid) == {}
+    processes.add({child.pid: 1})
+    assert processes.take_environment(child.pid) == {}
     end(child)
 
 
 def test_the_end_is_told_once():
     stays, goes = sleeper(), sleeper()
     processes = Processes(node=0)
-    processes.first_seen(dict.fromkeys([stays.pid, goes.pid], 0))
-    assert processes.gone() == []
+    processes.add(dict.fromkeys([stays.pid, goes.pid], 0))
+    assert processes.remove_ended() == []
     end(goes)
-    assert processes.gone() == [goes.pid]
-    assert processes.gone() == []
+    assert processes.remove_ended() == [goes.pid]
+    assert processes.remove_ended() == []
     assert len(processes) == 1
     end(stays)
 
@@ -69,10 +69,10 @@ def test_the_end_is_told_once():
 def test_a_process_that_nobody_has_waited_for_has_ended():
     child = sleeper()
     processes = Processes(node=0)
-    processes.first_seen(dict.fromkeys([child.pid], 0))
+    processes.add(dict.fromkeys([child.pid], 0))
     child.stdin.close()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert processes.gone() == [child.pid]
+    assert processes.remove_ended() == [child.pid]
     child.wait()
     child.stdout.close()
 
@@ -86,13 +86,13 @@ def test_a_process_lives_on_when_only_its_main_thread_has_ended():
     child = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
     child.stdout.readline()
     processes = Processes(node=0)
-    processes.first_seen(dict.fromkeys([child.pid], 0))
+    processes.add(dict.fromkeys([child.pid], 0))
     while f"{child.pid} (python".encode() and b") Z " not in Path(f"/proc/{child.pid}/stat").read_bytes():
         pass
-    assert processes.gone() == []
+    assert processes.remove_ended() == []
     child.kill()
     child.wait()
-    assert processes.gone() == [child.pid]
+    assert processes.remove_ended() == [child.pid]
     child.stdin.close()
     child.stdout.close()
 
@@ -100,9 +100,9 @@ def test_a_process_lives_on_when_only_its_main_thread_has_ended():
 def test_an_end_that_the_kernel_tells_is_believed():
     child = sleeper()
     processes = Processes(node=0)
-    processes.first_seen({child.pid: 5})
-    assert processes.gone({child.pid: 10}) == [child.pid]
-    assert len(processes.first_seen({child.pid: 20})) == 1
+    processes.add({child.pid: 5})
+    assert processes.remove_ended({child.pid: 10}) == [child.pid]
+    assert len(processes.add({child.pid: 20})) == 1
     end(child)
 
 
@@ -112,23 +112,23 @@ def test_a_number_given_again_is_another_process(tmp_path):
     stat = "7 (x) S 1 " + " ".join(["0"] * 15) + " 1 0 {} 0\n"
     (home / "stat").write_text(stat.format(100))
     processes = Processes(0, tmp_path)
-    processes.first_seen(dict.fromkeys([7], 0))
+    processes.add(dict.fromkeys([7], 0))
     (home / "stat").write_text(stat.format(200))
-    assert processes.gone() == [7]
-    assert len(processes.first_seen(dict.fromkeys([7], 1))) == 1
+    assert processes.remove_ended() == [7]
+    assert len(processes.add(dict.fromkeys([7], 1))) == 1
 
 
 def test_the_end_of_a_process_carries_what_was_last_known():
     rows = layout.empty(layout.SNAPSHOTS, 2)
     rows["pid"], rows["alive"], rows["ts_ns"], rows["n_collectives"] = [7, 8], 1, 1000, [70, 80]
     snapshots = Snapshots()
-    assert snapshots.keep(rows) is rows
+    assert snapshots.remember(rows) is rows
     newer = rows.copy()
     newer["ts_ns"], newer["n_collectives"] = 2000, [71, 81]
-    snapshots.keep(newer)
-    (at_end,) = snapshots.at_end([8, 9], 2500)
+    snapshots.remember(newer)
+    (at_end,) = snapshots.final_rows([8, 9], 2500)
     assert (at_end["pid"], at_end["alive"], at_end["ts_ns"], at_end["n_collectives"]) == (8, 0, 2500, 81)
-    assert len(snapshots.at_end([8], 3000)) == 0
+    assert len(snapshots.final_rows([8], 3000)) == 0
     assert np.all(rows["alive"] == 1)
 
 
@@ -140,25 +140,25 @@ def joined(pid: int, rank: int, nranks: int, *, comm_hash: int = 5, parent_hash:
 
 
 def places(processes: Processes) -> list[tuple[int, int, int]]:
-    return [(each.pid, each.rank, each.nranks) for each in processes.placed()]
+    return [(each.pid, each.rank, each.nranks) for each in processes.update_ranks()]
 
 
 def test_a_communicator_tells_the_rank_that_no_launcher_told(tmp_path):
     processes = Processes(0, tmp_path)
-    processes.joined(joined(7, 1, 2, comm_hash=1))
-    processes.first_seen({7: 1})
+    processes.add_communicators(joined(7, 1, 2, comm_hash=1))
+    processes.add({7: 1})
     assert places(processes) == [(7, 1, 2)]
-    processes.joined(joined(7, 5, 8, comm_hash=2))
-    processes.joined(joined(7, 3, 16, comm_hash=3, parent_hash=2))
+    processes.add_communicators(joined(7, 5, 8, comm_hash=2))
+    processes.add_communicators(joined(7, 3, 16, comm_hash=3, parent_hash=2))
     assert places(processes) == [(7, 5, 8)]
     assert places(processes) == []
 
 
 def test_a_process_with_several_ranks_of_one_communicator_has_none(tmp_path):
     processes = Processes(0, tmp_path)
-    processes.first_seen({7: 1})
+    processes.add({7: 1})
     for rank in range(4):
-        processes.joined(joined(7, rank, 4))
+        processes.add_communicators(joined(7, rank, 4))
     assert places(processes) == []
 
 
@@ -172,18 +172,18 @@ def collectives(*rows: tuple[int, int]) -> np.ndarray:
 def test_the_gpu_that_a_process_chose_is_told_once(tmp_path):
     """It sees all of them: only its calls tell which it uses."""
     processes = Processes(0, tmp_path)
-    processes.first_seen({7: 1, 8: 1})
-    located = processes.located(collectives((7, -1), (7, 3), (7, 3), (8, 0), (8, 1), (9, 2)))
+    processes.add({7: 1, 8: 1})
+    located = processes.update_devices(collectives((7, -1), (7, 3), (7, 3), (8, 0), (8, 1), (9, 2)))
     assert [(each.pid, each.device) for each in located] == [(7, 3)]
-    assert processes.located(collectives((7, 3))) == []
+    assert processes.update_devices(collectives((7, 3))) == []
 
 
 def test_a_process_with_several_ranks_is_on_no_gpu(tmp_path):
     processes = Processes(0, tmp_path)
-    processes.first_seen({7: 1})
+    processes.add({7: 1})
     for rank in range(2):
-        processes.joined(joined(7, rank, 2))
-    assert processes.located(collectives((7, 0))) == []
+        processes.add_communicators(joined(7, rank, 2))
+    assert processes.update_devices(collectives((7, 0))) == []
 
 
 def test_what_the_launcher_told_stays(tmp_path):
@@ -191,6 +191,6 @@ def test_what_the_launcher_told_stays(tmp_path):
     home.mkdir()
     (home / "environ").write_bytes(b"RANK=3\0WORLD_SIZE=4\0")
     processes = Processes(0, tmp_path)
-    processes.first_seen({7: 1})
-    processes.joined(joined(7, 1, 2))
+    processes.add({7: 1})
+    processes.add_communicators(joined(7, 1, 2))
     assert places(processes) == []

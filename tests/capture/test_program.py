@@ -14,7 +14,7 @@ import pytest
 
 from stallscope.capture.probes.libbpf import Library
 from stallscope.capture.probes.operations import SYMBOLS, Hook
-from stallscope.capture.probes.program import MODES, Options, Program, mended
+from stallscope.capture.probes.program import MODES, Options, Program, correct_torn_rows
 from stallscope.capture.rows import records
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel, layout
@@ -403,7 +403,7 @@ def test_a_change_half_done_is_mended():
     accounts[:, Category.ON_CPU], accounts[:, Category.WAIT_GPU] = 5_000_000, 1_000_000 - moved_at
     accounts[0, Category.ON_CPU] -= moved_at  # swapped from ON_CPU to WAIT_GPU, and the sums not yet
     accounts[0, Category.WAIT_GPU] += moved_at
-    whole = mended(rows, np.full(2, now))["ns"].view(np.int64)
+    whole = correct_torn_rows(rows, np.full(2, now))["ns"].view(np.int64)
     assert whole[1].tolist() == accounts[1].tolist()
     assert abs(whole[0] - whole[1]).max() <= now - moved_at
 

@@ -66,8 +66,8 @@ def library(where: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def places(library: Path) -> dict[str, int]:
-    with elf.opened(library) as image:
-        exported = elf.exported(image, operations.names(groups=HookGroup))
+    with elf.open_image(library) as image:
+        exported = elf.exported_functions(image, operations.names(groups=HookGroup))
     return {name: symbol.offset for name, symbol in exported.items()}
 
 
@@ -271,8 +271,8 @@ def test_the_arguments_of_real_calls_are_told(tracing: Callable[..., Program], p
 
 
 def hooks_of(path: Path) -> list[Hook]:
-    with elf.opened(path) as image:
-        exported = elf.exported(image, operations.names())
+    with elf.open_image(path) as image:
+        exported = elf.exported_functions(image, operations.names())
     return operations.hooks({name: symbol.offset for name, symbol in exported.items()})
 
 

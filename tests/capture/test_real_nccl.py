@@ -70,16 +70,16 @@ def library() -> Path:
 
 @pytest.fixture(scope="module")
 def hooks(library: Path) -> list[Hook]:
-    with elf.opened(library) as image:
-        result = elf.exported(image, operations.names())
+    with elf.open_image(library) as image:
+        result = elf.exported_functions(image, operations.names())
     return operations.hooks({name: symbol.offset for name, symbol in result.items()})
 
 
 @pytest.fixture
 def exported(library: Path) -> Iterator[set[str]]:
     """Its functions that are in the table."""
-    with elf.opened(library) as image:
-        yield set(elf.exported(image, operations.names()))
+    with elf.open_image(library) as image:
+        yield set(elf.exported_functions(image, operations.names()))
 
 
 def exported_names(path: Path) -> set[str]:

@@ -25,7 +25,7 @@ def births(*members: tuple[int, int, int, int], parent_nranks: int, first_pid: i
 
 
 def test_ranks_follow_from_keys_once_all_have_told():
-    rows = Splits().resolved(
+    rows = Splits().resolve(
         births((0, 1, 5, 11), (1, 2, 0, 22), (2, 1, 4, 11), (3, -1, 0, 0), parent_nranks=4)
     )
     members = rows[rows["comm"] != 0]
@@ -35,21 +35,21 @@ def test_ranks_follow_from_keys_once_all_have_told():
 
 
 def test_equal_keys_keep_the_order_of_the_parent():
-    rows = Splits().resolved(births((2, 1, 0, 11), (0, 1, 0, 11), (1, 1, 0, 11), parent_nranks=3))
+    rows = Splits().resolve(births((2, 1, 0, 11), (0, 1, 0, 11), (1, 1, 0, 11), parent_nranks=3))
     assert rows["comm_rank"].tolist() == [2, 0, 1]
 
 
 def test_a_split_that_comes_in_two_batches_is_held_back():
     splits = Splits()
-    assert not len(splits.resolved(births((0, 1, 0, 11), parent_nranks=2)))
-    rows = splits.resolved(births((1, 1, 0, 11), parent_nranks=2, first_pid=200))
+    assert not len(splits.resolve(births((0, 1, 0, 11), parent_nranks=2)))
+    rows = splits.resolve(births((1, 1, 0, 11), parent_nranks=2, first_pid=200))
     assert rows["pid"].tolist() == [100, 200] and rows["comm_rank"].tolist() == [0, 1]
 
 
 def test_ranks_stay_unknown_where_one_never_tells():
     splits = Splits(n_patience=1)
     resolveds = [
-        splits.resolved(batch) for batch in (births((0, 1, 0, 11), parent_nranks=2), births(parent_nranks=2))
+        splits.resolve(batch) for batch in (births((0, 1, 0, 11), parent_nranks=2), births(parent_nranks=2))
     ]
     assert [len(rows) for rows in resolveds] == [0, 1]
     assert resolveds[1]["comm_rank"].tolist() == [-1]
@@ -58,14 +58,14 @@ def test_ranks_stay_unknown_where_one_never_tells():
 def test_other_communicators_are_not_held_back():
     rows = births((0, 0, 0, 11), parent_nranks=0)
     rows["comm_rank"], rows["nranks"], rows["parent_hash"] = 3, 8, 0
-    assert Splits().resolved(rows)["comm_rank"].tolist() == [3]
+    assert Splits().resolve(rows)["comm_rank"].tolist() == [3]
 
 
 def test_collectives_are_given_the_rank():
     splits = Splits()
-    splits.resolved(births((0, 1, 1, 11), (1, 1, 0, 11), parent_nranks=2))
+    splits.resolve(births((0, 1, 1, 11), (1, 1, 0, 11), parent_nranks=2))
     rows = layout.empty(layout.COLLECTIVES, 3)
     rows["pid"], rows["comm_hash"] = [100, 101, 101], [11, 11, 12]
-    filled = splits.filled(rows)
+    filled = splits.fill_ranks(rows)
     assert filled["comm_rank"].tolist() == [1, 0, -1]
     assert filled["nranks"].tolist() == [2, 2, -1]

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from stallscope.capture.process.status import RecordCounts, StatusLine, line
+from stallscope.capture.process.status import RecordCounts, StatusLine, status_line
 from stallscope.events import layout
 from stallscope.events.names import Op
 
@@ -36,7 +36,7 @@ def test_the_line_says_how_many_of_each():
     tally = RecordCounts(n_processes=1, n_lost=0)
     tally.add([collectives(1, [0, 1]), collectives(1, list(range(1500)))])
     tally.add_rounds(collectives(1, [0]))
-    assert line(tally) == "1 process, 1 communicator, 1 round, 1,502 records, 0 lost"
+    assert status_line(tally) == "1 process, 1 communicator, 1 round, 1,502 records, 0 lost"
 
 
 def test_a_file_gets_line_after_line():

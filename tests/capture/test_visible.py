@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
+from stallscope.capture.gpu.visible_devices import GpuNumbers, visible_gpus
 from stallscope.capture.process.process_identity import identity
 from stallscope.capture.rows.device_numbers import DeviceNumbers
 from stallscope.events import layout
@@ -22,7 +22,7 @@ ALL = GpuNumbers(
 
 
 def process(
-    proc: Path, pid: int, files: tuple[int, ...] = (), visible: str = "", kind: str = "tmpfs"
+    proc: Path, pid: int, files: tuple[int, ...] = (), visible_gpus: str = "", kind: str = "tmpfs"
 ) -> Path:
     home = proc / str(pid)
     (home / "root/dev").mkdir(parents=True)
@@ -31,7 +31,7 @@ def process(
     (home / "mountinfo").write_text(
         f"1 0 0:2 / / rw - overlay overlay rw\n2 1 0:3 / /dev rw,nosuid shared:1 - {kind} none rw\n"
     )
-    (home / "environ").write_text(f"CUDA_VISIBLE_DEVICES={visible}\0" if visible else "")
+    (home / "environ").write_text(f"CUDA_VISIBLE_DEVICES={visible_gpus}\0" if visible_gpus else "")
     (home / "stat").write_text(f"{pid} (job) S 1 " + " ".join(["0"] * 17) + " 4711 0 0\n")
     return home
 
@@ -55,20 +55,20 @@ def process(
 )
 def test_what_a_process_sees_is_told_in_its_own_order(tmp_path: Path, files, expected, observed):
     variables = {} if expected is None else {"CUDA_VISIBLE_DEVICES": expected}
-    assert visible(process(tmp_path, 7, files), variables, ALL) == observed
+    assert visible_gpus(process(tmp_path, 7, files), variables, ALL) == observed
 
 
 def test_the_driver_may_count_otherwise_than_files(tmp_path: Path):
     numbers = GpuNumbers(by_file={0: 1, 1: 0, 2: 3, 3: 2})
-    assert visible(process(tmp_path, 7, (2, 3)), {}, numbers) == (3, 2)
+    assert visible_gpus(process(tmp_path, 7, (2, 3)), {}, numbers) == (3, 2)
 
 
 def test_a_dev_that_is_a_tenants_is_not_looked_at(tmp_path: Path):
-    assert visible(process(tmp_path, 7, (2, 5), kind="fuse.mine"), {}, ALL) == ()
+    assert visible_gpus(process(tmp_path, 7, (2, 5), kind="fuse.mine"), {}, ALL) == ()
     elsewhere = process(tmp_path, 8)
     shutil.rmtree(elsewhere / "root/dev")
     (elsewhere / "root/dev").symlink_to(tmp_path / "7/root/dev")
-    assert visible(elsewhere, {}, ALL) == ()
+    assert visible_gpus(elsewhere, {}, ALL) == ()
 
 
 def test_the_only_one_that_is_seen_is_the_device(tmp_path: Path):
@@ -118,6 +118,6 @@ def test_a_real_container_is_looked_into():
         assert process.stdout is not None
         process.stdout.readline()
         home = Path(f"/proc/{process.pid}")
-        assert visible(home, {}, GpuNumbers()) == (2, 5)
-        assert visible(home, {"CUDA_VISIBLE_DEVICES": "1"}, GpuNumbers()) == (5,)
+        assert visible_gpus(home, {}, GpuNumbers()) == (2, 5)
+        assert visible_gpus(home, {"CUDA_VISIBLE_DEVICES": "1"}, GpuNumbers()) == (5,)
         process.kill()

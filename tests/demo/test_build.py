@@ -26,16 +26,16 @@ def exported(library: Path, prefix: str) -> set[str]:
 def test_every_function_is_exported_and_begins_with_push(libraries: Path, name: str, prefix: str):
     names = exported(libraries / name, prefix)
     assert len(names) > 25
-    with elf.opened(libraries / name) as image:
-        result = elf.exported(image, names)
+    with elf.open_image(libraries / name) as image:
+        result = elf.exported_functions(image, names)
         assert set(result) == names
-        assert {elf.entry(image, symbol) for symbol in result.values()} == {elf.Entry.EMULATED}
+        assert {elf.probe_entry(image, symbol) for symbol in result.values()} == {elf.Entry.EMULATED}
 
 
 def test_pnccl_names_are_the_same_functions(libraries: Path):
     names = exported(libraries / "libnccl.so.2", "nccl")
-    with elf.opened(libraries / "libnccl.so.2") as image:
-        result = elf.exported(image, names | {f"p{name}" for name in names})
+    with elf.open_image(libraries / "libnccl.so.2") as image:
+        result = elf.exported_functions(image, names | {f"p{name}" for name in names})
     assert all(result[name].offset == result[f"p{name}"].offset for name in names)
 
 

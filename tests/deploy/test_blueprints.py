@@ -11,7 +11,7 @@ import typer.main
 import yaml
 
 from stallscope import cli
-from stallscope.capture.probes.privileges import KEPT
+from stallscope.capture.probes.privileges import ALWAYS_NEEDED
 
 PAGES = ("docs/install.md", "docs/production.md", "README.md", "deploy/helm/stallscope/templates/NOTES.txt")
 _OWN_FILES = re.compile(r"(?<![\w/.-])((?:deploy|setup|docs|bench)/[\w./-]+\.\w+)")
@@ -85,7 +85,7 @@ def test_the_seccomp_profile_allows_tracing_and_nothing_that_changes_the_machine
 def test_the_page_on_containers_has_the_five_capabilities(repository: Path):
     text = (repository / "docs/install.md").read_text()
     named = set(re.findall(r"--cap-add (\w+)", text))
-    assert named == {each.name.removeprefix("CAP_") for each in KEPT}
+    assert named == {each.name.removeprefix("CAP_") for each in ALWAYS_NEEDED}
 
 
 def test_the_packages_name_files_that_exist(repository: Path):

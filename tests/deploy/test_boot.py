@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.capture.probes.privileges import KEPT
+from stallscope.capture.probes.privileges import ALWAYS_NEEDED
 
 from ..kernels import machine
 
@@ -95,7 +95,7 @@ def run(*words: str | Path) -> None:
 
 def test_the_agent_runs_as_its_user_with_exactly_the_five_capabilities(agent: Mapping[str, Any]):
     unit = agent["unit"]
-    five = sum(1 << each.value for each in KEPT)
+    five = sum(1 << each.value for each in ALWAYS_NEEDED)
     assert (unit["state"], unit["user"]) == ("active", "stallscope-agent")
     assert int(unit["CapEff"], 16) == int(unit["CapBnd"], 16) == five
     assert (unit["NoNewPrivs"], unit["Seccomp"]) == ("1", "2")

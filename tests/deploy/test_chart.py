@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.capture.probes.privileges import KEPT
+from stallscope.capture.probes.privileges import ALWAYS_NEEDED
 from stallscope.settings import effective
 
 helm_python = pytest.importorskip("helm_python", reason="the package helm-python-sdk is not installed")
@@ -83,7 +83,7 @@ def test_the_agent_has_exactly_the_five_capabilities(objects):
             context = container["securityContext"]
             more = ["SYS_ADMIN"] if name == "old kernels" else []
             assert context["capabilities"]["drop"] == ["ALL"]
-            kept = {each.name.removeprefix("CAP_") for each in KEPT}
+            kept = {each.name.removeprefix("CAP_") for each in ALWAYS_NEEDED}
             assert set(context["capabilities"]["add"]) == kept | set(more)
             assert not context["privileged"] and not context["allowPrivilegeEscalation"]
             assert context["readOnlyRootFilesystem"]

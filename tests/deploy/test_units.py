@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope import cli
-from stallscope.capture.probes.privileges import KEPT
+from stallscope.capture.probes.privileges import ALWAYS_NEEDED
 
 UNITS = {"stallscope-hub.service": 30, "stallscope-agent.service": 30}
 """Each with the exposure that `systemd-analyze security` may find, of 100."""
@@ -69,4 +69,4 @@ def test_the_agent_is_nobody_with_the_five_capabilities_that_it_keeps(folder: Pa
     assert user and f"\nu      {user[1]} " in (folder / "stallscope-sysusers.conf").read_text()
     for name in ("AmbientCapabilities", "CapabilityBoundingSet"):
         match = re.search(rf"^{name}=(.*)$", text, re.MULTILINE)
-        assert match and set(match[1].split()) == {each.name for each in KEPT}
+        assert match and set(match[1].split()) == {each.name for each in ALWAYS_NEEDED}

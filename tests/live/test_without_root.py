@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.probes.privileges import KEPT
+from stallscope.capture.probes.privileges import ALWAYS_NEEDED
 from stallscope.store import node
 
 from .conftest import Agent
@@ -65,7 +65,7 @@ def sets(pid: int) -> set[tuple[str, int]]:
 def test_root_keeps_five_and_attaches_to_what_comes_later(agent, job):
     tracer = agent("--prometheus", "127.0.0.1:0")
     tracer.says("tracing into")
-    kept = sum(1 << bit for bit in KEPT)
+    kept = sum(1 << bit for bit in ALWAYS_NEEDED)
     expected = {("CapInh", 0), ("CapPrm", kept), ("CapEff", kept), ("CapBnd", kept), ("CapAmb", 0)}
     end_s = time.monotonic() + 20
     while (result := sets(tracer.process.pid)) != expected:

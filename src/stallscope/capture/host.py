@@ -19,7 +19,7 @@ from stallscope.capture.gpu.devices import Devices
 from stallscope.capture.gpu.drivers import Driver
 from stallscope.capture.probes.operations import SYMBOLS
 from stallscope.capture.process.control_groups import ControlGroups
-from stallscope.capture.process.sockets import SocketOwners, other_end
+from stallscope.capture.process.sockets import SocketOwners, peer_address
 from stallscope.capture.rows import records
 from stallscope.events import kernel, layout
 from stallscope.events.kernel import Kind
@@ -27,10 +27,10 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import BY_SIGNAL, Category, HostKind, OffCpuFlag
 
 Entries = Callable[[str, "np.dtype[Any]", "np.dtype[Any]"], tuple[Array, Array]]
-"""Keys and values of one of the kernel's maps: Program.entries."""
+"""Reads the keys and values of a BPF map: Program.entries."""
 
-MIN_MOVES = 20
-"""Moves between CPUs in a second from which on a row is stored."""
+MIN_MIGRATIONS = 20
+"""Migrations between CPUs per second from which a row is stored."""
 
 _REQUESTS = {0: "read", 1: "write", 2: "flush", 3: "discard", 9: "write zeroes"}
 """REQ_OP_* of linux/blk_types.h."""
@@ -41,7 +41,7 @@ _CORE_DUMPED = 0x80
 
 @dataclass
 class HostEvents:
-    """node: its number in the trace. entries: reads the kernel's maps. proc: where /proc is mounted.
+    """node: the machine's number in the trace. entries: reads the kernel's maps. proc: mount point of procfs.
 
     drivers: the GPU driver of each major number.
     """
@@ -66,32 +66,32 @@ class HostEvents:
         traced = list(pids)
         host_events = records.of_kind(events, Kind.HOST)
         off_cpu = records.of_kind(events, Kind.OFF_CPU)
-        self._follow(host_events)
+        self._follow_processes(host_events)
         all_pids = [*traced, *(self._descendants - set(traced))]
         waits = self._waits(off_cpu)
-        parts = [
+        tables = [
             waits,
             self._event_rows(host_events[host_events["pid"] != 0]),
-            self._for_others(host_events[host_events["pid"] == 0], waits),
-            self._moves_and_short_stalls(now_ns),
-            self._disks(now_ns),
-            self._resent(all_pids, now_ns),
-            self._throttled(traced, now_ns),
+            self._kernel_thread_requests(host_events[host_events["pid"] == 0], waits),
+            self._migrations_and_short_stalls(now_ns),
+            self._disk_requests(now_ns),
+            self._retransmits(all_pids, now_ns),
+            self._throttling(traced, now_ns),
         ]
         self._last_ns = now_ns
-        rows = np.concatenate(parts)
+        rows = np.concatenate(tables)
         rows["node"] = self.node
-        ended = host_events[host_events["op"] == HostKind.EXIT]["pid"].tolist()
-        self._descendants -= set(ended)
-        alive = set(all_pids).difference(ended)
+        ended_pids = host_events[host_events["op"] == HostKind.EXIT]["pid"].tolist()
+        self._descendants -= set(ended_pids)
+        alive = set(all_pids).difference(ended_pids)
         self._names = {pid: name for pid, name in self._names.items() if pid in alive}
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
-    def _follow(self, host_events: Array) -> None:
+    def _follow_processes(self, host_events: Array) -> None:
         """Update the descendants of the traced processes, and the names of all processes."""
-        named = host_events[np.isin(host_events["op"], (HostKind.FORK, HostKind.EXEC))]
+        starts = host_events[np.isin(host_events["op"], (HostKind.FORK, HostKind.EXEC))]
         self._descendants |= set(host_events[host_events["op"] == HostKind.FORK]["pid"].tolist())
-        self._names |= dict(zip(named["pid"].tolist(), named["name"].tolist(), strict=True))
+        self._names |= dict(zip(starts["pid"].tolist(), starts["name"].tolist(), strict=True))
 
     def _name(self, pid: int) -> bytes:
         if pid not in self._names:
@@ -123,7 +123,7 @@ class HostEvents:
             rows["detail"][i] = SYMBOLS[int(host_events["request"][i])].encode()
         return rows
 
-    def _for_others(self, host_events: Array, waits: Array) -> Array:
+    def _kernel_thread_requests(self, host_events: Array, waits: Array) -> Array:
         """Slow requests by kernel threads, assigned to the process that waited for the same disk at the same time."""
         rows = self._event_rows(host_events)
         begin, end = rows["ts_ns"], rows["ts_ns"] + rows["duration_ns"]
@@ -157,7 +157,7 @@ class HostEvents:
                 row["device"] = self.devices.name(int(event["device"]), int(event["pid"])).encode()
                 row["file"] = self._path(event).encode()[:128]
             elif row["kind"] == HostKind.SOCKET_WAIT:
-                row["file"], row["detail"] = _both_ends(_ends(event))
+                row["file"], row["detail"] = _connection_text(_ends(event))
         return rows
 
     def _path(self, event: Any) -> str:
@@ -171,57 +171,57 @@ class HostEvents:
             pass  # it is closed, or its process has ended: the name remains
         return name
 
-    def _moves_and_short_stalls(self, now_ns: int) -> Array:
+    def _migrations_and_short_stalls(self, now_ns: int) -> Array:
         rows = []
-        for pid, new in self._growth("host_sums", np.dtype("<u4"), kernel.HOST_SUMS):
-            if new["n_migrations"] >= MIN_MOVES:
-                rows.append(self._summed(HostKind.MIGRATION, int(pid), int(new["n_migrations"]), now_ns))
-            for kind, n, ns in zip(_SHORT_STALLS, new["n_short"], new["short_ns"], strict=True):
+        for pid, growth in self._growth("host_sums", np.dtype("<u4"), kernel.HOST_SUMS):
+            if growth["n_migrations"] >= MIN_MIGRATIONS:
+                rows.append(self._sum_row(HostKind.MIGRATION, int(pid), int(growth["n_migrations"]), now_ns))
+            for kind, n, ns in zip(_SHORT_STALLS, growth["n_short"], growth["short_ns"], strict=True):
                 if n:
-                    row = self._summed(kind, int(pid), int(n), now_ns)
+                    row = self._sum_row(kind, int(pid), int(n), now_ns)
                     row["duration_ns"], row["detail"] = ns, b"short ones"
                     rows.append(row)
-        return _joined(rows)
+        return _to_array(rows)
 
-    def _disks(self, now_ns: int) -> Array:
+    def _disk_requests(self, now_ns: int) -> Array:
         rows = []
-        for key, new in self._growth("disk_sums", kernel.DISK_KEY, kernel.DISK_SUMS):
-            row = self._summed(HostKind.BLOCK_IO, int(key["pid"]), int(new["n_bytes"]), now_ns)
+        for key, growth in self._growth("disk_sums", kernel.DISK_KEY, kernel.DISK_SUMS):
+            row = self._sum_row(HostKind.BLOCK_IO, int(key["pid"]), int(growth["n_bytes"]), now_ns)
             row["device"] = self.devices.name(int(key["device"]), int(key["pid"])).encode()
-            row["duration_ns"] = new["ns"]
+            row["duration_ns"] = growth["ns"]
             row["detail"] = b"%d x %s; us: %s" % (
-                new["n"],
+                growth["n"],
                 _request(int(key["request"])),
-                b" ".join(b"%d:%d" % (1 << i, n) for i, n in enumerate(new["delays"].tolist()) if n),
+                b" ".join(b"%d:%d" % (1 << i, n) for i, n in enumerate(growth["delays"].tolist()) if n),
             )
             rows.append(row)
-        return _joined(rows)
+        return _to_array(rows)
 
-    def _resent(self, pids: list[int], now_ns: int) -> Array:
-        growth = self._growth("resent", np.dtype("<u8"), kernel.RESENT)
-        owners = self._owners.of([int(inode) for inode, _ in growth], pids, now_ns)
+    def _retransmits(self, pids: list[int], now_ns: int) -> Array:
+        entries = self._growth("resent", np.dtype("<u8"), kernel.RESENT)
+        owners = self._owners.owners([int(inode) for inode, _ in entries], pids, now_ns)
         rows = []
-        for inode, new in growth:
+        for inode, growth in entries:
             if pid := owners.get(int(inode)):
-                row = self._summed(HostKind.RETRANSMIT, pid, int(new["n"]), now_ns)
-                row["ts_ns"] = max(int(new["first_ns"]), self._last_ns)
-                row["duration_ns"] = max(int(new["last_ns"]) - int(row["ts_ns"]), 0)
-                row["device"] = new["interface"]
-                row["file"], row["detail"] = _both_ends(new["ends"])
+                row = self._sum_row(HostKind.RETRANSMIT, pid, int(growth["n"]), now_ns)
+                row["ts_ns"] = max(int(growth["first_ns"]), self._last_ns)
+                row["duration_ns"] = max(int(growth["last_ns"]) - int(row["ts_ns"]), 0)
+                row["device"] = growth["interface"]
+                row["file"], row["detail"] = _connection_text(growth["ends"])
                 rows.append(row)
-        return _joined(rows)
+        return _to_array(rows)
 
-    def _throttled(self, pids: list[int], now_ns: int) -> Array:
+    def _throttling(self, pids: list[int], now_ns: int) -> Array:
         rows = []
-        for throttled in self._groups.throttled(pids, now_ns):
+        for throttled in self._groups.new_throttling(pids, now_ns):
             for pid in throttled.pids:
-                row = self._summed(HostKind.THROTTLED, pid, throttled.n, now_ns)
+                row = self._sum_row(HostKind.THROTTLED, pid, throttled.n, now_ns)
                 row["ts_ns"], row["duration_ns"] = throttled.since_ns, throttled.ns
                 row["file"], row["detail"] = throttled.group.name.encode()[:128], throttled.quota.encode()
                 rows.append(row)
-        return _joined(rows)
+        return _to_array(rows)
 
-    def _summed(self, kind: HostKind, pid: int, value: int, now_ns: int) -> Any:
+    def _sum_row(self, kind: HostKind, pid: int, value: int, now_ns: int) -> Any:
         """A row for the sum since the last reading."""
         row = layout.empty(layout.HOST_EVENTS, 1)[0]
         row["ts_ns"] = self._last_ns or now_ns
@@ -230,22 +230,24 @@ class HostEvents:
         return row
 
     def _growth(self, name: str, key: "np.dtype[Any]", value: "np.dtype[Any]") -> list[tuple[Any, Any]]:
-        """The growth of the sums of a map since the last reading: (key, sums) of the entries that have grown."""
+        """The growth of a map's sums since the last reading: (key, growth) of each entry that has grown."""
         keys, values = self.entries(name, key, value)
         if not len(keys):
             self._sums.pop(name, None)
             return []
-        now, sums = _words(values), _sums_of(value)
-        marks = keys.view(f"V{key.itemsize}").tolist()
-        indices, last = self._sums.get(name, ({}, now[:0]))
-        self._sums[name] = {mark: i for i, mark in enumerate(marks)}, now
-        at = np.array([indices.get(mark, -1) for mark in marks])
-        before, new = np.zeros_like(now), now.copy()
-        before[at >= 0] = last[at[at >= 0]]
-        before[(now < before)[:, sums].any(axis=1)] = 0  # the entry was deleted and created again
-        new[:, sums] -= before[:, sums]
-        rows = np.ndarray(len(keys), value, buffer=new)
-        return [(keys[i], rows[i]) for i in np.flatnonzero(new[:, sums].any(axis=1)).tolist()]
+        words, counters = _words(values), _counter_words(value)
+        key_bytes = keys.view(f"V{key.itemsize}").tolist()
+        last_indices, last_words = self._sums.get(name, ({}, words[:0]))
+        self._sums[name] = {key_of_entry: i for i, key_of_entry in enumerate(key_bytes)}, words
+        index = np.array([last_indices.get(key_of_entry, -1) for key_of_entry in key_bytes])
+        last_values, growth = np.zeros_like(words), words.copy()
+        last_values[index >= 0] = last_words[index[index >= 0]]
+        last_values[(words < last_values)[:, counters].any(axis=1)] = (
+            0  # the entry was deleted and created again
+        )
+        growth[:, counters] -= last_values[:, counters]
+        rows = np.ndarray(len(keys), value, buffer=growth)
+        return [(keys[i], rows[i]) for i in np.flatnonzero(growth[:, counters].any(axis=1)).tolist()]
 
 
 def exit_status(code: int) -> int:
@@ -253,29 +255,29 @@ def exit_status(code: int) -> int:
     return BY_SIGNAL + (code & 0x7F) if code & 0x7F else code >> 8 & 0xFF
 
 
-def _sums_of(value: "np.dtype[Any]") -> list[int]:
-    """Indices of the 64-bit words of a struct that only grow: the unsigned words."""
+def _counter_words(struct: "np.dtype[Any]") -> list[int]:
+    """Indices of the 64-bit words that hold counters: the unsigned words, which only grow."""
     words: list[int] = []
-    for name in value.names or ():
-        field, at = value.fields[name][:2] if value.fields else (value, 0)
+    for name in struct.names or ():
+        field, offset = struct.fields[name][:2] if struct.fields else (struct, 0)
         if field.base == np.dtype("<u8"):
-            words += range(at // 8, (at + field.itemsize) // 8)
+            words += range(offset // 8, (offset + field.itemsize) // 8)
     return words
 
 
 def _words(values: Array) -> Array:
-    """Structs (n,) as 64-bit words (n, size of one)."""
+    """Structs (n,) as 64-bit words (n, words of a struct)."""
     return np.ndarray((len(values), values.dtype.itemsize // 8), "<u8", buffer=values)
 
 
-def _both_ends(ends: Array) -> tuple[bytes, bytes]:
+def _connection_text(ends: Array) -> tuple[bytes, bytes]:
     """The other end of a connection and the socket's own port: as `file` and `detail` of a row."""
-    other = other_end(ends)
-    return other.encode(), b"from port %d" % ends["own_port"] if ":" in other else b""
+    peer = peer_address(ends)
+    return peer.encode(), b"from port %d" % ends["own_port"] if ":" in peer else b""
 
 
 def _ends(event: Any) -> Array:
-    """kernel.ENDS, stored in the field for a file's name."""
+    """kernel.ENDS, which shares its bytes with the file name."""
     return np.frombuffer(event["file"].ljust(24, b"\0"), kernel.ENDS)[0]
 
 
@@ -283,5 +285,5 @@ def _request(op: int) -> bytes:
     return _REQUESTS.get(op, f"request {op}").encode()
 
 
-def _joined(rows: list[Any]) -> Array:
+def _to_array(rows: list[Any]) -> Array:
     return np.array(rows, layout.dtype(layout.HOST_EVENTS))

@@ -1,4 +1,4 @@
-"""From the records of the kernel to rows of a sink: one second's worth at a time, records also in between."""
+"""Delivers kernel records to a sink as rows: once a second, and records also in between."""
 
 import os
 import time
@@ -34,7 +34,7 @@ from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array, Table
 from stallscope.events.names import Op
 
-_WITH_A_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
+_TABLES_WITH_DEVICE = (layout.COLLECTIVES, layout.CALLS, layout.MEMORY)
 """Tables whose `device` is the number of the GPU within the process."""
 
 
@@ -42,8 +42,8 @@ class Delivery:
     """Delivers rows of the tables in events.layout, and the start and end of processes and communicators.
 
     node: the number of this machine in the rows. gpu_processes: processes that use a GPU. running: all processes in
-    scope. chosen: processes that the user chose. raw_file: also write every
-    raw event into this file. note: prints a line for the user.
+    scope. chosen: processes that the user chose. raw_file: also write every raw event into this file. note: prints
+    a line for the user.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Delivery:
         owners: Owners | None = None,
         idle_gpus: IdleGpus | None = None,
     ):
-        self.tally = RecordCounts()
+        self.counts = RecordCounts()
         self.collector = Collector(
             probes.arrivals, probes.events, probes.natives, probes.stacks, probes.requests, probes.tokens
         )
@@ -77,103 +77,107 @@ class Delivery:
         self._governor = governor
         numbers = gpus.gpu_numbers if gpus else GpuNumbers()
         self._processes = Processes(node, gpus=numbers)
-        self._renumbering = DeviceNumbers(numbers)
-        self._last = Snapshots()
+        self._device_numbers = DeviceNumbers(numbers)
+        self._snapshots = Snapshots()
         self._host = HostEvents(
-            node, probes.entries, drivers=lambda: driver_calls.known if driver_calls else {}
+            node, probes.entries, drivers=lambda: driver_calls.drivers if driver_calls else {}
         )
         self._splits = Splits()
         self._losses = Losses()
-        self._tallies = CallSums(node, probes.operations, probes.balances, governor, own_pid=os.getpid())
+        self._call_sums = CallSums(node, probes.operations, probes.balances, governor, own_pid=os.getpid())
         self._stacks = (
             Stacks(node, sink.stack, note, probes.walk_python, probes.peek, probes.know_native)
             if has_stacks
             else None
         )
         self._serving = Serving(node, probes, running, chosen=chosen, note=note)
-        self._unseen = SilentRanks(node, self._stacks, gpu_processes) if self._stacks else None
+        self._silent_ranks = SilentRanks(node, self._stacks, gpu_processes) if self._stacks else None
 
-    def records(self) -> None:
+    def deliver_records(self) -> None:
         """Deliver the records since the last call."""
-        arrivals, events, natives, python_stacks, requests, tokens = self.collector.taken()
+        arrivals, events, natives, python_stacks, requests, tokens = self.collector.take()
         self._serving.take(requests, tokens)
         if self._stacks:
             self._stacks.take(natives, python_stacks)
         self._events.append(events)
-        self._deliver_records(arrivals, events)
+        self._append_records(arrivals, events)
 
-    def second(self, *, is_last: bool = False) -> None:
+    def deliver_second(self, *, is_last: bool = False) -> None:
         """Deliver records, processes and their states, and losses. is_last: no further record completes another."""
         now_ns = time.monotonic_ns()
         if is_last:
             self._splits.n_patience = 0
-        self.records()
+        self.deliver_records()
         events, self._events = layout.joined(self._events), []
-        counted = self._tallies.rows(now_ns)
-        for table, rows in counted:
+        sums = self._call_sums.rows(now_ns)
+        for table, rows in sums:
             self._append(table, rows)
-        self._deliver_states(events, now_ns)
+        self._append_states(events, now_ns)
         for table, rows in self._serving.second(now_ns):
             self._append(table, rows)
         if self._stacks:
             for pid in self._serving.stalled(now_ns):
-                self._append_named(layout.POSITIONS, self._stacks.of_all_threads(pid, now_ns))
+                self._append_named(layout.POSITIONS, self._stacks.all_thread_positions(pid, now_ns))
         if self._driver_calls:
-            self._deliver_callers(self._driver_calls, dict(counted)[layout.OPERATIONS], now_ns)
+            self._append_callers(self._driver_calls, dict(sums)[layout.OPERATIONS], now_ns)
         if self.samples and self._stacks:
-            self._append_named(layout.SAMPLES, self.samples.taken(self._node, now_ns, self._stacks.number))
+            self._append_named(
+                layout.SAMPLES, self.samples.take_rows(self._node, now_ns, self._stacks.number)
+            )
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
         self._annotate(self._labels.taken() if self._labels else [])
-        self._deliver_idle_gpus(now_ns)
-        for table, rows in self._gpus.taken() if self._gpus else ():
+        self._append_idle_gpus(now_ns)
+        for table, rows in self._gpus.take_rows() if self._gpus else ():
             self._append(table, rows)
-        losses = self._losses.new(self._probes.counters(), n_dropped=self.collector.n_dropped)
+        losses = self._losses.new_losses(self._probes.counters(), n_dropped=self.collector.n_dropped)
         self._sink.lost(now_ns, losses)
-        self.tally.n_lost = self._losses.n_lost
+        self.counts.n_lost = self._losses.n_lost
 
-    def _deliver_records(self, arrivals: Array, events: Array) -> None:
+    def _append_records(self, arrivals: Array, events: Array) -> None:
         tables = records.tables(arrivals, events, node=self._node, splits=self._splits)
         for table in layout.EVENT_TABLES:
             if table.name in tables:
                 self._append(table, tables[table.name])
         for pid, comm_hash, ended_ns in zip(*records.communicators_ended(events, self._splits), strict=True):
             self._sink.communicator_ended(int(pid), int(comm_hash), ended_ns=int(ended_ns))
-        self._processes.joined(tables["communicators"])
-        self.tally.add_rounds(tables["collectives"])
-        for process in self._processes.located(tables["collectives"]):
+        self._processes.add_communicators(tables["communicators"])
+        self.counts.add_rounds(tables["collectives"])
+        for process in self._processes.update_devices(tables["collectives"]):
             self._gpu_calls.located(process.pid, process.device)
             self._sink.process_located(process.pid, process.device)
         if self._raw_file:
             with self._raw_file.open("ab") as file:
                 records.raw(events).tofile(file)
 
-    def _deliver_states(self, events: Array, now_ns: int) -> None:
+    def _append_states(self, events: Array, now_ns: int) -> None:
         """A snapshot of each traced process; the start and the end of each process."""
-        state = self._probes.processes()
-        born = records.of_kind(events, Kind.PROCESS)
-        first_ns = dict.fromkeys(state.pids.tolist(), now_ns)
-        first_ns |= dict(zip(born["pid"].tolist(), born["ts_ns"].tolist(), strict=True))
-        new = self._processes.first_seen(first_ns)
-        self._append(layout.PROCESSES, new)
-        if len(new):
+        states = self._probes.processes()
+        starts = records.of_kind(events, Kind.PROCESS)
+        first_ns = dict.fromkeys(states.pids.tolist(), now_ns)
+        first_ns |= dict(zip(starts["pid"].tolist(), starts["ts_ns"].tolist(), strict=True))
+        new_processes = self._processes.add(first_ns)
+        self._append(layout.PROCESSES, new_processes)
+        if len(new_processes):
             self._governor.renew()
-        variables = {pid: self._processes.started_with(pid) for pid in new["pid"].tolist()}
+        variables = {pid: self._processes.take_environment(pid) for pid in new_processes["pid"].tolist()}
         rows = self._owners.rows(variables, node=self._node, now_ns=now_ns, first_ns=first_ns)
         self._append_named(layout.OWNERS, rows)
-        for process in self._processes.placed():
+        for process in self._processes.update_ranks():
             self._sink.process_placed(process.pid, process.rank, nranks=process.nranks)
-        self._append(layout.SNAPSHOTS, self._last.keep(snapshots(state, node=self._node)))
+        self._append(layout.SNAPSHOTS, self._snapshots.remember(snapshots(states, node=self._node)))
         if self._stacks:
-            self._stacks.follow(state.pids.tolist())
-            positions = self._stacks.of_silent(state, now_ns, members=self._processes.members())
+            self._stacks.follow(states.pids.tolist())
+            positions = self._stacks.silent_positions(states, now_ns, members=self._processes.members())
             self._append_named(layout.POSITIONS, positions)
-        if self._unseen:
-            self._deliver_unseen(self._unseen.examine(frozenset(state.pids.tolist()), now_ns), now_ns)
+        if self._silent_ranks:
+            self._append_silent_ranks(
+                self._silent_ranks.examine(frozenset(states.pids.tolist()), now_ns), now_ns
+            )
         exits = records.of_kind(events, Kind.EXIT, Kind.EXEC)
-        self._deliver_ends(dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True)), now_ns)
-        self.tally.n_processes = len(self._processes)
+        self._append_ends(dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True)), now_ns)
+        self.counts.n_processes = len(self._processes)
 
-    def _deliver_idle_gpus(self, now_ns: int) -> None:
+    def _append_idle_gpus(self, now_ns: int) -> None:
         if self._idle_gpus:
             processes = self._gpu_calls.processes(
                 self._processes.pids(), self._owners.labels, self._processes.members()
@@ -181,50 +185,52 @@ class Delivery:
             rows = self._idle_gpus.rows(now_ns, self._owners.allocations(), processes)
             self._append_named(layout.IDLE_GPUS, rows)
 
-    def _deliver_ends(self, exit_ns: dict[int, int], now_ns: int) -> None:
+    def _append_ends(self, exit_ns: dict[int, int], now_ns: int) -> None:
         if exit_ns:
-            self._append(layout.MEMORY, self._tallies.ended(exit_ns, now_ns))
+            self._append(layout.MEMORY, self._call_sums.final_rows(exit_ns, now_ns))
             self._probes.forget(exit_ns.keys())
-        for pid in self._processes.gone(exit_ns):
+        for pid in self._processes.remove_ended(exit_ns):
             ended_ns = exit_ns.get(pid, now_ns)
-            self._renumbering.forget(pid)
+            self._device_numbers.forget(pid)
             self._owners.forget(pid)
             self._gpu_calls.forget(pid)
             if self._stacks:
                 self._stacks.forget(pid)
-            self._append(layout.SNAPSHOTS, self._last.at_end([pid], ended_ns))
+            self._append(layout.SNAPSHOTS, self._snapshots.final_rows([pid], ended_ns))
             self._sink.process_ended(pid, ended_ns)
 
-    def _deliver_unseen(self, examined: ExaminedProcesses, now_ns: int) -> None:
+    def _append_silent_ranks(self, examined: ExaminedProcesses, now_ns: int) -> None:
         """Ranks that have made no call yet, and their code locations."""
-        self._append(layout.PROCESSES, self._processes.first_seen(dict.fromkeys(examined.pids, now_ns)))
+        self._append(layout.PROCESSES, self._processes.add(dict.fromkeys(examined.pids, now_ns)))
         self._append_named(layout.SNAPSHOTS, examined.snapshots)
         self._append_named(layout.POSITIONS, examined.positions)
 
-    def _deliver_callers(self, calls: DriverCalls, counted: Array, now_ns: int) -> None:
+    def _append_callers(self, calls: DriverCalls, operations: Array, now_ns: int) -> None:
         """Processes that call into the GPU driver without being traced: their labels, and their end."""
         calls.refresh()
         traced = frozenset(self._processes.pids())
-        self._annotate(calls.named(counted["pid"][counted["op"] == Op.IOCTL].tolist(), traced, now_ns))
-        if ended := self._tallies.strays(traced):
-            self._append(layout.MEMORY, self._tallies.ended(ended, now_ns))
-            self._probes.forget(ended)
-            calls.forget(ended)
+        self._annotate(
+            calls.new_labels(operations["pid"][operations["op"] == Op.IOCTL].tolist(), traced, now_ns)
+        )
+        if ended_pids := self._call_sums.ended_untraced(traced):
+            self._append(layout.MEMORY, self._call_sums.final_rows(ended_pids, now_ns))
+            self._probes.forget(ended_pids)
+            calls.forget(ended_pids)
 
     def _annotate(self, labels: list[Label]) -> None:
         if labels:
             self._sink.annotated(labels)
 
     def _append(self, table: Table, rows: Array) -> None:
-        """Deliver rows with the kernel's numbers of GPUs and stacks."""
+        """Deliver rows whose GPUs and stacks have the kernel's numbers."""
         if not len(rows):
             return
-        if table in _WITH_A_DEVICE:
-            self._renumbering.renumber(rows)
+        if table in _TABLES_WITH_DEVICE:
+            self._device_numbers.renumber(rows)
         if "stack" in (rows.dtype.names or ()):
             rows["stack"] = self._stacks.numbers(rows["stack"]) if self._stacks else layout.UNKNOWN
         self._append_named(table, rows)
-        self.tally.n_records += len(rows)
+        self.counts.n_records += len(rows)
 
     def _append_named(self, table: Table, rows: Array) -> None:
         """Deliver rows whose stacks have the sink's numbers."""

@@ -25,12 +25,12 @@ from pathlib import Path
 
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.drivers import Driver, majors
-from stallscope.capture.gpu.gpus import Gpus, watched
+from stallscope.capture.gpu.gpus import Gpus, watch_gpus
 from stallscope.capture.owners.privacy import Privacy
 from stallscope.capture.owners.schedulers import OwnerOptions, idle_gpus, opened_owners, owner_sources
 from stallscope.capture.probes import clock, mmap_watch, preflight, privileges, program
-from stallscope.capture.probes.attaching import Attaching
-from stallscope.capture.probes.calibration import times_way_in
+from stallscope.capture.probes.attaching import Attacher
+from stallscope.capture.probes.calibration import probe_cost_ratio
 from stallscope.capture.probes.discovery import Discovery
 from stallscope.capture.probes.governor import Governor
 from stallscope.capture.probes.operations import SYMBOLS
@@ -38,7 +38,7 @@ from stallscope.capture.probes.optional_programs import IOCTL_WAYS
 from stallscope.capture.probes.program import Program
 from stallscope.capture.process.annotation_socket import Label, Labels
 from stallscope.capture.process.machine_facts import boot_id, facts
-from stallscope.capture.process.status import StatusLine, line
+from stallscope.capture.process.status import StatusLine, status_line
 from stallscope.capture.row_delivery import Delivery
 from stallscope.capture.sink import Sink, Sinks
 from stallscope.errors import CannotTrace, NotFound
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 SOURCE = "live capture of real processes by eBPF"
-_LOOK_EVERY_S = 0.04
+_POLL_EVERY_S = 0.04
 _SECOND_NS = 10**9
 _OFTEN_NS = _SECOND_NS // 4
 _PERF_NOTE = (
@@ -134,43 +134,43 @@ class Capture:
         written: paths that the process writes later. listens: addresses that it will listen on.
         """
         socket = self._options.annotate_socket
-        kept = privileges.kept(
-            privileges.held(),
+        needed = privileges.needed_capabilities(
+            privileges.held_capabilities(),
             self._probes.mode,
-            written=[*written, *([socket.parent] if socket else [])],
+            written_paths=[*written, *([socket.parent] if socket else [])],
             ports=map(privileges.port, listens),
             chowns=bool(self._options.annotate_group),
         )
-        privileges.drop_all_but(kept)
+        privileges.drop_all_but(needed)
 
     def facts(self) -> dict[str, str]:
         """The machine and the state of the probes, as free text by name."""
-        known = facts(self._probes.mode, unsupported=self._probes.missing)
+        machine_facts = facts(self._probes.mode, unsupported=self._probes.missing)
         if self._options.gpu_ioctls:
-            known["gpu_ioctls"] = self._probes.ioctl_way or "not on this kernel"
-        return known | _cloud_facts(self._options.cloud)
+            machine_facts["gpu_ioctls"] = self._probes.ioctl_way or "not on this kernel"
+        return machine_facts | _cloud_facts(self._options.cloud)
 
-    def start(self, sink: Sink, *, node: int, waking: int) -> None:
+    def start(self, sink: Sink, *, node: int, wake_fd: int) -> None:
         """Start the threads. node: the number of this machine in the rows. waking: readable at a signal.
 
         Raises NotFound for an unknown group of annotate_group.
         """
         probes, options = self._probes, self._options
         self._explain_probes()
-        self._driver_calls = self._opened_driver_calls()
+        self._driver_calls = self._open_driver_calls()
         labels = _labels(options, self._note)
         if labels:
             self._stack.enter_context(closing(labels))
-        self._gpus = watched(node, self._note)
+        self._gpus = watch_gpus(node, self._note)
         if self._gpus:
             self._stack.enter_context(closing(self._gpus))
-        self._mmap_events = mmap_watch.opened(waking)
+        self._mmap_events = mmap_watch.open_watch(wake_fd)
         self._discovery = Discovery(
             pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=self._mmap_events
         )
-        self._governor = Governor(probes, options.hook_budget, times_way_in(probes))
-        self._attaching = Attaching(
-            self._discovery, probes.attach, governor=self._governor, only_few=probes.mode == "perf"
+        self._governor = Governor(probes, options.hook_budget, probe_cost_ratio(probes))
+        self._attacher = Attacher(
+            self._discovery, probes.attach, governor=self._governor, essential_only=probes.mode == "perf"
         )
         self._owners = self._stack.enter_context(closing(opened_owners(options.owners, self._note)))
         self._delivery = Delivery(
@@ -184,7 +184,7 @@ class Capture:
             labels=labels,
             gpus=self._gpus,
             driver_calls=self._driver_calls,
-            running=self._discovery.chosen,
+            running=self._discovery.in_scope,
             chosen=options.pids,
             raw_file=options.raw_file,
             owners=self._owners,
@@ -197,21 +197,21 @@ class Capture:
 
     def poll(self) -> bool:
         """Attach to new processes, and deliver the rows that are due. True after a full delivery, once a second."""
-        delivery, now_ns = self._started(), time.monotonic_ns()
-        for note in self._attaching.new(now_ns) + self._governor.notes():
+        delivery, now_ns = self._active_delivery(), time.monotonic_ns()
+        for note in self._attacher.attach_new(now_ns) + self._governor.notes():
             self._note(note)
-        if self._options.pids and (new := self._discovery.chosen() - self._followed):
-            self._probes.follow(new)
-            self._followed |= new
+        if self._options.pids and (new_pids := self._discovery.in_scope() - self._followed):
+            self._probes.follow(new_pids)
+            self._followed |= new_pids
         if now_ns >= self._next_ns:
             self._next_ns, self._next_records_ns = now_ns + _SECOND_NS, now_ns + _OFTEN_NS
-            delivery.second()
-            self._attaching.drop_unused(now_ns)
+            delivery.deliver_second()
+            self._attacher.drop_unused(now_ns)
             return True
         self._has_new_records = self._options.delivers_often and now_ns >= self._next_records_ns
         if self._has_new_records:
             self._next_records_ns = now_ns + _OFTEN_NS
-            delivery.records()
+            delivery.deliver_records()
         return False
 
     def has_new_records(self) -> bool:
@@ -227,11 +227,11 @@ class Capture:
         if self._mmap_events:
             self._mmap_events.wait((due_ns - time.monotonic_ns()) / _SECOND_NS)
         else:
-            stop.wait(_LOOK_EVERY_S)
+            stop.wait(_POLL_EVERY_S)
 
     def detach(self) -> None:
         """Remove the probes; finish() and close() follow."""
-        delivery = self._started()
+        delivery = self._active_delivery()
         self._governor.stop()
         if delivery.samples:
             delivery.samples.close()
@@ -242,7 +242,7 @@ class Capture:
 
     def finish(self) -> None:
         """Deliver the remaining rows."""
-        self._started().second(is_last=True)
+        self._active_delivery().deliver_second(is_last=True)
 
     def close(self) -> None:
         """Unload the probes and end the threads."""
@@ -250,18 +250,18 @@ class Capture:
 
     def status(self) -> str:
         """Counts of captured records."""
-        return line(self._started().tally)
+        return status_line(self._active_delivery().counts)
 
     @property
     def n_processes(self) -> int:
         """Traced processes at present."""
-        return self._started().tally.n_processes
+        return self._active_delivery().counts.n_processes
 
     def latest_gpus(self) -> Array | None:
         """The current rows of GPUS; None without GPU sampling."""
         return self._gpus.latest() if self._gpus else None
 
-    def _started(self) -> Delivery:
+    def _active_delivery(self) -> Delivery:
         assert self._delivery is not None, "start() first"
         return self._delivery
 
@@ -271,7 +271,7 @@ class Capture:
         if self._probes.mode == "perf":
             self._note(_PERF_NOTE)
 
-    def _opened_driver_calls(self) -> DriverCalls | None:
+    def _open_driver_calls(self) -> DriverCalls | None:
         if not self._probes.ioctl_way:
             return None
         calls = DriverCalls(self._probes.know_drivers, self._probes.caller, self._options.gpu_majors)
@@ -305,6 +305,8 @@ def _cloud_facts(cloud: str) -> dict[str, str]:
     """The cloud's description of this machine; requested only if the user asked for it."""
     if not cloud:
         return {}
-    from stallscope.capture.process.cloud import machine  # the standard library's HTTP uses megabytes
+    from stallscope.capture.process.cloud import (
+        machine_metadata,  # the standard library's HTTP uses megabytes
+    )
 
-    return machine(cloud)
+    return machine_metadata(cloud)

@@ -8,10 +8,10 @@ from stallscope.events.layout import Array, Table
 
 
 class Sink(Protocol):
-    """Takes rows and life-cycle events of one machine. Calls come from one thread, and must not wait for a network."""
+    """Receives rows and life-cycle events of one machine, from one thread. Calls must not wait for a network."""
 
     def append(self, table: Table, rows: Array) -> None:
-        """New rows, as few as one. `symbol` is an index into operations.SYMBOLS; `stack` a number from stack().
+        """New rows, at least one. `symbol` is an index into operations.SYMBOLS; `stack` a number from stack().
 
         A sink does not change the rows, and copies those that it keeps.
         """
@@ -23,7 +23,7 @@ class Sink(Protocol):
         """New labels of processes."""
 
     def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
-        """Records lost since the last call: kind, CPU and number."""
+        """Records lost since the last call: (kind, CPU, count)."""
 
     def process_ended(self, pid: int, ended_ns: int) -> None:
         """The end of a process whose row was appended before."""
@@ -39,7 +39,7 @@ class Sink(Protocol):
 
 
 class Sinks:
-    """Several sinks as one. The first one numbers the stacks."""
+    """Forwards to several sinks. The first sink numbers the stacks."""
 
     def __init__(self, *sinks: Sink):
         self._sinks = sinks

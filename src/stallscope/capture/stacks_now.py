@@ -37,10 +37,10 @@ def stacks_now(proc: Path = Path("/proc")) -> list[CurrentStack]:
     discovery = Discovery()
     discovery.scan(time.monotonic_ns())
     objects, files = WaitObjects(time.monotonic_ns, proc), Files()
-    return [_now(pid, objects, files, proc) for pid in discovery.gpu_processes()]
+    return [_current_stack(pid, objects, files, proc) for pid in discovery.gpu_processes()]
 
 
-def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> CurrentStack:
+def _current_stack(pid: int, objects: WaitObjects, files: Files, proc: Path) -> CurrentStack:
     memory = Memory(pid)
     try:
         python = interpreter_in(pid, proc)
@@ -50,10 +50,10 @@ def _now(pid: int, objects: WaitObjects, files: Files, proc: Path) -> CurrentSta
         pid, memory, MappedCode(pid, files, proc), python, Codes(memory, python) if python else None
     )
     try:
-        stacks = target.now([pid], peek=None, proc=proc)
+        stacks = target.current_stacks([pid], peek=None, proc=proc)
     except Unreadable:
         stacks = {}
-    blocked = objects.of(pid, pid, memory)
+    blocked = objects.blocked_call(pid, pid, memory)
     stat = small_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
     return CurrentStack(
         pid=pid,

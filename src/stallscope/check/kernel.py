@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stallscope.capture.gpu import majors
 from stallscope.capture.probes import IOCTL_WAYS, Options, Program, preflight
-from stallscope.capture.stacks import forbidden
+from stallscope.capture.stacks import read_restriction
 from stallscope.check.distribution import commands
 from stallscope.check.finding import Finding, failed, passed, warned
 from stallscope.errors import CannotTrace
@@ -57,7 +57,7 @@ def findings(
     yield capabilities
     yield from _confinement(proc, sys)
     if has_btf and capabilities.state != "fail":
-        why_no_memory = forbidden(proc / "sys/kernel/yama/ptrace_scope")
+        why_no_memory = read_restriction(proc / "sys/kernel/yama/ptrace_scope")
         yield from _programs(load or _loaded, why_no_memory, bool(majors(proc)))
 
 
@@ -82,12 +82,12 @@ def _btf(is_there: bool, why_not: preflight.NoBtf) -> Finding:
 
 
 def _capabilities(proc: Path) -> Finding:
-    missing = preflight.missing_capabilities(preflight.effective(proc))
+    missing = preflight.missing_capabilities(preflight.effective_capabilities(proc))
     if not missing:
         names = ", ".join(each.name for each in preflight.PURPOSES)
         return passed("capabilities", f"all that tracing needs: {names}")
-    lack, remedy = f"missing: {preflight.described(missing)}", preflight.remedy(proc, "stallscope check")
-    if preflight.necessary(missing):
+    lack, remedy = f"missing: {preflight.describe(missing)}", preflight.remedy(proc, "stallscope check")
+    if preflight.required(missing):
         return failed("capabilities", lack, remedy)
     return warned("capabilities", lack, f"some libraries will not be traced: {remedy}")
 

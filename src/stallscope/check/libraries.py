@@ -79,7 +79,7 @@ def _library(proc: Path, library: Library) -> Finding:
     where = _environment(proc, library)
     subject = Path(library.name).name
     try:
-        with elf.opened(library.path) as image:
+        with elf.open_image(library.path) as image:
             n_found = len(functions(image, operations.names(), is_static=library.is_static))
     except (OSError, NotElf) as error:
         return warned(subject, f"{where}: {error}", "its calls are not traced: run check as root")

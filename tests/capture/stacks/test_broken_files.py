@@ -9,7 +9,7 @@ import pytest
 from stallscope.capture.probes import elf
 from stallscope.capture.probes.elf import NotElf
 from stallscope.capture.stacks.eh_frame import NoRules, Rules, rules_at
-from stallscope.capture.stacks.symbols import functions_of, named
+from stallscope.capture.stacks.symbols import function_at, functions_of
 
 from .interpreters import PROGRAMS
 
@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def places(path: Path) -> tuple[list[int], list[range]]:
     """Addresses of the file's functions, and where in it the tables lie."""
-    with elf.opened(path) as image:
+    with elf.open_image(path) as image:
         addresses = [int(begin) + 4 for begin in functions_of(image).begins]
         result = [range(0, 64 + 56 * len(image.segments))]
         for segment in image.segments:
@@ -41,10 +41,10 @@ def places(path: Path) -> tuple[list[int], list[range]]:
 
 def test_the_whole_file_tells_names_and_rules(whole):
     addresses, _ = places(whole)
-    with elf.opened(whole) as image:
+    with elf.open_image(whole) as image:
         functions = functions_of(image)
         assert {"again", "hidden", "large", "main"} <= {
-            result.name for address in addresses if (result := named(image, functions, address))
+            result.name for address in addresses if (result := function_at(image, functions, address))
         }
         assert all(isinstance(rules_at(image, address), Rules) for address in addresses[-8:])
 
@@ -63,10 +63,10 @@ def test_broken_tables_are_said_to_be_broken(whole, tmp_path):
         path = tmp_path / "broken"
         path.write_bytes(broken)
         try:
-            with elf.opened(path) as image:
+            with elf.open_image(path) as image:
                 functions = functions_of(image)
                 for address in chance.sample(addresses, 5):
-                    named(image, functions, address)
+                    function_at(image, functions, address)
                     try:
                         assert isinstance(rules_at(image, address), Rules), number
                     except NoRules:

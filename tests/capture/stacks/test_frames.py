@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.stacks.codes import Codes
-from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
+from stallscope.capture.stacks.frames import InvalidFrames, frames, thread_states, threads_of
 from stallscope.capture.stacks.interpreter import interpreter_in
-from stallscope.capture.stacks.memory import Memory, Unreadable, forbidden
+from stallscope.capture.stacks.memory import Memory, Unreadable, read_restriction
 
 from .interpreters import EACH_VERSION, INTERPRETERS, running
 
@@ -36,8 +36,8 @@ def by_us(pid: int) -> dict[int, Stack]:
     assert python is not None
     codes = Codes(memory, python)
     result = {}
-    for tid, state in states(memory, python, threads_of(pid)).items():
-        named = [codes.named(frame) for frame in frames(memory, python, state)]
+    for tid, state in thread_states(memory, python, threads_of(pid)).items():
+        named = [codes.name_frame(frame) for frame in frames(memory, python, state)]
         result[tid] = [(entry.file, plain(entry.function), entry.line) for entry in named]
     return result
 
@@ -68,8 +68,8 @@ def test_qualified_names_are_told_where_the_version_has_them():
         python, memory = interpreter_in(process.pid), Memory(process.pid)
         codes = Codes(memory, python)
         functions = [
-            codes.named(frame).function
-            for state in states(memory, python, threads_of(process.pid)).values()
+            codes.name_frame(frame).function
+            for state in thread_states(memory, python, threads_of(process.pid)).values()
             for frame in frames(memory, python, state)
         ]
     assert "Loader.__call__.<locals>.<lambda>" in functions
@@ -82,12 +82,12 @@ def test_a_thread_that_moves_is_refused_or_right():
     with running(sys.executable, "moving.py") as process:
         python, memory = interpreter_in(process.pid), Memory(process.pid)
         codes = Codes(memory, python)
-        (state,) = states(memory, python, threads_of(process.pid)).values()
+        (state,) = thread_states(memory, python, threads_of(process.pid)).values()
         until = time.monotonic() + 2
         while time.monotonic() < until and n_right < 200:
             try:
-                names = [codes.named(frame).function for frame in frames(memory, python, state)]
-            except (Refused, Unreadable):
+                names = [codes.name_frame(frame).function for frame in frames(memory, python, state)]
+            except (InvalidFrames, Unreadable):
                 continue
             assert set(names) <= allowed
             assert names[-1] == "<module>"
@@ -112,8 +112,8 @@ def test_memory_that_is_not_there_is_told(tmp_path):
 @pytest.mark.parametrize(("scope", "says"), [("0", False), ("1", False), ("3", True)])
 def test_yama_that_forbids_reading_is_told(tmp_path, scope, says):
     (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
-    assert ("ptrace_scope" in forbidden(tmp_path / "ptrace_scope")) == says
+    assert ("ptrace_scope" in read_restriction(tmp_path / "ptrace_scope")) == says
 
 
 def test_without_yama_nothing_is_forbidden(tmp_path):
-    assert forbidden(tmp_path / "absent") == ""
+    assert read_restriction(tmp_path / "absent") == ""

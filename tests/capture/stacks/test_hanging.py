@@ -38,7 +38,7 @@ def now(program: Program, pid: int) -> tuple[tuple[str, ...], list[str]]:
         return len(kept)
 
     stacks = Stacks(1, keep, message.append, program.walk_python, program.peek)
-    result = stacks.now(pid, [pid])
+    result = stacks.current_stacks(pid, [pid])
     return kept[result[pid] - 1] if result else (), message
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from stallscope.capture.probes.program import Options, Program
 from stallscope.capture.stacks.code_map import Files, MappedCode
-from stallscope.capture.stacks.native import Calls, addresses, is_still, stopped_thread
-from stallscope.capture.stacks.sampling import sampled
+from stallscope.capture.stacks.native import Calls, is_still, stopped_thread, unwind
+from stallscope.capture.stacks.sampling import sample_thread
 
 from .interpreters import EACH_VERSION, INTERPRETERS, PROGRAMS, running
 
@@ -77,7 +77,7 @@ def waits_in(program: Program, pid: int, tid: int) -> tuple[MappedCode, Calls]:
     while True:
         thread = stopped_thread(program.peek, tid)
         if thread and thread.syscall_nr not in (-1, WRITE):
-            calls = addresses(code, thread)
+            calls = unwind(code, thread)
             if is_still(program.peek, tid, thread):
                 return code, calls
         assert time.monotonic() < until, thread
@@ -149,9 +149,7 @@ def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compile
         for _ in range(500):
             thread = stopped_thread(program.peek, pid)
             if thread and thread.syscall_nr < 0:
-                assert [
-                    plain(code.name(address)) for address in addresses(code, thread).addresses[:4]
-                ] == INNER
+                assert [plain(code.name(address)) for address in unwind(code, thread).addresses[:4]] == INNER
                 n_told += 1
     assert n_told < 500
 
@@ -203,8 +201,8 @@ def test_a_thread_that_runs_is_sampled(compiled):
         plains: list[str] = []
         while plains[:1] != ["innermost"]:  # at first it writes
             assert time.monotonic() < until
-            if thread := sampled(pid):
-                plains = [plain(code.name(address)) for address in addresses(code, thread).addresses]
+            if thread := sample_thread(pid):
+                plains = [plain(code.name(address)) for address in unwind(code, thread).addresses]
     assert plains[:10] == [*INNER, "hidden", "again", "again", "again", "again", "main"]
     assert plains[-1] == "_start"
 
@@ -213,6 +211,6 @@ def test_a_thread_that_waits_is_not_sampled():
     with subprocess.Popen(["sleep", "100"]) as process:
         while not Path(f"/proc/{process.pid}/syscall").read_text().startswith("230 "):  # clock_nanosleep
             time.sleep(0.01)
-        assert sampled(process.pid) is None
+        assert sample_thread(process.pid) is None
         process.kill()
-    assert sampled(process.pid) is None
+    assert sample_thread(process.pid) is None

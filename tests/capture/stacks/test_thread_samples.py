@@ -54,7 +54,7 @@ def state_of(pid: int, category: Category) -> State:
 
 
 def test_a_blocked_gpu_thread_is_sampled_with_the_thread_that_runs(job: int):
-    keys = list(Samples(lambda: state_of(job, Category.LOCK)).once())
+    keys = list(Samples(lambda: state_of(job, Category.LOCK)).sample_once())
     gpu, *others = keys
     assert (gpu.role, gpu.category) == (SampleRole.GPU, Category.LOCK)
     assert any("wait_for_batch" in frame for frame in gpu.words)
@@ -65,14 +65,14 @@ def test_a_blocked_gpu_thread_is_sampled_with_the_thread_that_runs(job: int):
 
 
 def test_a_running_gpu_thread_is_sampled_alone(job: int):
-    (key,) = Samples(lambda: state_of(job, Category.ON_CPU)).once()
+    (key,) = Samples(lambda: state_of(job, Category.ON_CPU)).sample_once()
     assert (key.role, key.category, key.object) == (SampleRole.GPU, Category.ON_CPU, "")
 
 
 def test_other_threads_of_the_least_sampled_processes_come_first():
     samples, pids = Samples(lambda: state_of(1, Category.NONE)), []
-    samples.of_others = lambda pid, tid, waker: pids.append(pid) or iter(())  # type: ignore[method-assign]
+    samples.other_thread_samples = lambda pid, tid, waker: pids.append(pid) or iter(())  # type: ignore[method-assign]
     blocked = [(pid, pid, 0) for pid in (7, 8, 9)]
     for _ in range(3):
-        samples._take_others(blocked)
+        samples._sample_other_threads(blocked)
     assert {pid: pids.count(pid) for pid in (7, 8, 9)} == {7: 2, 8: 2, 9: 2}

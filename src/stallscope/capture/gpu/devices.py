@@ -11,12 +11,12 @@ _MINOR_BITS = 20
 """linux/kdev_t.h"""
 
 _MOST_MOUNTS = 4096
-_ESCAPED = re.compile(r"\\([0-7]{3})")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass
 class Devices:
-    """sys, proc: where these are mounted."""
+    """sys, proc: the mount points of sysfs and procfs."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
@@ -29,7 +29,7 @@ class Devices:
         if key not in self._names:
             if len(self._names) > _MOST_MOUNTS:
                 self._names.clear()
-            self._names[key] = self._disk(number) or self._mounted(number, pid) or number
+            self._names[key] = self._disk(number) or self._mount(number, pid) or number
         return self._names[key]
 
     def _disk(self, number: str) -> str:
@@ -40,15 +40,15 @@ class Devices:
         except OSError:
             return ""
 
-    def _mounted(self, number: str, pid: int) -> str:
+    def _mount(self, number: str, pid: int) -> str:
         try:
             text = (self.proc / str(pid) / "mountinfo").read_text()
         except OSError:
             return ""
         for line in text.splitlines():
-            mount, _, behind = line.partition(" - ")
+            mount, _, file_system = line.partition(" - ")
             if mount.split()[2] == number:
-                kind, source = behind.split()[:2]
-                source = _ESCAPED.sub(lambda result: chr(int(result[1], 8)), source)
+                kind, source = file_system.split()[:2]
+                source = _ESCAPE.sub(lambda escape: chr(int(escape[1], 8)), source)
                 return kind if source in (kind, "none") else f"{source} ({kind})"
         return ""

@@ -190,10 +190,10 @@ SYMBOLS = tuple(_symbol(driver, number) for driver in Driver if driver for numbe
 """The name of each ioctl, in the order of the kernel side's symbols."""
 
 
-def device_name(device: int, known: Mapping[int, Driver]) -> str:
-    """The customary name of the device file, by its kernel device number. known: majors()."""
+def device_name(device: int, drivers: Mapping[int, Driver]) -> str:
+    """The customary name of the device file, by its kernel device number. drivers: majors()."""
     major, minor = device >> _MINOR_BITS, device & (1 << _MINOR_BITS) - 1
-    driver = known.get(major)
+    driver = drivers.get(major)
     if driver is Driver.NVIDIA:
         return {_CONTROL: "nvidiactl", _MODESET: "nvidia-modeset"}.get(minor, f"nvidia{minor}")
     if driver is Driver.UVM:

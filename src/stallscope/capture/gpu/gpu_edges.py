@@ -7,7 +7,7 @@ import numpy as np
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
-_KEEP_EVERY_NS = 30 * 10**9
+_STORE_EVERY_NS = 30 * 10**9
 
 _NOISE = {
     "utilization_percent": 4,
@@ -22,43 +22,43 @@ _NOISE = {
 
 @dataclass
 class GpuEdges:
-    """Remembers the last stored row of each GPU and partition, and of each process on a GPU."""
+    """The last stored row of each GPU and partition, and of each process on a GPU."""
 
     _gpus: dict[tuple[int, int], Array] = field(default_factory=dict)
     _processes: dict[tuple[int, int, int], Array] = field(default_factory=dict)
 
-    def gpus(self, rows: Array) -> Array:
+    def changed_gpus(self, rows: Array) -> Array:
         """The rows of GPUS to store: changed rows, rows with an error, and one row every 30 s."""
-        kept = np.zeros(len(rows), bool)
+        is_stored = np.zeros(len(rows), bool)
         for i, row in enumerate(rows):
             key = int(row["gpu"]), int(row["mig"])
             last = self._gpus.get(key)
-            kept[i] = last is None or row["xid"] != UNKNOWN or _is_due(row, last) or _differs(row, last)
-            if kept[i]:
+            is_stored[i] = last is None or row["xid"] != UNKNOWN or _is_due(row, last) or _differs(row, last)
+            if is_stored[i]:
                 self._gpus[key] = row.copy()
-        return rows[kept]
+        return rows[is_stored]
 
-    def processes(self, rows: Array, now_ns: int) -> Array:
+    def changed_processes(self, rows: Array, now_ns: int) -> Array:
         """The rows of GPU_PROCESSES to store: new processes, large changes of memory, and processes that have ended.
 
         rows: all processes at now_ns.
         """
-        present = {(int(row["gpu"]), int(row["mig"]), int(row["pid"])): row for row in rows}
-        kept = []
-        for key in self._processes.keys() - present.keys():
+        current = {(int(row["gpu"]), int(row["mig"]), int(row["pid"])): row for row in rows}
+        stored = []
+        for key in self._processes.keys() - current.keys():
             ended = self._processes.pop(key)
             ended["ts_ns"], ended["alive"] = now_ns, 0
-            kept.append(ended)
-        for key, row in present.items():
+            stored.append(ended)
+        for key, row in current.items():
             last = self._processes.get(key)
             if last is None or _is_due(row, last) or _differs(row, last):
-                kept.append(row)
+                stored.append(row)
                 self._processes[key] = row.copy()
-        return np.array(kept, layout.dtype(layout.GPU_PROCESSES))
+        return np.array(stored, layout.dtype(layout.GPU_PROCESSES))
 
 
 def _is_due(row: Array, last: Array) -> bool:
-    return bool(row["ts_ns"] - last["ts_ns"] >= _KEEP_EVERY_NS)
+    return bool(row["ts_ns"] - last["ts_ns"] >= _STORE_EVERY_NS)
 
 
 def _differs(row: Array, last: Array) -> bool:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.capture.gpu.nvml import asked, devices, text
+from stallscope.capture.gpu.nvml import devices, query, text
 from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import LOWERED_POWER_LIMIT
 
 _PROCESSES_EVERY = 2
-_SELDOM_EVERY = 10
+_INFREQUENT_EVERY = 10
 """Processes, links and error counters are queried in every n-th reading."""
 
 _MOST_NVLINKS = 36
@@ -49,14 +49,14 @@ class GpuReading:
 
 @dataclass
 class _Device:
-    """A GPU or, with its number, a partition of it. seldom: the last values of the fields that are queried seldom."""
+    """A GPU, or a partition if `mig` is known. infrequent: last values of the fields that are queried less often."""
 
     gpu: int
     mig: int
     handle: Any
     uuid: bytes
     name: bytes
-    seldom: dict[str, int] = field(default_factory=dict)
+    infrequent: dict[str, int] = field(default_factory=dict)
     is_power_limited: bool = False
 
 
@@ -65,118 +65,120 @@ class GpuStates:
 
     def __init__(self, nvml: Any, node: int, *, proc: Path = Path("/proc")):
         self._nvml, self._node, self._proc = nvml, node, proc
-        self._whole = [_device(nvml, number, handle) for number, handle in devices(nvml)]
-        self._parts: list[_Device] = []
+        self._gpus = [_device(nvml, number, handle) for number, handle in devices(nvml)]
+        self._partitions: list[_Device] = []
         self._n_readings = 0
         self._n_processes: dict[tuple[int, int], int] = {}
         self._use_until_us: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._whole)
+        return len(self._gpus)
 
     def numbers(self) -> dict[bytes, int]:
-        """Number of each GPU by its UUID."""
-        return {device.uuid: device.gpu for device in self._whole}
+        """GPU number by UUID."""
+        return {device.uuid: device.gpu for device in self._gpus}
 
     def gpu_numbers(self) -> GpuNumbers:
         """The identifiers that processes use for GPUs: device files and UUIDs."""
         minors = {
-            device.gpu: asked(self._nvml, self._nvml.nvmlDeviceGetMinorNumber, device.handle)
-            for device in self._whole
+            device.gpu: query(self._nvml, self._nvml.nvmlDeviceGetMinorNumber, device.handle)
+            for device in self._gpus
         }
-        parts = [part for device in self._whole for part in self._partitions(device)]
+        partitions = [partition for device in self._gpus for partition in self._partitions_of(device)]
         return GpuNumbers(
             by_file={int(minor): gpu for gpu, minor in minors.items() if minor is not None},
-            by_uuid={device.uuid.decode(): device.gpu for device in (*self._whole, *parts)},
+            by_uuid={device.uuid.decode(): device.gpu for device in (*self._gpus, *partitions)},
         )
 
     def read(self, now_ns: int) -> GpuReading:
         """Query all GPUs. The row of a GPU that has fallen off the bus is all unknown."""
-        if self._n_readings % _SELDOM_EVERY == 0:
-            self._read_seldom()
-        processes = self._processes(now_ns) if self._n_readings % _PROCESSES_EVERY == 0 else None
+        if self._n_readings % _INFREQUENT_EVERY == 0:
+            self._read_infrequent()
+        processes = self._read_processes(now_ns) if self._n_readings % _PROCESSES_EVERY == 0 else None
         self._n_readings += 1
-        known = [*self._whole, *self._parts]
-        rows = layout.empty(layout.GPUS, len(known))
+        all_devices = [*self._gpus, *self._partitions]
+        rows = layout.empty(layout.GPUS, len(all_devices))
         rows["ts_ns"], rows["node"] = now_ns, self._node
-        for row, device in zip(rows, known, strict=True):
+        for row, device in zip(rows, all_devices, strict=True):
             row["gpu"], row["mig"], row["uuid"], row["name"] = (
                 device.gpu,
                 device.mig,
                 device.uuid,
                 device.name,
             )
-            for name, value in (device.seldom | dict(self._often(device))).items():
+            for name, value in (device.infrequent | dict(self._frequent_values(device))).items():
                 row[name] = value
             row["n_processes"] = self._n_processes.get((device.gpu, device.mig), UNKNOWN)
-        return GpuReading(rows, processes, self._use(now_ns))
+        return GpuReading(rows, processes, self._mean_use(now_ns))
 
-    def _use(self, now_ns: int) -> Array:
+    def _mean_use(self, now_ns: int) -> Array:
         """The mean share of each process since the last reading, by the driver's own samples."""
         nvml, uses = self._nvml, []
-        for device in self._whole:
+        for device in self._gpus:
             since_us = self._use_until_us.get(device.gpu, 0)
-            samples = asked(nvml, nvml.nvmlDeviceGetProcessUtilization, device.handle, since_us) or []
-            fresh = [sample for sample in samples if sample.timeStamp > since_us]
-            if not fresh:
+            samples = query(nvml, nvml.nvmlDeviceGetProcessUtilization, device.handle, since_us) or []
+            new_samples = [sample for sample in samples if sample.timeStamp > since_us]
+            if not new_samples:
                 continue
-            self._use_until_us[device.gpu] = max(int(sample.timeStamp) for sample in fresh)
+            self._use_until_us[device.gpu] = max(int(sample.timeStamp) for sample in new_samples)
             shares: dict[int, list[int]] = {}
-            for sample in fresh if since_us else ():
+            for sample in new_samples if since_us else ():
                 shares.setdefault(int(sample.pid), []).append(int(sample.smUtil))
-            uses += [(device.gpu, pid, round(sum(each) / len(each))) for pid, each in shares.items()]
+            uses += [
+                (device.gpu, pid, round(sum(percents) / len(percents))) for pid, percents in shares.items()
+            ]
         rows = layout.empty(layout.GPU_USE, len(uses))
         rows["ts_ns"], rows["node"] = now_ns, self._node
         for row, (gpu, pid, percent) in zip(rows, uses, strict=True):
             row["gpu"], row["pid"], row["sm_percent"] = gpu, pid, percent
         return rows[(rows["sm_percent"] > 0) & (rows["pid"] > 0)]
 
-    def _read_seldom(self) -> None:
-        self._parts = [part for device in self._whole for part in self._partitions(device)]
-        for device in self._whole:
-            device.seldom = dict(self._seldom(device.handle))
-            default_mw = asked(self._nvml, self._nvml.nvmlDeviceGetPowerManagementDefaultLimit, device.handle)
-            limit_mw = device.seldom.get("power_limit_mw", UNKNOWN)
+    def _read_infrequent(self) -> None:
+        self._partitions = [partition for device in self._gpus for partition in self._partitions_of(device)]
+        for device in self._gpus:
+            device.infrequent = dict(self._infrequent_values(device.handle))
+            default_mw = query(self._nvml, self._nvml.nvmlDeviceGetPowerManagementDefaultLimit, device.handle)
+            limit_mw = device.infrequent.get("power_limit_mw", UNKNOWN)
             device.is_power_limited = limit_mw > 0 and bool(default_mw) and limit_mw < _LOWERED * default_mw
 
-    def _partitions(self, whole: _Device) -> Iterator[_Device]:
+    def _partitions_of(self, gpu: _Device) -> Iterator[_Device]:
         nvml = self._nvml
-        mode = asked(nvml, nvml.nvmlDeviceGetMigMode, whole.handle)
+        mode = query(nvml, nvml.nvmlDeviceGetMigMode, gpu.handle)
         if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return
-        for number in range(asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, whole.handle) or 0):
-            handle = asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, whole.handle, number)
+        for number in range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, gpu.handle) or 0):
+            handle = query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu.handle, number)
             if handle is not None:
-                yield _device(nvml, whole.gpu, handle, mig=number)
+                yield _device(nvml, gpu.gpu, handle, mig=number)
 
-    def _often(self, device: _Device) -> Iterator[tuple[str, int]]:
+    def _frequent_values(self, device: _Device) -> Iterator[tuple[str, int]]:
         nvml, handle = self._nvml, device.handle
-        if memory := asked(nvml, nvml.nvmlDeviceGetMemoryInfo, handle):
+        if memory := query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle):
             yield "memory_used_bytes", int(memory.used)
             yield "memory_total_bytes", int(memory.total)
         if device.mig != UNKNOWN:
             return
-        if use := asked(nvml, nvml.nvmlDeviceGetUtilizationRates, handle):
+        if use := query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle):
             yield "utilization_percent", int(use.gpu)
-        for name, question, words in (
+        for name, call, arguments in (
             ("sm_mhz", nvml.nvmlDeviceGetClockInfo, (nvml.NVML_CLOCK_SM,)),
             ("memory_mhz", nvml.nvmlDeviceGetClockInfo, (nvml.NVML_CLOCK_MEM,)),
             ("power_mw", nvml.nvmlDeviceGetPowerUsage, ()),
             ("temperature_celsius", nvml.nvmlDeviceGetTemperature, (nvml.NVML_TEMPERATURE_GPU,)),
         ):
-            if (value := asked(nvml, question, handle, *words)) is not None:
+            if (value := query(nvml, call, handle, *arguments)) is not None:
                 yield name, int(value)
         if (reasons := _reasons(nvml, handle)) is not None:
             yield "clock_reasons", reasons | (LOWERED_POWER_LIMIT if device.is_power_limited else 0)
 
-    def _seldom(self, handle: Any) -> Iterator[tuple[str, int]]:
+    def _infrequent_values(self, handle: Any) -> Iterator[tuple[str, int]]:
         nvml = self._nvml
         volatile = nvml.NVML_VOLATILE_ECC
         corrected, uncorrected = (
             nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
             nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
         )
-        for name, question, words in (
+        for name, call, arguments in (
             ("sm_max_mhz", nvml.nvmlDeviceGetMaxClockInfo, (nvml.NVML_CLOCK_SM,)),
             ("power_limit_mw", nvml.nvmlDeviceGetEnforcedPowerLimit, ()),
             ("n_ecc_corrected", nvml.nvmlDeviceGetTotalEccErrors, (corrected, volatile)),
@@ -186,7 +188,7 @@ class GpuStates:
             ("pcie_max_generation", nvml.nvmlDeviceGetMaxPcieLinkGeneration, ()),
             ("pcie_max_width", nvml.nvmlDeviceGetMaxPcieLinkWidth, ()),
         ):
-            if (value := asked(nvml, question, handle, *words)) is not None:
+            if (value := query(nvml, call, handle, *arguments)) is not None:
                 yield name, int(value)
         links = [_link(nvml, handle, number) for number in range(_n_nvlinks(nvml, handle))]
         if any(up is not None for up in links):
@@ -194,25 +196,28 @@ class GpuStates:
         if (errors := _nvlink_errors(nvml, handle)) is not None:
             yield "n_nvlink_errors", errors
 
-    def _processes(self, now_ns: int) -> Array:
+    def _read_processes(self, now_ns: int) -> Array:
         """The processes of all GPUs, by partition on a partitioned GPU. A process that computes and draws is listed
         once.
         """
         nvml = self._nvml
         memory_bytes: dict[tuple[int, int, int], int] = {}
         self._n_processes = {}
-        partitioned = {part.gpu for part in self._parts}
-        for device in [*(device for device in self._whole if device.gpu not in partitioned), *self._parts]:
+        partitioned = {partition.gpu for partition in self._partitions}
+        for device in [
+            *(device for device in self._gpus if device.gpu not in partitioned),
+            *self._partitions,
+        ]:
             lists = [
-                asked(nvml, question, device.handle)
-                for question in (
+                query(nvml, call, device.handle)
+                for call in (
                     nvml.nvmlDeviceGetComputeRunningProcesses,
                     nvml.nvmlDeviceGetGraphicsRunningProcesses,
                 )
             ]
             if lists[0] is None:
                 continue
-            pids = {process.pid: process.usedGpuMemory for each in lists for process in each or ()}
+            pids = {process.pid: process.usedGpuMemory for processes in lists for process in processes or ()}
             self._n_processes[device.gpu, device.mig] = len(pids)
             memory_bytes |= {
                 (device.gpu, device.mig, pid): UNKNOWN if n is None else n for pid, n in pids.items()
@@ -227,32 +232,34 @@ class GpuStates:
 
 
 def _device(nvml: Any, number: int, handle: Any, mig: int = UNKNOWN) -> _Device:
-    uuid, name = (asked(nvml, ask, handle) or "" for ask in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName))
+    uuid, name = (
+        query(nvml, call, handle) or "" for call in (nvml.nvmlDeviceGetUUID, nvml.nvmlDeviceGetName)
+    )
     return _Device(number, mig, handle, text(uuid).encode()[:48], text(name).encode()[:48])
 
 
 def _reasons(nvml: Any, handle: Any) -> int | None:
-    """By the present name, or by the name before 535, which old drivers and old bindings use."""
+    """Bit mask of the clock event reasons. Drivers and bindings before 535 use an older name of the call."""
     for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-        if hasattr(nvml, name) and (reasons := asked(nvml, getattr(nvml, name), handle)) is not None:
+        if hasattr(nvml, name) and (reasons := query(nvml, getattr(nvml, name), handle)) is not None:
             return int(reasons)
     return None
 
 
 def _n_nvlinks(nvml: Any, handle: Any) -> int:
-    values = asked(nvml, nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
+    values = query(nvml, nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
     if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
         return 0
     return min(int(values[0].value.uiVal), _MOST_NVLINKS)
 
 
 def _link(nvml: Any, handle: Any, number: int) -> bool | None:
-    state = asked(nvml, nvml.nvmlDeviceGetNvLinkState, handle, number)
+    state = query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, number)
     return None if state is None else bool(state)
 
 
 def _nvlink_errors(nvml: Any, handle: Any) -> int | None:
-    values = asked(
+    values = query(
         nvml, nvml.nvmlDeviceGetFieldValues, handle, [getattr(nvml, name) for name in _NVLINK_ERRORS]
     )
     errors = [_number(nvml, value) for value in values or () if value.nvmlReturn == nvml.NVML_SUCCESS]

@@ -13,7 +13,7 @@ import numpy as np
 
 from stallscope.capture.gpu.gpu_edges import GpuEdges
 from stallscope.capture.gpu.gpu_state import GpuStates
-from stallscope.capture.gpu.nvml import asked, devices, library, text
+from stallscope.capture.gpu.nvml import devices, library, query, text
 from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
@@ -40,7 +40,7 @@ class Gpus:
         self._every_s = every_s
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._taken: dict[Table, list[Array]] = {
+        self._pending: dict[Table, list[Array]] = {
             table: [] for table in (layout.GPUS, layout.GPU_PROCESSES, layout.GPU_USE)
         }
         self._edges = GpuEdges()
@@ -52,18 +52,18 @@ class Gpus:
             self.gpu_numbers = self._states.gpu_numbers()
             self._xids = _XidEvents(self._nvml)
             stack.callback(self._xids.close)
-            self._keep = stack.pop_all()
+            self._resources = stack.pop_all()
         self._thread = threading.Thread(target=self._watch, name="gpus", daemon=True)
         self._thread.start()
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def taken(self) -> list[tuple[Table, Array]]:
-        """Tables with their rows worth keeping since the last call."""
+    def take_rows(self) -> list[tuple[Table, Array]]:
+        """The rows to store since the last call, by table."""
         with self._lock:
-            taken, self._taken = self._taken, {table: [] for table in self._taken}
-        return [(table, np.concatenate(parts)) for table, parts in taken.items() if parts]
+            rows_by_table, self._pending = self._pending, {table: [] for table in self._pending}
+        return [(table, np.concatenate(batches)) for table, batches in rows_by_table.items() if batches]
 
     def latest(self) -> Array:
         """The last reading: one row of GPUS for each GPU and partition; empty if the reading is too old to be valid."""
@@ -76,7 +76,7 @@ class Gpus:
         self._stop.set()
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
-            self._keep.close()
+            self._resources.close()
 
     def _watch(self) -> None:
         while True:
@@ -87,36 +87,38 @@ class Gpus:
     def _read(self) -> None:
         now_ns = self._now_ns()
         reading = self._states.read(now_ns)
-        rows = self._edges.gpus(np.concatenate([reading.gpus, *self._errors(reading.gpus)]))
-        processes = None if reading.processes is None else self._edges.processes(reading.processes, now_ns)
+        rows = self._edges.changed_gpus(np.concatenate([reading.gpus, *self._errors(reading.gpus)]))
+        processes = (
+            None if reading.processes is None else self._edges.changed_processes(reading.processes, now_ns)
+        )
         with self._lock:
             self._latest = reading.gpus
-            self._put(layout.GPUS, rows)
-            self._put(layout.GPU_USE, reading.use)
+            self._queue(layout.GPUS, rows)
+            self._queue(layout.GPU_USE, reading.use)
             if processes is not None:
-                self._put(layout.GPU_PROCESSES, processes)
+                self._queue(layout.GPU_PROCESSES, processes)
 
-    def _put(self, table: Table, rows: Array) -> None:
-        """If the rows are not taken for a long time, the oldest rows are dropped."""
+    def _queue(self, table: Table, rows: Array) -> None:
+        """Queue rows for take_rows(). The oldest rows are dropped if they are not taken for a long time."""
         if len(rows):
-            self._taken[table] = [*self._taken[table], rows][-_MOST_WAITING:]
+            self._pending[table] = [*self._pending[table], rows][-_MOST_WAITING:]
 
     def _errors(self, rows: Array) -> list[Array]:
         """A separate row for each Xid since the last reading: the GPU's present state with the error number."""
         error_rows = []
-        for uuid, xid in self._xids.new():
+        for uuid, xid in self._xids.poll():
             gpu_rows = rows[(rows["gpu"] == self._numbers.get(uuid, -1)) & (rows["mig"] == UNKNOWN)].copy()
             gpu_rows["xid"] = xid
             error_rows.append(gpu_rows)
         return error_rows
 
 
-def watched(node: int, say: Callable[[str], None]) -> Gpus | None:
-    """The GPUs of this machine, watched from now on; None, with a note for the user, where that is not possible."""
+def watch_gpus(node: int, note: Callable[[str], None]) -> Gpus | None:
+    """Start to watch the GPUs of this machine. Without a driver or its bindings, prints a note and returns None."""
     try:
         return Gpus(node)
     except CannotTrace as error:
-        say(f"the state of GPUs is not watched: {error}")
+        note(f"the state of GPUs is not watched: {error}")
         return None
 
 
@@ -125,23 +127,23 @@ class _XidEvents:
 
     def __init__(self, nvml: Any):
         self._nvml = nvml
-        self._set = asked(nvml, nvml.nvmlEventSetCreate)
+        self._set = query(nvml, nvml.nvmlEventSetCreate)
         for _, handle in devices(nvml) if self._set is not None else ():
-            asked(nvml, nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._set)
+            query(nvml, nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._set)
 
-    def new(self) -> list[tuple[bytes, int]]:
+    def poll(self) -> list[tuple[bytes, int]]:
         """UUID of the GPU and number of each error since the last call."""
         nvml = self._nvml
         errors: list[tuple[bytes, int]] = []
         while self._set is not None and len(errors) < _MOST_XIDS:
-            event = asked(nvml, nvml.nvmlEventSetWait, self._set, 0)
+            event = query(nvml, nvml.nvmlEventSetWait, self._set, 0)
             if event is None:
                 break
             if event.eventType & nvml.nvmlEventTypeXidCriticalError:
-                uuid = asked(nvml, nvml.nvmlDeviceGetUUID, event.device) or ""
+                uuid = query(nvml, nvml.nvmlDeviceGetUUID, event.device) or ""
                 errors.append((text(uuid).encode()[:48], int(event.eventData)))
         return errors
 
     def close(self) -> None:
         if self._set is not None:
-            asked(self._nvml, self._nvml.nvmlEventSetFree, self._set)
+            query(self._nvml, self._nvml.nvmlEventSetFree, self._set)

@@ -17,18 +17,18 @@ _NO_DRIVER = "no NVIDIA driver found (libnvidia-ml.so.1)"
 
 @contextmanager
 def library() -> Iterator[Any]:
-    """The initialised bindings. Raises CannotTrace, which names the missing part."""
+    """The initialised bindings. Raises CannotTrace, which states the missing part."""
     try:
         import pynvml
     except ImportError:
-        missing = (
+        message = (
             "nvidia-ml-py is missing: pip install 'stallscope[gpu]'" if _CONTROL.exists() else _NO_DRIVER
         )
-        raise CannotTrace(missing) from None
+        raise CannotTrace(message) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise CannotTrace(_why(pynvml, error)) from error
+        raise CannotTrace(_reason(pynvml, error)) from error
     try:
         yield pynvml
     finally:
@@ -36,27 +36,27 @@ def library() -> Iterator[Any]:
 
 
 def devices(nvml: Any) -> Iterator[tuple[int, Any]]:
-    """Number and handle of each GPU. A GPU that has fallen off the bus is left out."""
+    """Number and handle of each GPU. GPUs that have fallen off the bus are left out."""
     for number in range(nvml.nvmlDeviceGetCount()):
-        handle = asked(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
+        handle = query(nvml, nvml.nvmlDeviceGetHandleByIndex, number)
         if handle is not None:
             yield number, handle
 
 
-def asked(nvml: Any, question: Callable[..., Any], *words: Any) -> Any:
+def query(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a call; None where NVML does not provide it."""
     try:
-        return question(*words)
+        return call(*arguments)
     except nvml.NVMLError:
         return None
 
 
 def text(value: Any) -> str:
-    """Text, which older bindings give as bytes."""
+    """Decode a string that older bindings return as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _why(nvml: Any, error: Any) -> str:
+def _reason(nvml: Any, error: Any) -> str:
     messages = {
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND: _NO_DRIVER,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded: modprobe nvidia",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _FILE = re.compile(r"nvidia(\d{1,4})")
 _UUID = re.compile(r"(GPU|MIG)-.+")
-_OF_THE_KERNEL = ("devtmpfs", "tmpfs")
+_KERNEL_FILE_SYSTEMS = ("devtmpfs", "tmpfs")
 """File systems of /dev that answer immediately and that a tenant cannot make block."""
 
 
@@ -32,43 +32,45 @@ class GpuNumbers:
         return self.by_file.get(number, number)
 
 
-def visible(home: Path, variables: Mapping[str, str], numbers: GpuNumbers) -> tuple[int, ...]:
+def visible_gpus(process_dir: Path, variables: Mapping[str, str], numbers: GpuNumbers) -> tuple[int, ...]:
     """Numbers of the GPUs that a process (its folder in /proc) sees, in its own order; empty if unknown."""
-    files = _device_files(home)
-    present = tuple(numbers.of_file(number) for number in files)
+    files = _device_files(process_dir)
+    all_gpus = tuple(numbers.of_file(number) for number in files)
     setting = variables.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return present
+        return all_gpus
     gpus: list[int] = []
     for word in map(str.strip, setting.split(",")):
         if _UUID.fullmatch(word):
-            named = {number for uuid, number in numbers.by_uuid.items() if uuid.startswith(word)}
-            if len(named) != 1:
+            matches = {number for uuid, number in numbers.by_uuid.items() if uuid.startswith(word)}
+            if len(matches) != 1:
                 return ()
-            gpus += named
-        elif re.fullmatch(r"[0-9]{1,4}", word) and (not present or int(word) < len(present)):
-            gpus.append(present[int(word)] if present else int(word))
+            gpus += matches
+        elif re.fullmatch(r"[0-9]{1,4}", word) and (not all_gpus or int(word) < len(all_gpus)):
+            gpus.append(all_gpus[int(word)] if all_gpus else int(word))
         else:
             break  # as in CUDA: an invalid entry hides all entries after it
     return tuple(gpus)
 
 
-def _device_files(home: Path) -> list[int]:
+def _device_files(process_dir: Path) -> list[int]:
     """N of each /dev/nvidiaN in the process's own root."""
     try:
-        mounts = [line.split() for line in (home / "mountinfo").read_text(errors="replace").splitlines()]
+        mounts = [
+            line.split() for line in (process_dir / "mountinfo").read_text(errors="replace").splitlines()
+        ]
     except OSError:
         return []
     kinds = [words[words.index("-") + 1] for words in mounts if words[4] == "/dev" and "-" in words]
-    if not kinds or kinds[-1] not in _OF_THE_KERNEL:
+    if not kinds or kinds[-1] not in _KERNEL_FILE_SYSTEMS:
         return []
-    return sorted(int(match[1]) for name in _names(home) if (match := _FILE.fullmatch(name)))
+    return sorted(int(match[1]) for name in _names(process_dir) if (match := _FILE.fullmatch(name)))
 
 
-def _names(home: Path) -> list[str]:
+def _names(process_dir: Path) -> list[str]:
     flags = os.O_DIRECTORY | os.O_CLOEXEC
     try:
-        root = os.open(home / "root", os.O_PATH | flags)
+        root = os.open(process_dir / "root", os.O_PATH | flags)
     except OSError:
         return []
     try:

@@ -25,7 +25,7 @@ class Closable(Protocol):
         """Detach."""
 
 
-class Governing(Protocol):
+class ProbeSwitch(Protocol):
     """Switches the probes of some groups on and off: governor.Governor."""
 
     def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
@@ -42,7 +42,7 @@ _ENDBR_BYTES = 4
 
 
 @dataclass
-class Attaching:
+class Attacher:
     """Attaches probes to new files, and detaches from files that no process uses any more: a probe keeps the file on
     disk.
     """
@@ -51,11 +51,11 @@ class Attaching:
     attach: Attach
     proc: Path = Path("/proc")
     launches: bool = False
-    only_few: bool = False  # probes are slow to detach
-    governor: Governing | None = None
+    essential_only: bool = False  # for kernels where probes are slow to detach
+    governor: ProbeSwitch | None = None
     _links: dict[FileKey, Closable] = field(default_factory=dict)
 
-    def new(self, now_ns: int) -> list[str]:
+    def attach_new(self, now_ns: int) -> list[str]:
         """Attach to the files found since the last scan. Returns notes for the user, one line each.
 
         If the process of a file has ended before the attach, the file will be found again in the next process that maps
@@ -64,7 +64,7 @@ class Attaching:
         notes = []
         for library in self.discovery.scan(now_ns):
             try:
-                notes += self._attached(library)
+                notes += self._attach_library(library)
             except (OSError, NotElf, Refused) as error:
                 if (self.proc / str(library.pid)).exists():
                     notes.append(f"calls of {library.name} are not traced: {error}")
@@ -83,24 +83,26 @@ class Attaching:
             self.discovery.forget(key)
         return len(unused)
 
-    def _attached(self, library: Library) -> list[str]:
-        with elf.opened(library.path) as image:
+    def _attach_library(self, library: Library) -> list[str]:
+        with elf.open_image(library.path) as image:
             if image.key != library.key:
                 raise NotElf("the file was replaced during the reading")
             governed = operations.GOVERNED if self.governor else ()
             always = (HookGroup.ALWAYS,) if self.governor else operations.ALWAYS
-            wanted = operations.names(launches=self.launches, groups=(*always, *governed))
-            symbols = functions(image, wanted, is_static=library.is_static)
-            entries = {name: elf.entry(image, symbol) for name, symbol in symbols.items()}
-            offsets = hooked_at(symbols, entries)
+            function_names = operations.names(launches=self.launches, groups=(*always, *governed))
+            symbols = functions(image, function_names, is_static=library.is_static)
+            entries = {name: elf.probe_entry(image, symbol) for name, symbol in symbols.items()}
+            offsets = probe_offsets(symbols, entries)
             by_group = {
                 group: operations.hooks(offsets, launches=self.launches, groups=(group,))
                 for group in governed
             }
             hooks = operations.hooks(offsets, launches=self.launches, groups=always)
-            if self.only_few:
-                hooks = operations.few(hooks)
-                by_group = {group: operations.few(each) for group, each in by_group.items()}
+            if self.essential_only:
+                hooks = operations.essential_hooks(hooks)
+                by_group = {
+                    group: operations.essential_hooks(group_hooks) for group, group_hooks in by_group.items()
+                }
             n_hooks = len(hooks) + sum(map(len, by_group.values()))
             if not n_hooks:
                 return [f"{library.name} has none of the functions to trace: another version, or stripped"]
@@ -108,10 +110,13 @@ class Attaching:
                 self._links[library.key] = self.attach(image.path, hooks)
             if self.governor and any(by_group.values()):
                 self.governor.add(library.key, image.path, by_group)
-        return [f"attached to {n_hooks} functions of {library.name}", *_dear(library, entries)]
+        return [
+            f"attached to {n_hooks} functions of {library.name}",
+            *_expensive_probe_notes(library, entries),
+        ]
 
 
-def hooked_at(symbols: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:
+def probe_offsets(symbols: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> dict[str, int]:
     """File offset of each function's probe: after an endbr64, otherwise its first instruction."""
     return {
         name: symbol.offset + _ENDBR_BYTES if entries[name] is Entry.AFTER_ENDBR else symbol.offset
@@ -119,7 +124,7 @@ def hooked_at(symbols: Mapping[str, Symbol], entries: Mapping[str, Entry]) -> di
     }
 
 
-def _dear(library: Library, entries: Mapping[str, Entry]) -> list[str]:
+def _expensive_probe_notes(library: Library, entries: Mapping[str, Entry]) -> list[str]:
     n = Counter(entries.values())[Entry.STEPPED]
     if not n:
         return []

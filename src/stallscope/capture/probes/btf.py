@@ -80,12 +80,12 @@ class Btf:
         )
 
     def _format(self, number: int) -> Any:
-        type_ = self._resolved(number)
+        type_ = self._without_aliases(number)
         if type_.kind == _STRUCT:
             return self._struct(type_)
         if type_.kind == _ARRAY:
             element, _, n = struct.unpack("<III", type_.tail)
-            inner = self._resolved(element)
+            inner = self._without_aliases(element)
             return f"S{n}" if inner.name == "char" else (self._format(element), (n,))
         if type_.kind == _INT:
             encoding = type_.tail[3]
@@ -94,7 +94,7 @@ class Btf:
             return f"<u{type_.size}"
         raise ValueError(f"{type_.name or 'a type'} of kind {type_.kind} is not supported in a record")
 
-    def _resolved(self, number: int) -> _Type:
+    def _without_aliases(self, number: int) -> _Type:
         type_ = self._types[number]
         while type_.kind in _ALIASES:
             type_ = self._types[type_.size]
@@ -114,14 +114,14 @@ def section(elf: bytes, name: str) -> bytes:
     raise KeyError(name)
 
 
-def difference(ours: np.dtype[Any], other_rows: np.dtype[Any]) -> str:
+def difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> str:
     """The first field in which two struct layouts differ, in words; empty when they are the same."""
-    if ours == other_rows:
+    if ours == theirs:
         return ""
-    our_fields, their_fields = dict(ours.fields or {}), dict(other_rows.fields or {})
+    our_fields, their_fields = dict(ours.fields or {}), dict(theirs.fields or {})
     for name, field in our_fields.items():
         if name not in their_fields:
             return f"{name} is missing"
         if their_fields[name] != field:
             return f"{name} is {their_fields[name]}, not {field}"
-    return f"{other_rows.names} in {other_rows.itemsize} bytes, not {ours.names} in {ours.itemsize}"
+    return f"{theirs.names} in {theirs.itemsize} bytes, not {ours.names} in {ours.itemsize}"

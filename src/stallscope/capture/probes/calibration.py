@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from stallscope.capture.probes import elf
-from stallscope.capture.probes.attaching import hooked_at
+from stallscope.capture.probes.attaching import probe_offsets
 from stallscope.capture.probes.elf import Entry, NotElf
 from stallscope.capture.probes.libbpf import Refused
 from stallscope.capture.probes.operations import Hook
@@ -46,30 +46,30 @@ programs reported 0.35 (Xeon, Linux 6.18).
 _HARMLESS = ("lfind", "tfind", "a64l", "nrand48")
 """Functions without side effects on zeros. The build determines which of them start with a cheap instruction."""
 
-_N_TURNS = 3
+_N_REPETITIONS = 3
 _FILLS = ((1 << 20, 100), (2 << 20, 100), (8 << 20, 20))
 """(bytes, calls): bytes written between two calls, which replace none, some or all of the cache contents."""
 
 
-def times_way_in(program: Program) -> float:
+def probe_cost_ratio(program: Program) -> float:
     """The job's loss by a probe with its return, in multiples of its program's entry cost; ASSUMED if not measured."""
     if program.mode == "perf":
         return ASSUMED
     try:
         path = _libc()
-        with elf.opened(path) as image:
-            symbols = elf.exported(image, _HARMLESS)
-            entries = {name: elf.entry(image, symbol) for name, symbol in symbols.items()}
+        with elf.open_image(path) as image:
+            symbols = elf.exported_functions(image, _HARMLESS)
+            entries = {name: elf.probe_entry(image, symbol) for name, symbol in symbols.items()}
             cheap = [name for name in _HARMLESS if name in symbols and entries[name] is not Entry.STEPPED]
             if not cheap:
                 return ASSUMED
-            offset = hooked_at(symbols, entries)[cheap[0]]
-            return AFTERMATH * fmean(_measured(program, image.path, cheap[0], offset))
+            offset = probe_offsets(symbols, entries)[cheap[0]]
+            return AFTERMATH * fmean(_measure_ratios(program, image.path, cheap[0], offset))
     except (OSError, NotElf, Refused, StopIteration):
         return ASSUMED
 
 
-def _measured(program: Program, path: str, name: str, offset: int) -> list[float]:
+def _measure_ratios(program: Program, path: str, name: str, offset: int) -> list[float]:
     """The cost of a probe in multiples of the entry cost, for each of _FILLS. All share one probe: a detach waits
     for the kernel.
     """
@@ -80,36 +80,36 @@ def _measured(program: Program, path: str, name: str, offset: int) -> list[float
 
     plain_ns: list[list[float]] = [[] for _ in _FILLS]
     hooked_ns: list[list[float]] = [[] for _ in _FILLS]
-    way_ns: list[list[float]] = [[] for _ in _FILLS]
-    for _ in range(_N_TURNS):
+    entry_ns_by_fill: list[list[float]] = [[] for _ in _FILLS]
+    for _ in range(_N_REPETITIONS):
         for samples_ns, fill in zip(plain_ns, _FILLS, strict=True):
             samples_ns.append(_ns_per_call(call, *fill))
         link = program.attach(path, [Hook(offset, 0, "gauge", name)], pid=os.getpid())
         try:
-            for samples_ns, ways_ns, fill in zip(hooked_ns, way_ns, _FILLS, strict=True):
+            for samples_ns, entry_costs_ns, fill in zip(hooked_ns, entry_ns_by_fill, _FILLS, strict=True):
                 samples_ns.append(_ns_per_call(call, *fill))
-                ways_ns.append(_way_in_ns(program))
+                entry_costs_ns.append(_entry_cost_ns(program))
                 program.forget([os.getpid()])
         finally:
             program.release(link)
     return [
-        max(min(hooked) - min(plain), 1.0) / min(ways)
-        for plain, hooked, ways in zip(plain_ns, hooked_ns, way_ns, strict=True)
+        max(min(hooked) - min(plain), 1.0) / min(entry_costs)
+        for plain, hooked, entry_costs in zip(plain_ns, hooked_ns, entry_ns_by_fill, strict=True)
     ]
 
 
 def _ns_per_call(call: Callable[[], None], n_bytes: int, n_calls: int) -> float:
     """The median, including the time of the clock reading."""
-    other, durations_ns = ctypes.create_string_buffer(n_bytes), []
+    buffer, durations_ns = ctypes.create_string_buffer(n_bytes), []
     for _ in range(n_calls):
-        ctypes.memset(other, 1, n_bytes)
+        ctypes.memset(buffer, 1, n_bytes)
         begin_ns = time.perf_counter_ns()
         call()
         durations_ns.append(time.perf_counter_ns() - begin_ns)
     return median(durations_ns)
 
 
-def _way_in_ns(program: Program) -> float:
+def _entry_cost_ns(program: Program) -> float:
     """The mean entry cost of the calls that the program saw, passed as their bytes. Raises StopIteration without
     calls.
     """

@@ -36,7 +36,7 @@ def _bracket(monotonic_ns: Callable[[], int], wall_ns: Callable[[], int]) -> tup
     return monotonic_ns() - before, before, wall
 
 
-def kept() -> WallClock | None:
+def synchronisation() -> WallClock | None:
     """The synchronisation state of the wall clock; None where the kernel does not report it."""
     try:
         return wall_clock()

@@ -12,15 +12,15 @@ from typing import Protocol
 
 from stallscope.events.layout import Array, joined
 
-_LOOK_EVERY_S = 1.0
+_POLL_EVERY_S = 1.0
 """Longest sleep without a signal: if records come at the same time on very many CPUs, it is possible that none of
 them signals.
 """
 
-_AGAIN_S = 0.01
+_RETRY_S = 0.01
 """Pause while an unfinished record blocks the records behind it in the ring."""
 
-_FULL = 1 / 16
+_DRAIN_SHARE = 1 / 16
 """Share of a ring in use from which on it is drained."""
 
 _MAX_WAITING_BYTES = 64 << 20
@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 class Collector:
-    """Drains `sources` from start() to stop(); taken() returns the records since the last call."""
+    """Drains `sources` from start() to stop(); take() returns the records since the last call."""
 
     def __init__(self, *sources: Source, max_waiting_bytes: int = _MAX_WAITING_BYTES):
         self.n_dropped = 0
@@ -54,13 +54,13 @@ class Collector:
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
-        self._none = [records[:0] for records in self._drain()]
+        self._empty = [records[:0] for records in self._drain()]
 
     def start(self) -> None:
         """Begin to drain."""
         self._thread.start()
 
-    def taken(self) -> list[Array]:
+    def take(self) -> list[Array]:
         """The records since the last call, one array for each of the sources, oldest record first.
 
         Raises the error that stopped the thread, if any.
@@ -72,10 +72,10 @@ class Collector:
             self._n_waiting_bytes = 0
         if self._failure is not None:
             raise self._failure
-        return [joined(batches or [none]) for none, batches in zip(self._none, waiting, strict=True)]
+        return [joined(batches or [empty]) for empty, batches in zip(self._empty, waiting, strict=True)]
 
     def stop(self) -> None:
-        """Drain once more and end the thread; taken() returns the remaining records."""
+        """Drain once more and end the thread; take() returns the remaining records."""
         self._is_stopped = True
         os.eventfd_write(self._stop_fd, 1)
         if self._thread.ident is not None:
@@ -86,27 +86,27 @@ class Collector:
 
     def _run(self) -> None:
         try:
-            with select.epoll() as ready:
+            with select.epoll() as poller:
                 for fd in (self._stop_fd, *(source.fd for source in self._sources)):
-                    ready.register(fd, select.EPOLLIN | select.EPOLLET)
+                    poller.register(fd, select.EPOLLIN | select.EPOLLET)
                 while not self._is_stopped:
-                    if self._fills():
+                    if self._is_filling():
                         self._drain()
-                    ready.poll(_AGAIN_S if self._fills() else _LOOK_EVERY_S)
-        except BaseException as error:  # noqa: BLE001 (it is raised again in the main thread, by taken())
+                    poller.poll(_RETRY_S if self._is_filling() else _POLL_EVERY_S)
+        except BaseException as error:  # noqa: BLE001 (it is raised again in the main thread, by take())
             self._failure = error
 
-    def _fills(self) -> bool:
-        return any(source.fill() > _FULL for source in self._sources)
+    def _is_filling(self) -> bool:
+        return any(source.fill() > _DRAIN_SHARE for source in self._sources)
 
     def _drain(self) -> list[Array]:
         with self._lock:
             drained = [source.drain() for source in self._sources]
             for i, records in enumerate(drained):
-                self._keep(i, records)
+                self._enqueue(i, records)
         return drained
 
-    def _keep(self, source: int, records: Array) -> None:
+    def _enqueue(self, source: int, records: Array) -> None:
         if not len(records):
             return
         if self._n_waiting_bytes + records.nbytes > self._max_waiting_bytes:

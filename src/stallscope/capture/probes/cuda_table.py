@@ -314,7 +314,7 @@ DRIVER_LAUNCHES = (
 )
 
 
-_FEW = """
+_ESSENTIAL = """
 cudaDeviceSynchronize cudaEventSynchronize cudaStreamSynchronize
 cudaMalloc cudaMallocAsync cudaMallocManaged cudaMallocHost cudaHostAlloc cudaHostRegister
 cudaFree cudaFreeAsync cudaFreeHost cudaHostUnregister
@@ -329,7 +329,7 @@ cuMemcpyDtoDAsync_v2
 cuStreamBeginCapture_v2 cuStreamEndCapture cuGraphInstantiateWithFlags cuGraphLaunch
 """
 
-FEW = frozenset(_FEW.split())
+ESSENTIAL = frozenset(_ESSENTIAL.split())
 """The functions in which most jobs wait: the only probed functions where a probe takes 0.1 s to detach."""
 
 

@@ -19,19 +19,19 @@ from typing import NamedTuple
 
 from stallscope.capture.probes import elf
 from stallscope.capture.probes.elf import FileKey, Image, NotElf, Symbol
-from stallscope.capture.probes.mmap_watch import Mapped
+from stallscope.capture.probes.mmap_watch import MmapWatch
 from stallscope.capture.process.process_identity import small_file
 
 _LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl|amdhip64|rccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
 _MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
-_SIGNS = ("ncclAllReduce", "cudaStreamSynchronize")
+_MARKER_FUNCTIONS = ("ncclAllReduce", "cudaStreamSynchronize")
 """A file with one of these functions is attached to whatever its name; driver functions are always in libcuda."""
 
 _DELETED = " (deleted)"
-_EVERY_NS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
+_SCAN_INTERVALS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
 """The scan intervals of a process: (up to this age in ns, interval in ns)."""
 
-_NET_EVERY_NS = 10**10
+_FALLBACK_EVERY_NS = 10**10
 _LIST_EVERY_NS = 20 * 10**6
 _LIST_AT_LEAST_EVERY_NS = 10**10
 _MAX_FILES = 20_000
@@ -73,16 +73,16 @@ class _Process:
 class Discovery:
     """The state of the search for libraries: processes and files known so far.
 
-    proc: where /proc is mounted. pids: only these processes and their descendants; empty means all. ignored: processes
+    proc: mount point of procfs. pids: only these processes and their descendants; empty means all. ignored: processes
     that are left out, above all the tracer itself. mapped: reports mappings when they are made.
     """
 
     proc: Path = Path("/proc")
     pids: frozenset[int] = frozenset()
     ignored: frozenset[int] = frozenset()
-    mapped: Mapped | None = None
+    mapped: MmapWatch | None = None
     _processes: dict[int, _Process] = field(default_factory=dict)
-    _left_out: set[int] = field(default_factory=set)
+    _out_of_scope: set[int] = field(default_factory=set)
     _used_ns: dict[FileKey, int] = field(default_factory=dict)
     _files: dict[tuple[str, int, str], Library | None] = field(default_factory=dict)
     _last_pid: bytes = b"-"
@@ -113,7 +113,7 @@ class Discovery:
         self._files.clear()
         self._rescan_all()
 
-    def chosen(self) -> KeysView[int]:
+    def in_scope(self) -> KeysView[int]:
         """The running processes in scope: the chosen processes and their descendants."""
         return self._processes.keys()
 
@@ -121,14 +121,14 @@ class Discovery:
         """Processes that have a GPU library mapped, whether they use it or not."""
         return tuple(pid for pid, process in self._processes.items() if process.uses_gpu)
 
-    def _follow_events(self, mapped: Mapped, now_ns: int) -> None:
+    def _follow_events(self, mapped: MmapWatch, now_ns: int) -> None:
         """Scan the processes with relevant new mappings now; scan all processes if records were lost."""
-        mappings, forks, n_lost = mapped.taken()
+        mappings, forks, n_lost = mapped.take()
         if n_lost:
             self._next_list_ns = 0
             self._rescan_all()
         for _, pid, parent in forks if self.pids else ():
-            self._left_out.discard(pid)
+            self._out_of_scope.discard(pid)
             if parent in self._processes:
                 self._rescan(pid, now_ns)
         for pid, name in mappings:
@@ -146,8 +146,8 @@ class Discovery:
             process.size, process.next_ns = b"", 0
 
     def _rescan(self, pid: int, now_ns: int) -> None:
-        """Scan the process next time, whatever is known of it."""
-        if pid not in self._processes and not self._is_wanted(pid):
+        """Let the next scan examine the process, whatever its known state."""
+        if pid not in self._processes and not self._is_in_scope(pid):
             return
         process = self._processes.setdefault(pid, _Process(since_ns=now_ns, next_ns=now_ns))
         process.size, process.next_ns = b"", now_ns
@@ -161,32 +161,32 @@ class Discovery:
         if now_ns < self._next_list_ns + (0 if is_new else _LIST_AT_LEAST_EVERY_NS):
             return
         self._last_pid = last_pid
-        self._next_list_ns = now_ns + (_NET_EVERY_NS if self.mapped else _LIST_EVERY_NS)
-        present = {int(entry.name) for entry in os.scandir(self.proc) if entry.name.isdigit()}
-        for pid in self._processes.keys() - present:
+        self._next_list_ns = now_ns + (_FALLBACK_EVERY_NS if self.mapped else _LIST_EVERY_NS)
+        running = {int(entry.name) for entry in os.scandir(self.proc) if entry.name.isdigit()}
+        for pid in self._processes.keys() - running:
             del self._processes[pid]
-        self._left_out &= present
-        for pid in present - self._processes.keys() - self._left_out:
-            if self._is_wanted(pid):
+        self._out_of_scope &= running
+        for pid in running - self._processes.keys() - self._out_of_scope:
+            if self._is_in_scope(pid):
                 self._processes[pid] = _Process(since_ns=now_ns, next_ns=now_ns)
                 self._next_due_ns = now_ns
             else:
-                self._left_out.add(pid)
+                self._out_of_scope.add(pid)
 
-    def _is_wanted(self, pid: int) -> bool:
+    def _is_in_scope(self, pid: int) -> bool:
         """Whether the process is in scope. With chosen pids: one of them, or a descendant."""
         if pid in self.ignored or not self.pids or pid in self.pids:
             return pid not in self.ignored
         parent = _parent(self.proc, pid)
         while parent > 0 and parent not in self.pids and parent not in self._processes:
-            parent = _parent(self.proc, parent) if parent not in self._left_out else 0
+            parent = _parent(self.proc, parent) if parent not in self._out_of_scope else 0
         return parent > 0
 
     def _scan_process(self, pid: int, now_ns: int) -> list[Library]:
         process = self._processes[pid]
         age_ns = now_ns - process.since_ns
-        every_ns = next(every_ns for limit_ns, every_ns in _EVERY_NS if age_ns < limit_ns)
-        process.next_ns = now_ns + (_NET_EVERY_NS if self.mapped else every_ns)
+        interval_ns = next(interval_ns for limit_ns, interval_ns in _SCAN_INTERVALS if age_ns < limit_ns)
+        process.next_ns = now_ns + (_FALLBACK_EVERY_NS if self.mapped else interval_ns)
         size = _size(self.proc, pid)
         if size == process.size:
             return []
@@ -198,9 +198,9 @@ class Discovery:
         libraries = [self._library(pid, mapping) for mapping in mappings]
         by_key = {library.key: library for library in libraries if library is not None}
         process.keys = frozenset(by_key)
-        new = [library for key, library in by_key.items() if key not in self._used_ns]
-        self._used_ns |= dict.fromkeys((library.key for library in new), now_ns)
-        return new
+        new_libraries = [library for key, library in by_key.items() if key not in self._used_ns]
+        self._used_ns |= dict.fromkeys((library.key for library in new_libraries), now_ns)
+        return new_libraries
 
     def _library(self, pid: int, mapping: Mapping) -> Library | None:
         """The mapped file as a library, examined at its first appearance; None if it has nothing to trace."""
@@ -208,15 +208,15 @@ class Discovery:
         if file not in self._files:
             if len(self._files) >= _MAX_FILES:
                 self._files.clear()
-            self._files[file] = _examined(self.proc, pid, mapping)
+            self._files[file] = _find_library(self.proc, pid, mapping)
         return self._files[file]
 
 
 def functions(image: Image, names: Iterable[str], *, is_static: bool) -> dict[str, Symbol]:
     """The functions among `names` in the file: exported functions, and local functions if linked statically."""
     names = tuple(names)
-    exported = elf.exported(image, names)
-    return elf.local(image, names) | exported if is_static else exported
+    exported = elf.exported_functions(image, names)
+    return elf.local_functions(image, names) | exported if is_static else exported
 
 
 def is_gpu_library(mapping: Mapping) -> bool:
@@ -227,11 +227,11 @@ def is_gpu_library(mapping: Mapping) -> bool:
 def code_mappings(proc: Path, pid: int) -> list[Mapping]:
     """The files that a process has mapped as code, each once; empty if it has ended or is a kernel thread."""
     try:
-        data = (proc / str(pid) / "maps").read_bytes()
+        text = (proc / str(pid) / "maps").read_bytes()
     except OSError:
         return []
     mappings: dict[tuple[bytes, bytes], Mapping] = {}
-    for addresses, device, inode, raw in _MAPPED.findall(data):
+    for addresses, device, inode, raw in _MAPPED.findall(text):
         name = os.fsdecode(raw.replace(b"\\012", b"\n"))
         is_deleted = name.endswith(_DELETED)
         plain = name.removesuffix(_DELETED)
@@ -240,24 +240,24 @@ def code_mappings(proc: Path, pid: int) -> list[Mapping]:
     return list(mappings.values())
 
 
-def _examined(proc: Path, pid: int, mapping: Mapping) -> Library | None:
+def _find_library(proc: Path, pid: int, mapping: Mapping) -> Library | None:
     """The mapped file as a library, None if it holds nothing to trace or cannot be opened."""
-    home = proc / str(pid)
-    by_name = home / "root" / mapping.name.lstrip("/")
-    by_address = home / "map_files" / mapping.addresses
+    process_dir = proc / str(pid)
+    by_name = process_dir / "root" / mapping.name.lstrip("/")
+    by_address = process_dir / "map_files" / mapping.addresses
     for path in (by_address,) if mapping.is_deleted else (by_name, by_address):
         try:
-            with elf.opened(path) as image:
-                return _classified(image, path, pid, mapping)
+            with elf.open_image(path) as image:
+                return _library_from_image(image, path, pid, mapping)
         except (OSError, NotElf):
             continue
     return None
 
 
-def _classified(image: Image, path: Path, pid: int, mapping: Mapping) -> Library | None:
-    if is_gpu_library(mapping) or elf.exported(image, _SIGNS):
+def _library_from_image(image: Image, path: Path, pid: int, mapping: Mapping) -> Library | None:
+    if is_gpu_library(mapping) or elf.exported_functions(image, _MARKER_FUNCTIONS):
         return Library(path, mapping.name, pid, image.key, is_static=False)
-    if elf.local(image, _SIGNS):
+    if elf.local_functions(image, _MARKER_FUNCTIONS):
         return Library(path, mapping.name, pid, image.key, is_static=True)
     return None
 

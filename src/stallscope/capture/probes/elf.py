@@ -1,4 +1,4 @@
-"""Offsets of functions in an ELF file, as an attach needs them, without any dependency.
+"""Offsets of functions in an ELF file, for attaching probes. Needs only the standard library and numpy.
 
 Supports 64-bit little-endian ELF: exported symbols through DT_GNU_HASH (0.5 ms for a 450 MB library: only the pages
 with the result are read), local symbols through .symtab (statically linked libraries), the build id, and how the kernel
@@ -104,20 +104,20 @@ class Image:
 
 
 @contextmanager
-def opened(path: Path | str) -> Iterator[Image]:
+def open_image(path: Path | str) -> Iterator[Image]:
     """The ELF file at `path`, open inside the with block.
 
     Raises NotElf unless it is a regular ELF file, OSError if it cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        yield _image(fd)
+        yield _parse_image(fd)
     finally:
         os.close(fd)
 
 
-def exported(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
-    """The functions among `names` that the file exports; missing ones are left out."""
+def exported_functions(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
+    """The functions among `names` that the file exports."""
     table = image.dynamic.get(_DT_GNU_HASH)
     if table is None or _DT_SYMTAB not in image.dynamic or _DT_STRTAB not in image.dynamic:
         return {}
@@ -127,7 +127,7 @@ def exported(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
 
 
 def variables(image: Image, names: Iterable[str]) -> dict[str, Variable]:
-    """The variables among `names` that the file exports; missing ones are left out."""
+    """The variables among `names` that the file exports."""
     table = image.dynamic.get(_DT_GNU_HASH)
     if table is None or _DT_SYMTAB not in image.dynamic or _DT_STRTAB not in image.dynamic:
         return {}
@@ -148,13 +148,13 @@ def address_of(image: Image, offset: int) -> int:
 
 def contents(image: Image, address: int, n_bytes: int) -> bytes:
     """The content of the file for an address: constants, and initial values of variables. Raises NotElf."""
-    offset = _offset_of(image, address)
+    offset = _file_offset(image, address)
     if offset is None:
         raise NotElf(f"no segment holds {address:#x}")
     return _read(image.fd, offset, n_bytes)
 
 
-def local(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
+def local_functions(image: Image, names: Iterable[str]) -> dict[str, Symbol]:
     """The functions among `names` in the file's .symtab: statically linked code. Empty if stripped."""
     sections = _sections(image)
     table = next((section for section in sections if section[1] == _SHT_SYMTAB), None)
@@ -180,13 +180,13 @@ def function_rows(image: Image) -> Array:
     return np.empty(0, _FUNCTION)
 
 
-def text_at(image: Image, position: int, n_most: int) -> bytes:
-    """The text at a position in the file, up to its end."""
-    return _upto(image.fd, position, n_most).partition(b"\0")[0]
+def text_at(image: Image, position: int, max_bytes: int) -> bytes:
+    """The zero-terminated text at a position in the file, at most max_bytes."""
+    return _read_up_to(image.fd, position, max_bytes).partition(b"\0")[0]
 
 
 def _function_rows(image: Image, start: int, n_bytes: int, strings: int) -> Array:
-    kept = []
+    chunks = []
     step = _SYMBOLS_CHUNK * _SYMBOL.itemsize
     for at in range(0, n_bytes // _SYMBOL.itemsize * _SYMBOL.itemsize, step):
         rows = np.frombuffer(_read(image.fd, start + at, min(step, n_bytes - at) // 24 * 24), _SYMBOL)
@@ -194,15 +194,15 @@ def _function_rows(image: Image, start: int, n_bytes: int, strings: int) -> Arra
         functions = np.empty(len(rows), _FUNCTION)
         functions["value"], functions["size"] = rows["value"], rows["size"]
         functions["position"] = rows["name"].astype("<u8") + np.uint64(strings)
-        kept.append(functions)
-    return np.concatenate(kept) if kept else np.empty(0, _FUNCTION)
+        chunks.append(functions)
+    return np.concatenate(chunks) if chunks else np.empty(0, _FUNCTION)
 
 
-def entry(image: Image, symbol: Symbol) -> Entry:
+def probe_entry(image: Image, symbol: Symbol) -> Entry:
     """How a probe on the first instruction of the function will be run (x86-64)."""
     if image.machine != 62:
         return Entry.UNKNOWN
-    code = _upto(image.fd, symbol.offset, 9)
+    code = _read_up_to(image.fd, symbol.offset, 9)
     if _is_emulated(code):
         return Entry.EMULATED
     if code.startswith(b"\xf3\x0f\x1e\xfa") and _is_emulated(code[4:]):
@@ -217,7 +217,7 @@ def _is_emulated(code: bytes) -> bool:
     return is_push or code[0] == 0x90 or code.startswith(b"\x0f\x1f\x44\x00\x00")
 
 
-def _image(fd: int) -> Image:
+def _parse_image(fd: int) -> Image:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise NotElf("not a regular file")
@@ -234,14 +234,14 @@ def _image(fd: int) -> Image:
     return Image(fd, path, status.st_size, machine, segments, _dynamic(fd, segments), key)
 
 
-def _upto(fd: int, offset: int, n: int) -> bytes:
+def _read_up_to(fd: int, offset: int, n: int) -> bytes:
     if offset >= 1 << 62:
         raise NotElf(f"offset {offset:#x} lies outside the file")
     return os.pread(fd, n, offset)
 
 
 def _read(fd: int, offset: int, n: int) -> bytes:
-    data = _upto(fd, offset, n)
+    data = _read_up_to(fd, offset, n)
     if len(data) < n:
         raise NotElf(f"the file ends within {n} bytes at {offset:#x}")
     return data
@@ -262,8 +262,8 @@ def _dynamic(fd: int, segments: tuple[_Segment, ...]) -> dict[int, int]:
         return {}
     n_bytes = min(segment.n_bytes, _MAX_DYNAMIC_BYTES) // 16 * 16
     rows = np.frombuffer(_read(fd, segment.offset, n_bytes), "<i8").reshape(-1, 2)
-    last = np.flatnonzero(rows[:, 0] == 0)
-    return dict(rows[: last[0] if len(last) else None].tolist())
+    end_rows = np.flatnonzero(rows[:, 0] == 0)
+    return dict(rows[: end_rows[0] if len(end_rows) else None].tolist())
 
 
 def _build_id(fd: int, segments: tuple[_Segment, ...]) -> str:
@@ -288,7 +288,7 @@ def _build_id_in(notes: bytes) -> str:
     return ""
 
 
-def _offset_of(image: Image, address: int, flags: int = 0) -> int | None:
+def _file_offset(image: Image, address: int, flags: int = 0) -> int | None:
     """The file offset of a virtual address, in a segment that has `flags`."""
     for segment in image.segments:
         inside = segment.address <= address < segment.address + segment.n_bytes
@@ -297,8 +297,8 @@ def _offset_of(image: Image, address: int, flags: int = 0) -> int | None:
     return None
 
 
-def _table_of(image: Image, address: int) -> int:
-    offset = _offset_of(image, address)
+def _table_offset(image: Image, address: int) -> int:
+    offset = _file_offset(image, address)
     if offset is None:
         raise NotElf(f"no segment holds the table at {address:#x}")
     return offset
@@ -306,10 +306,10 @@ def _table_of(image: Image, address: int) -> int:
 
 def gnu_hash(name: bytes) -> int:
     """The hash of a symbol's name in DT_GNU_HASH."""
-    value = 5381
+    hash_value = 5381
     for byte in name:
-        value = (value * 33 + byte) & 0xFFFFFFFF
-    return value
+        hash_value = (hash_value * 33 + byte) & 0xFFFFFFFF
+    return hash_value
 
 
 class _GnuHash(NamedTuple):
@@ -327,34 +327,34 @@ class _GnuHash(NamedTuple):
 
     @classmethod
     def of(cls, image: Image, address: int) -> "_GnuHash":
-        start = _table_of(image, address)
+        start = _table_offset(image, address)
         n_buckets, first, n_bloom, shift = struct.unpack("<IIII", _read(image.fd, start, 16))
         if not n_buckets or not n_bloom:
             raise NotElf("empty symbol hash table")
         buckets = start + 16 + 8 * n_bloom
-        symbols = _table_of(image, image.dynamic[_DT_SYMTAB])
-        strings = _table_of(image, image.dynamic[_DT_STRTAB])
+        symbols = _table_offset(image, image.dynamic[_DT_SYMTAB])
+        strings = _table_offset(image, image.dynamic[_DT_STRTAB])
         chain = buckets + 4 * n_buckets
         return cls(start + 16, n_bloom, shift, buckets, n_buckets, first, chain, symbols, strings)
 
     def symbol(self, image: Image, name: str) -> Symbol | None:
         row = self.row(image, name, _STT_FUNC)
-        offset = None if row is None else _offset_of(image, row[4], _PF_X)
+        offset = None if row is None else _file_offset(image, row[4], _PF_X)
         return None if row is None or offset is None else Symbol(offset, row[5])
 
     def row(self, image: Image, name: str, kind: int) -> tuple[int, ...] | None:
         """The symbol's row (name, info, other, section, address, bytes), if the file defines a symbol of this kind."""
-        wanted = name.encode() + b"\0"
-        value = gnu_hash(wanted[:-1])
-        if not self._may_have(image, value):
+        name_bytes = name.encode() + b"\0"
+        hash_value = gnu_hash(name_bytes[:-1])
+        if not self._may_have(image, hash_value):
             return None
-        (index,) = struct.unpack("<I", _read(image.fd, self.buckets + 4 * (value % self.n_buckets), 4))
+        (index,) = struct.unpack("<I", _read(image.fd, self.buckets + 4 * (hash_value % self.n_buckets), 4))
         if index < self.first:
             return None
         for _ in range(_MAX_CHAIN):
             (link,) = struct.unpack("<I", _read(image.fd, self.chain + 4 * (index - self.first), 4))
-            if link | 1 == value | 1:
-                row = self._row(image, index, wanted, kind)
+            if link | 1 == hash_value | 1:
+                row = self._matching_row(image, index, name_bytes, kind)
                 if row is not None:
                     return row
             if link & 1:
@@ -362,17 +362,17 @@ class _GnuHash(NamedTuple):
             index += 1
         raise NotElf("endless chain in the symbol hash table")
 
-    def _may_have(self, image: Image, value: int) -> bool:
-        word_at = self.bloom + 8 * ((value // 64) % self.n_bloom)
+    def _may_have(self, image: Image, hash_value: int) -> bool:
+        word_at = self.bloom + 8 * ((hash_value // 64) % self.n_bloom)
         (word,) = struct.unpack("<Q", _read(image.fd, word_at, 8))
-        return bool(word >> (value % 64) & word >> ((value >> self.shift) % 64) & 1)
+        return bool(word >> (hash_value % 64) & word >> ((hash_value >> self.shift) % 64) & 1)
 
-    def _row(self, image: Image, index: int, wanted: bytes, kind: int) -> tuple[int, ...] | None:
+    def _matching_row(self, image: Image, index: int, wanted: bytes, kind: int) -> tuple[int, ...] | None:
         row = struct.unpack("<IBBHQQ", _read(image.fd, self.symbols + 24 * index, 24))
         name_at, info, _, section, _, _ = row
         if not section or info & 15 != kind:
             return None
-        return row if _upto(image.fd, self.strings + name_at, len(wanted)) == wanted else None
+        return row if _read_up_to(image.fd, self.strings + name_at, len(wanted)) == wanted else None
 
 
 def _sections(image: Image) -> list[tuple[int, ...]]:
@@ -395,7 +395,7 @@ def _string_positions(image: Image, start: int, n_bytes: int, names: frozenset[s
     names_at: dict[int, str] = {}
     end = min(n_bytes, image.n_bytes)
     for at in range(0, end, _STRINGS_CHUNK_BYTES):
-        chunk = _upto(image.fd, start + at, min(_STRINGS_CHUNK_BYTES + longest, end - at))
+        chunk = _read_up_to(image.fd, start + at, min(_STRINGS_CHUNK_BYTES + longest, end - at))
         for head in heads:
             for position, text in _strings_with(chunk, head, longest):
                 if text in names:
@@ -413,14 +413,14 @@ def _strings_with(chunk: bytes, head: bytes, longest: int) -> Iterator[tuple[int
 
 
 def _named_symbols(image: Image, start: int, n_bytes: int, by_position: dict[int, str]) -> dict[str, Symbol]:
-    wanted = np.array(sorted(by_position), "<u4")
+    positions = np.array(sorted(by_position), "<u4")
     symbols: dict[str, Symbol] = {}
     step = _SYMBOLS_CHUNK * _SYMBOL.itemsize
     for at in range(0, n_bytes // _SYMBOL.itemsize * _SYMBOL.itemsize, step):
         rows = np.frombuffer(_read(image.fd, start + at, min(step, n_bytes - at) // 24 * 24), _SYMBOL)
         is_function = (rows["section"] != 0) & ((rows["info"] & 15) == _STT_FUNC)
-        for row in rows[is_function & np.isin(rows["name"], wanted)]:
-            offset = _offset_of(image, int(row["value"]), _PF_X)
+        for row in rows[is_function & np.isin(rows["name"], positions)]:
+            offset = _file_offset(image, int(row["value"]), _PF_X)
             if offset is not None:
                 symbols[by_position[int(row["name"])]] = Symbol(offset, int(row["size"]))
     return symbols

@@ -40,21 +40,21 @@ _FULL_RING_NS = 10 * 10**9
 """Time without hot probes after the ring of events was full."""
 _OVERDUE_NS = 20 * 10**9
 _CHECK_EVERY_S = 0.2
-_LONGEST_OFF_NS = 60 * 10**9
-_WORTH_KEEPING = 0.05
+_MAX_OFF_NS = 60 * 10**9
+_RELEVANT_SHARE = 0.05
 """Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
-_DEAR = 0.075
+_MAX_ADDED_SHARE = 0.075
 """... if probes add no more than this share to them. Many short copies are copies on the device, which do not block
 a thread.
 """
-_LEAST_SHARE = 0.1
+_MIN_SHARE = 0.1
 """Share of the budget that a group always has, whatever the groups before it cost."""
 _COPIES_BUDGET = 0.005
 """The budget of copies if hot probes have none."""
-_QUIET = 0.5
+_QUIET_SHARE = 0.5
 """Share of the budget: at this cost, summed over all threads, no thread needs to be examined."""
 
-_FULL, _EMPTY, _N_FULL, _N_EMPTY, _MOST_RAISED = 0.5, 0.1, 3, 150, 10
+_FULL, _EMPTY, _N_FULL, _N_EMPTY, _MAX_RAISES = 0.5, 0.1, 3, 150, 10
 
 
 class Count(NamedTuple):
@@ -67,14 +67,14 @@ class Count(NamedTuple):
     inside_ns: int = 0
     scheduler_ns: int = 0
 
-    def lost_ns(self, before: "Count", times_way: float) -> float:
-        """The job's loss by the probes since then."""
-        hooks_ns = (self.way_ns - before.way_ns) / 2 * times_way
+    def lost_ns(self, before: "Count", cost_ratio: float) -> float:
+        """The job's loss by the probes since the counts in `before`."""
+        hooks_ns = (self.way_ns - before.way_ns) / 2 * cost_ratio
         return hooks_ns + (self.scheduler_ns - before.scheduler_ns) * SCHEDULER_TIMES
 
 
-Counted = Mapping[tuple[int, int], Count]
-"""Counts of the kernel side so far, by process and thread."""
+ThreadCounts = Mapping[tuple[int, int], Count]
+"""Counts of the kernel side since the start, by process and thread."""
 
 
 @dataclass
@@ -94,21 +94,21 @@ class Group:
     added_share: float = 0.0  # share that probes add to its time inside
     on_ns: int = 0  # time on, up to on_since_ns
     on_since_ns: int = 0
-    _before: Counted = field(default_factory=dict)
+    _before: ThreadCounts = field(default_factory=dict)
     _spent_by: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
     """By thread: ns lost, ns inside."""
 
-    def add_counts(self, now: Counted, now_ns: int, *, times_way: float) -> None:
+    def add_counts(self, counts: ThreadCounts, now_ns: int, *, cost_ratio: float) -> None:
         """Add the counts since the last reading."""
-        for thread, count in now.items():
+        for thread, count in counts.items():
             before = self._before.get(thread, Count())
             if count.way_ns < before.way_ns or count.scheduler_ns < before.scheduler_ns:
                 before = Count()
             spent, inside = self._spent_by.get(thread, (0.0, 0))
-            lost_ns = count.lost_ns(before, times_way)
+            lost_ns = count.lost_ns(before, cost_ratio)
             self._spent_by[thread] = spent + lost_ns, inside + max(count.inside_ns - before.inside_ns, 0)
-        self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in now}
-        self._before = now
+        self._spent_by = {thread: spent for thread, spent in self._spent_by.items() if thread in counts}
+        self._before = counts
         by_process: defaultdict[int, float] = defaultdict(float)
         for (pid, _), (spent, _) in self._spent_by.items():
             by_process[pid] += spent
@@ -121,13 +121,13 @@ class Group:
         """Share of a thread's time that its busiest process has lost in this period, over at least a second."""
         return self.spent / max(now_ns - self.period_ns, _FIRST_PERIOD_NS)
 
-    def begins(self, now_ns: int) -> None:
+    def begin_period(self, now_ns: int) -> None:
         """A new period, with nothing spent."""
         self.period_ns, self.spent = now_ns, 0.0
         self.length_ns = min(2 * self.length_ns, _PERIOD_NS)
         self._spent_by.clear()
 
-    def switched(self, now_ns: int, *, is_on: bool) -> None:
+    def record_switch(self, now_ns: int, *, is_on: bool) -> None:
         """The group is on, or off, from now on."""
         if self.is_on and not is_on:
             self.on_ns += now_ns - self.on_since_ns
@@ -135,26 +135,30 @@ class Group:
             self.on_since_ns = now_ns
         self.is_on = is_on
 
-    def on_so_far_ns(self, now_ns: int) -> int:
-        """The time for which it was on."""
+    def total_on_ns(self, now_ns: int) -> int:
+        """The total time for which the group was on."""
         return self.on_ns + (now_ns - self.on_since_ns if self.is_on else 0)
 
 
-def is_to_be_off(group: HookGroup, state: Group, budget: float) -> bool:
+def exceeds_budget(group: HookGroup, state: Group, budget: float) -> bool:
     """Whether a group has used up the budget of a whole period. budget: share of a thread's time."""
-    if group is HookGroup.COPIES and state.inside_share >= _WORTH_KEEPING and state.added_share <= _DEAR:
+    if (
+        group is HookGroup.COPIES
+        and state.inside_share >= _RELEVANT_SHARE
+        and state.added_share <= _MAX_ADDED_SHARE
+    ):
         return False
     return state.spent > budget * state.length_ns
 
 
 def off_until_ns(state: Group, budget: float) -> int:
     """The time at which the budget has paid for the cost of this period."""
-    return state.period_ns + min(int(state.spent / max(budget, 1e-9)), _LONGEST_OFF_NS)
+    return state.period_ns + min(int(state.spent / max(budget, 1e-9)), _MAX_OFF_NS)
 
 
 @dataclass
 class Governor:
-    """The groups of all files. Governs from start() to stop(); covered() reports to tallies when probes were on.
+    """The groups of all files. Governs from start() to stop(); probed_interval() reports when probes were on.
 
     budget: share of a thread's time; 0: no hot probes. times_way: cost of a probe with its return, in multiples of its
     entry cost.
@@ -162,14 +166,14 @@ class Governor:
 
     program: Program
     budget: float
-    times_way: float
+    cost_ratio: float
     clock_ns: Callable[[], int] = time.monotonic_ns
     groups: dict[HookGroup, Group] = field(default_factory=dict)
     _files: dict[FileKey, tuple[int, Mapping[HookGroup, Sequence[Hook]]]] = field(default_factory=dict)
     _links: dict[tuple[FileKey, HookGroup], Link] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _notes: list[str] = field(default_factory=list)
-    _covered_until: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
+    _reported_until: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
     _renewed: set[HookGroup] = field(default_factory=set)
     _noted: set[str] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -188,11 +192,11 @@ class Governor:
         now_ns = self._quiet_ns = self.clock_ns()
         for group in GOVERNED:
             self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns)
-            self._covered_until[group] = (now_ns, 0)
-        self._covered_until[HookGroup.ALWAYS] = (now_ns, 0)
-        self._always.begins(now_ns)
+            self._reported_until[group] = (now_ns, 0)
+        self._reported_until[HookGroup.ALWAYS] = (now_ns, 0)
+        self._always.begin_period(now_ns)
         if not self.has_hot_hooks:
-            self.groups[HookGroup.HOT].switched(now_ns, is_on=False)
+            self.groups[HookGroup.HOT].record_switch(now_ns, is_on=False)
 
     @property
     def has_hot_hooks(self) -> bool:
@@ -231,7 +235,7 @@ class Governor:
             self._files.clear()
 
     def renew(self) -> None:
-        """Switch on all groups: a new process is traced from its start, whatever the others have cost.
+        """Switch on all groups: a new process is traced from its start, whatever the cost of the other processes.
 
         Its counts are not scaled up by the time before its start, in which the probes were off.
         """
@@ -248,23 +252,23 @@ class Governor:
             notes, self._notes = self._notes, []
         return notes
 
-    def covered(self, group: HookGroup, now_ns: int) -> ProbedInterval | None:
+    def probed_interval(self, group: HookGroup, now_ns: int) -> ProbedInterval | None:
         """The time since the last result that was not None; None while a period of a cycling group continues."""
         with self._lock:
-            since_ns, on_then_ns = self._covered_until[group]
+            since_ns, last_on_ns = self._reported_until[group]
             state = self.groups.get(group)
             if state is None:
-                self._covered_until[group] = (now_ns, 0)
+                self._reported_until[group] = (now_ns, 0)
                 return ProbedInterval(now_ns - since_ns, now_ns - since_ns)
             is_overdue = now_ns - since_ns > _OVERDUE_NS or self._stop.is_set()
-            on_ns = state.on_so_far_ns(now_ns)
-            if group in self._renewed and on_ns == on_then_ns:
-                self._covered_until[group] = (now_ns, on_ns)
+            on_ns = state.total_on_ns(now_ns)
+            if group in self._renewed and on_ns == last_on_ns:
+                self._reported_until[group] = (now_ns, on_ns)
             self._renewed.discard(group)
-            if on_ns == on_then_ns or (state.is_cycling and state.is_on and not is_overdue):
+            if on_ns == last_on_ns or (state.is_cycling and state.is_on and not is_overdue):
                 return None
-            self._covered_until[group] = (now_ns, on_ns)
-            return ProbedInterval(now_ns - since_ns, on_ns - on_then_ns)
+            self._reported_until[group] = (now_ns, on_ns)
+            return ProbedInterval(now_ns - since_ns, on_ns - last_on_ns)
 
     def _run(self) -> None:
         try:
@@ -291,34 +295,34 @@ class Governor:
         self._was_quiet = self._is_quiet(now_ns)
         if self._was_quiet:
             with self._lock:
-                self._relieve(now_ns)
+                self._limit_records(now_ns)
             return
-        is_on = [group for group, entry in self.groups.items() if entry.is_on]
-        counts = counted(self.program.slots(), [HookGroup.ALWAYS, *is_on])
+        is_on = [group for group, state in self.groups.items() if state.is_on]
+        counts = counts_by_group(self.program.slots(), [HookGroup.ALWAYS, *is_on])
         with self._lock:
             self._count_always(counts.pop(HookGroup.ALWAYS), now_ns)
-            for group, so_far in counts.items():
+            for group, thread_counts in counts.items():
                 if self.groups[group].is_on:
-                    self.groups[group].add_counts(so_far, now_ns, times_way=self.times_way)
-            whole = self.budget or _COPIES_BUDGET
-            remaining = whole - self._always_load
+                    self.groups[group].add_counts(thread_counts, now_ns, cost_ratio=self.cost_ratio)
+            budget = self.budget or _COPIES_BUDGET
+            remaining = budget - self._always_load
             for group, state in self.groups.items():
                 load = state.load(now_ns)
                 if group is HookGroup.COPIES or self.has_hot_hooks:
-                    self._switch(group, max(remaining, whole * _LEAST_SHARE), now_ns)
+                    self._switch(group, max(remaining, budget * _MIN_SHARE), now_ns)
                 remaining -= load
-            self._relieve(now_ns)
+            self._limit_records(now_ns)
 
-    def _count_always(self, so_far: Counted, now_ns: int) -> None:
-        self._always.add_counts(so_far, now_ns, times_way=self.times_way)
+    def _count_always(self, counts: ThreadCounts, now_ns: int) -> None:
+        self._always.add_counts(counts, now_ns, cost_ratio=self.cost_ratio)
         if now_ns - self._always.period_ns >= _FIRST_PERIOD_NS:
             self._always_load = self._always.load(now_ns)
-            self._always.begins(now_ns)
+            self._always.begin_period(now_ns)
 
     def _is_quiet(self, now_ns: int) -> bool:
-        """Whether no group can be due: all are on, no period is over, and few probes were hit.
+        """Whether no group can be due: all are on, no period is over, and the probes were hit rarely.
 
-        Few means within the budget even if a single thread had hit all of them.
+        Rarely means within the budget even if a single thread had all hits.
         """
         is_steady = all(
             state.is_on and not state.is_cycling and now_ns - state.period_ns < state.length_ns
@@ -326,32 +330,32 @@ class Governor:
         )
         if not is_steady or self.program.events.fill() > _EMPTY:
             return False
-        so_far_ns = int(self.program.ways_ns()[list(self.groups)].sum())
-        way_ns, self._way_ns = so_far_ns - self._way_ns, so_far_ns
+        total_ns = int(self.program.entry_costs_ns()[list(self.groups)].sum())
+        way_ns, self._way_ns = total_ns - self._way_ns, total_ns
         elapsed_ns, self._quiet_ns = now_ns - self._quiet_ns, now_ns
-        return way_ns >= 0 and way_ns / 2 * self.times_way < _QUIET * self.budget * elapsed_ns
+        return way_ns >= 0 and way_ns / 2 * self.cost_ratio < _QUIET_SHARE * self.budget * elapsed_ns
 
     def _switch(self, group: HookGroup, budget: float, now_ns: int) -> None:
         state = self.groups[group]
         if self.program.mode == "perf":
             return
-        if state.is_on and is_to_be_off(group, state, budget):
+        if state.is_on and exceeds_budget(group, state, budget):
             state.next_on_ns = off_until_ns(state, budget)
             state.is_cycling = True
             self._note_estimate(group, state, now_ns)
-            self._turn(group, is_on=False)
+            self._set_on(group, is_on=False)
         elif state.is_on and now_ns - state.period_ns >= state.length_ns:
-            state.begins(now_ns)
+            state.begin_period(now_ns)
             state.is_cycling = False
         elif not state.is_on and now_ns >= state.next_on_ns:
-            state.begins(now_ns)
-            self._turn(group, is_on=True)
+            state.begin_period(now_ns)
+            self._set_on(group, is_on=True)
 
-    def _turn(self, group: HookGroup, *, is_on: bool) -> None:
-        """Counted as on from the last probe attached to the first probe detached."""
+    def _set_on(self, group: HookGroup, *, is_on: bool) -> None:
+        """Attach or detach the group's probes. It counts as on from the last attach to the first detach."""
         state = self.groups[group]
         if not is_on:
-            state.switched(self.clock_ns(), is_on=False)
+            state.record_switch(self.clock_ns(), is_on=False)
         for key in list(self._files):
             try:
                 if is_on:
@@ -361,7 +365,7 @@ class Governor:
             except Refused as refusal:
                 self._note_once(f"probes on hot functions stay off: {refusal}")
         if is_on:
-            state.switched(self.clock_ns(), is_on=True)
+            state.record_switch(self.clock_ns(), is_on=True)
 
     def _attach(self, key: FileKey, group: HookGroup) -> None:
         fd, hooks = self._files[key]
@@ -372,23 +376,23 @@ class Governor:
         if link := self._links.pop((key, group), None):
             self.program.release(link)
 
-    def _relieve(self, now_ns: int) -> None:
+    def _limit_records(self, now_ns: int) -> None:
         """Reduce the records when the ring fills: first by higher thresholds, then without hot probes for a while."""
         fill = self.program.events.fill()
         self._n_full = self._n_full + 1 if fill > _FULL else 0
         self._n_empty = self._n_empty + 1 if fill < _EMPTY else 0
         if self._n_full >= _N_FULL:
             self._n_full = 0
-            self._raise(min(self._n_raised + 1, _MOST_RAISED))
+            self._set_thresholds(min(self._n_raised + 1, _MAX_RAISES))
             hot = self.groups[HookGroup.HOT]
             if hot.is_on and self._n_raised > 1:
                 hot.next_on_ns, hot.is_cycling = now_ns + _FULL_RING_NS, True
-                self._turn(HookGroup.HOT, is_on=False)
+                self._set_on(HookGroup.HOT, is_on=False)
         elif self._n_empty >= _N_EMPTY and self._n_raised:
             self._n_empty = 0
-            self._raise(self._n_raised - 1)
+            self._set_thresholds(self._n_raised - 1)
 
-    def _raise(self, n_times: int) -> None:
+    def _set_thresholds(self, n_times: int) -> None:
         self._n_raised = n_times
         self.program.raise_thresholds(n_times)
         self._notes.append(
@@ -404,19 +408,21 @@ class Governor:
             f"counts of {functions} are estimates: probes on all of them would cost {share:.1%} of a thread"
         )
 
-    def _note_once(self, words: str) -> None:
-        about = words.partition(":")[0]
-        if about not in self._noted:
-            self._noted.add(about)
-            self._notes.append(words)
+    def _note_once(self, text: str) -> None:
+        subject = text.partition(":")[0]
+        if subject not in self._noted:
+            self._noted.add(subject)
+            self._notes.append(text)
 
 
-def counted(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, Counted]:
+def counts_by_group(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, ThreadCounts]:
     """Counts of each group so far, by process and thread. slots: from Program.slots()."""
     tids = slots.values["tid"]
-    of, slot = np.nonzero(tids)
-    threads = list(zip(slots.keys[of].tolist(), tids[of, slot].tolist(), strict=True))
-    columns = [slots.values[name][of, slot].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")]
+    process_index, slot = np.nonzero(tids)
+    threads = list(zip(slots.keys[process_index].tolist(), tids[process_index, slot].tolist(), strict=True))
+    columns = [
+        slots.values[name][process_index, slot].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")
+    ]
     return {
         group: {
             thread: Count(way_ns[group], inside_ns[group], scheduler_ns if group is HookGroup.ALWAYS else 0)

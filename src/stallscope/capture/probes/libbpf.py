@@ -80,12 +80,12 @@ class MultiLink(NamedTuple):
         os.close(self.fd)
 
 
-def _loaded(name: str) -> Any:
+def _load_library(name: str) -> Any:
     """The library with the types of its functions. Raises OSError; AttributeError for a version without them."""
     library = c.CDLL(name, use_errno=True)
-    for function, (result, arguments) in _PATTERNS.items():
-        entry = getattr(library, function)
-        entry.restype, entry.argtypes = result, arguments
+    for function, (return_type, arguments) in _PATTERNS.items():
+        symbol = getattr(library, function)
+        symbol.restype, symbol.argtypes = return_type, arguments
     return library
 
 
@@ -95,12 +95,12 @@ class Library:
     def __init__(self, name: str = "libbpf.so.1", shipped: Path = _SHIPPED):
         """shipped: folder with a copy of libbpf and its dependencies. Raises CannotTrace."""
         try:
-            self._library = _loaded(name)
+            self._library = _load_library(name)
         except (OSError, AttributeError) as error:
             try:
                 for dependency in _DEPENDENCIES:
                     c.CDLL(str(shipped / dependency), mode=c.RTLD_GLOBAL)
-                self._library = _loaded(str(shipped / name))
+                self._library = _load_library(str(shipped / name))
             except (OSError, AttributeError):
                 raise CannotTrace(
                     f"cannot load {name} ({error}): install libbpf 1.0 or newer (Debian, Ubuntu: libbpf1)"
@@ -108,7 +108,7 @@ class Library:
         self._libc = c.CDLL(None, use_errno=True)
         self._number = _BPF_SYSCALL[os.uname().machine]
         self.messages: list[str] = []
-        self._print = _PRINT(self._keep)
+        self._print = _PRINT(self._append_message)
         self._library.libbpf_set_print(c.cast(self._print, c.c_void_p))
 
     def __getattr__(self, name: str) -> Any:
@@ -124,11 +124,11 @@ class Library:
             raise OSError(c.get_errno(), os.strerror(c.get_errno()))
         return result
 
-    def blamed(self) -> list[str]:
+    def failed_programs(self) -> list[str]:
         """The programs that could not be loaded, from the output of libbpf."""
         return re.findall(r"prog '(\w+)': (?:BPF program load failed|failed to)", "".join(self.messages))
 
-    def _keep(self, _level: int, form: int, arguments: int) -> int:
+    def _append_message(self, _level: int, form: int, arguments: int) -> int:
         """libbpf's printf. Its messages come in pieces, so the format is expanded by C's own vsnprintf."""
         text = c.create_string_buffer(4096)
         self._libc.vsnprintf(text, c.c_size_t(len(text)), c.c_void_p(form), c.c_void_p(arguments))
@@ -148,8 +148,8 @@ class Object:
             raise CannotTrace(
                 f"{path}: cannot be opened ({os.strerror(c.get_errno())}); build it with `make bpf`"
             )
-        self.programs = self._named(library.bpf_object__next_program, library.bpf_program__name)
-        self.maps = self._named(library.bpf_object__next_map, library.bpf_map__name)
+        self.programs = self._handles(library.bpf_object__next_program, library.bpf_program__name)
+        self.maps = self._handles(library.bpf_object__next_map, library.bpf_map__name)
 
     def choose(self, names: Iterable[str]) -> None:
         """Load these programs and no others."""
@@ -251,11 +251,11 @@ class Object:
             fds.append(self._library.bpf(_LINK_CREATE, attributes))
             fds.append(self._library.bpf(_ITERATOR_CREATE, struct.pack("=II", fds[0], 0)))
             output = b""
-            while len(output) < _MOST_OUTPUT_BYTES and (more := os.read(fds[1], _MOST_OUTPUT_BYTES)):
-                output += more
+            while len(output) < _MOST_OUTPUT_BYTES and (chunk := os.read(fds[1], _MOST_OUTPUT_BYTES)):
+                output += chunk
             return output
         except OSError as error:
-            if error.errno in (errno.ESRCH, errno.EINVAL):  # the thread has gone
+            if error.errno in (errno.ESRCH, errno.EINVAL):  # the thread has ended
                 return b""
             raise Refused(f"{program}: {error.strerror}", error.errno or 0) from None
         finally:
@@ -268,23 +268,23 @@ class Object:
             self._library.bpf_object__close(self._handle)
             self._handle = None
 
-    def _named(self, following: Any, name: Any) -> dict[str, int]:
-        handles, item = {}, following(self._handle, None)
-        while item:
-            handles[name(item).decode()] = item
-            item = following(self._handle, item)
+    def _handles(self, next_handle: Any, name: Any) -> dict[str, int]:
+        handles, handle = {}, next_handle(self._handle, None)
+        while handle:
+            handles[name(handle).decode()] = handle
+            handle = next_handle(self._handle, handle)
         return handles
 
     def _reason(self, error: int) -> str:
-        """The error in words, with the last message of the verifier or libbpf about it."""
+        """The error in words, with the first error message of libbpf."""
         lines = [
             line
             for text in self._library.messages
             for line in text.splitlines()
             if line.startswith("libbpf: ")
         ]
-        worth = [line for line in lines if "failed" in line or "Error" in line or "error" in line]
-        return os.strerror(error) + (f" ({worth[0].removeprefix('libbpf: ')})" if worth else "")
+        errors = [line for line in lines if "failed" in line or "Error" in line or "error" in line]
+        return os.strerror(error) + (f" ({errors[0].removeprefix('libbpf: ')})" if errors else "")
 
 
 def statistics_fd(library: Library) -> int:

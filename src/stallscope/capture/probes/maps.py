@@ -50,27 +50,27 @@ class Reader:
 
     def entries(self) -> Entries:
         """All entries. Entries created or deleted during the reading may be missing. Raises CannotTrace."""
-        return self.timed()[0]
+        return self.timed_entries()[0]
 
-    def timed(self) -> tuple[Entries, list[tuple[int, int]]]:
+    def timed_entries(self) -> tuple[Entries, list[tuple[int, int]]]:
         """All entries; and for each system call its number of entries and its start time in ns. Raises CannotTrace."""
         keys, values, calls = bytearray(), bytearray(), []
         with self._lock:
             begin_ns = time.monotonic_ns()
-            for some_keys, some_values in self._parts():
-                keys.extend(some_keys)
-                values.extend(some_values)
-                calls.append((len(some_keys), begin_ns))
+            for batch_keys, batch_values in self._batches():
+                keys.extend(batch_keys)
+                values.extend(batch_values)
+                calls.append((len(batch_keys), begin_ns))
                 begin_ns = time.monotonic_ns()
         return Entries(np.frombuffer(keys, self.key), np.frombuffer(values, self.value)), calls
 
-    def total(self, of: Callable[[Array], Array]) -> Array:
-        """The sum over all entries of `of`(values), values (n,): (n, ...). Raises CannotTrace."""
+    def total(self, column: Callable[[Array], Array]) -> Array:
+        """The sum over all entries of `column`(values), values (n,): (n, ...). Raises CannotTrace."""
         with self._lock:
-            parts = [of(values.view(self.value)[:, 0]).sum(axis=0) for _, values in self._parts()]
-        return np.sum(parts, axis=0)
+            sums = [column(values.view(self.value)[:, 0]).sum(axis=0) for _, values in self._batches()]
+        return np.sum(sums, axis=0)
 
-    def _parts(self) -> Iterator[tuple[Array, Array]]:
+    def _batches(self) -> Iterator[tuple[Array, Array]]:
         """Keys and values as bytes (n, size), valid until the next call."""
         before, after, has_begun = 0, 1, False
         while True:
@@ -99,11 +99,11 @@ class Reader:
 
 def delete(library: Library, fd: int, keys: Array) -> None:
     """Delete the entries of these keys, where they exist."""
-    done = 0
-    while done < len(keys):
-        some = np.ascontiguousarray(keys[done:])
-        n, error = _batch(library, _DELETE_BATCH, fd, 0, 0, some, None)
-        done += n + (error == errno.ENOENT)
+    n_done = 0
+    while n_done < len(keys):
+        remaining = np.ascontiguousarray(keys[n_done:])
+        n, error = _batch(library, _DELETE_BATCH, fd, 0, 0, remaining, None)
+        n_done += n + (error == errno.ENOENT)
         if error not in (0, errno.ENOENT):
             return
 

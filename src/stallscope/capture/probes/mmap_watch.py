@@ -25,7 +25,7 @@ _RECORD_MMAP, _RECORD_LOST, _RECORD_FORK = 1, 2, 7
 _HEAD_AT = 1024  # data_head, data_tail in struct perf_event_mmap_page
 _PAGES = 8
 _GATHER_S = 0.005
-_RECORD_AT_MOST_BYTES = 4096 + 64
+_MAX_RECORD_BYTES = 4096 + 64
 
 
 class Mapping(NamedTuple):
@@ -44,28 +44,28 @@ class Fork(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The records since the last call; n_lost > 0: some records found no room."""
+    """The records since the last call; n_lost > 0: records were lost because a ring was full."""
 
     mappings: list[Mapping]
     forks: list[Fork]
     n_lost: int
 
 
-class Mapped:
+class MmapWatch:
     """The records of all CPUs, from open() to close(). Raises OSError where the kernel refuses.
 
     waking: a descriptor that ends wait() at each write to it.
     """
 
-    def __init__(self, waking: int | None = None) -> None:
+    def __init__(self, wake_fd: int | None = None) -> None:
         self._rings: dict[int, mmap.mmap] = {}
         self._ready = select.epoll()
         self._due: set[int] = set()  # rings with new data: the kernel signals this only once
         try:
-            for cpu in _online():
+            for cpu in _online_cpus():
                 self._open(cpu)
-            if waking is not None:
-                self._ready.register(waking, select.EPOLLIN | select.EPOLLET)
+            if wake_fd is not None:
+                self._ready.register(wake_fd, select.EPOLLIN | select.EPOLLET)
         except OSError:
             self.close()
             raise
@@ -78,12 +78,12 @@ class Mapped:
         time.sleep(_GATHER_S)
         return True
 
-    def taken(self) -> Records:
+    def take(self) -> Records:
         """The records since the last call; does not wait."""
         records = Records([], [], 0)
         self._poll(0)
         for fd in self._due:
-            records = _taken(self._rings[fd], records)
+            records = _drain_ring(self._rings[fd], records)
         self._due.clear()
         records.forks.sort()
         return records
@@ -122,14 +122,14 @@ class Mapped:
         self._ready.register(fd, select.EPOLLIN)
 
 
-def opened(waking: int | None = None) -> "Mapped | None":
+def open_watch(wake_fd: int | None = None) -> "MmapWatch | None":
     """Records of new mappings, None where the kernel provides none: then processes have to be scanned."""
     with suppress(OSError, KeyError):
-        return Mapped(waking)
+        return MmapWatch(wake_fd)
     return None
 
 
-def _taken(ring: mmap.mmap, records: Records) -> Records:
+def _drain_ring(ring: mmap.mmap, records: Records) -> Records:
     """The records in the ring, which is then free again."""
     head, tail = struct.unpack_from("=QQ", ring, _HEAD_AT)
     size = _PAGES * mmap.PAGESIZE
@@ -142,12 +142,12 @@ def _taken(ring: mmap.mmap, records: Records) -> Records:
     )
     struct.pack_into("=Q", ring, _HEAD_AT + 8, head)
     # The kernel reports lost records only with the next record.
-    if head - tail > size - _RECORD_AT_MOST_BYTES:
+    if head - tail > size - _MAX_RECORD_BYTES:
         records = records._replace(n_lost=records.n_lost + 1)
-    return _parsed(data, records)
+    return _parse_records(data, records)
 
 
-def _parsed(data: bytes, records: Records) -> Records:
+def _parse_records(data: bytes, records: Records) -> Records:
     at, n_lost = 0, records.n_lost
     while at + 8 <= len(data):
         kind, _, n_bytes = struct.unpack_from("=IHH", data, at)
@@ -166,7 +166,7 @@ def _parsed(data: bytes, records: Records) -> Records:
     return records._replace(n_lost=n_lost)
 
 
-def _online() -> list[int]:
+def _online_cpus() -> list[int]:
     """The CPUs that are online, from a text such as "0-3,8"."""
     parts = Path("/sys/devices/system/cpu/online").read_text().strip().split(",")
     ranges = (part.partition("-") for part in parts)

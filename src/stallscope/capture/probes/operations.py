@@ -205,11 +205,11 @@ def functions() -> Array:
         row["direction"], row["memory"], row["scale"] = operation.direction, operation.memory, operation.scale
         for argument, number in operation.arguments.items():
             row[argument] = number
-        row["n_stack"] = _n_stack(operation)
+        row["n_stack"] = _n_stack_arguments(operation)
     return rows
 
 
-def _n_stack(operation: Operation) -> int:
+def _n_stack_arguments(operation: Operation) -> int:
     """Relevant arguments beyond the six that x86-64 passes in registers."""
     by_value = 9 if operation.shape is Shape.ALLOC_3D else 7 if operation.shape is Shape.LAUNCH_DRIVER else 0
     return max(0, by_value - 6, *(number - 6 for number in operation.arguments.values()))
@@ -224,38 +224,38 @@ def hooks(
     the time in launches to them. Two names at one offset share one probe of each part; the name that comes first in the
     table counts.
     """
-    entries = [entry for entry in _chosen(launches, groups) if entry.symbol in offsets]
+    entries = [entry for entry in _selected_entries(launches, groups) if entry.symbol in offsets]
     first = {(offsets[entry.symbol], entry.part): entry for entry in reversed(entries)}
     return [
         Hook(offset, cookie(entry), part, entry.symbol) for (offset, part), entry in sorted(first.items())
     ]
 
 
-def few(hooks: Iterable[Hook]) -> list[Hook]:
+def essential_hooks(hooks: Iterable[Hook]) -> list[Hook]:
     """The probes that a diagnosis needs, for kernels on which hundreds of probes would take minutes to detach."""
     return [
         hook
         for hook in hooks
-        if (hook.symbol in cuda_table.FEW and hook.part != "counted")
-        or (hook.part == "nccl" and OPS[_NUMBER[hook.symbol]] not in _SELDOM)
+        if (hook.symbol in cuda_table.ESSENTIAL and hook.part != "counted")
+        or (hook.part == "nccl" and OPS[_NUMBER[hook.symbol]] not in _RARE_OPS)
     ]
 
 
 def names(*, launches: bool = False, groups: Collection[HookGroup] = ALWAYS) -> Iterable[str]:
-    """The functions to look for in a file."""
-    return list(dict.fromkeys(entry.symbol for entry in _chosen(launches, groups)))
+    """The names of the functions to look up in a file."""
+    return list(dict.fromkeys(entry.symbol for entry in _selected_entries(launches, groups)))
 
 
-def _chosen(launches: bool, groups: Collection[HookGroup]) -> list[Entry]:
+def _selected_entries(launches: bool, groups: Collection[HookGroup]) -> list[Entry]:
     """Launches are either timed or, if hot functions are wanted, counted."""
     return [
         entry
         for entry in ENTRIES
         if entry.operation.group in groups
         and (launches or entry.operation.inside is not Category.LAUNCH)
-        and not (launches and entry.part == "counted" and entry.operation.op in _LAUNCHES)
+        and not (launches and entry.part == "counted" and entry.operation.op in _LAUNCH_OPS)
     ]
 
 
-_LAUNCHES = (Op.LAUNCH, Op.GRAPH_LAUNCH)
-_SELDOM = (Op.COMM_SETUP, Op.ONE_SIDED)
+_LAUNCH_OPS = (Op.LAUNCH, Op.GRAPH_LAUNCH)
+_RARE_OPS = (Op.COMM_SETUP, Op.ONE_SIDED)

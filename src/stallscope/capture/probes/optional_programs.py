@@ -1,8 +1,6 @@
-"""BPF programs that a kernel may lack: each feature is reported if the kernel supports it, and listed as missing
+"""BPF programs that a kernel may lack. A feature without a supported program is listed as missing.
 
-otherwise.
-
-Support is found by trying: if the kernel refuses a program, the next way to provide the same feature is tried.
+Support is determined by loading: if the kernel refuses a program, the feature's next set of programs is tried.
 """
 
 from collections.abc import Iterable
@@ -11,10 +9,10 @@ from typing import NamedTuple
 
 
 class Feature(NamedTuple):
-    """A kind of event of the machine. ways: sets of programs that provide it, best set first."""
+    """A kind of event of the machine. alternatives: sets of programs that provide it, best set first."""
 
     meaning: str
-    ways: tuple[tuple[str, ...], ...]
+    alternatives: tuple[tuple[str, ...], ...]
 
 
 SERVING = ("serving_tick", "serving_read", "serving_sent", "serving_state", "serving_arrival")
@@ -40,52 +38,52 @@ FEATURES = (
     Feature("requests of inference engines", (SERVING,)),  # these tracepoints: from 6.3 on
 )
 IOCTL_WAYS = {
-    # Attaches to the system call's own function: other system calls pay nothing.
+    # Attaches to the function of this system call: other system calls have no overhead.
     "function": ("ioctl_enter", "ioctl_leave"),
     "tracepoint": ("ioctl_enter_any", "ioctl_leave_any"),
 }
-"""Ways to see calls into the GPU driver, best first."""
+"""Programs that trace calls into the GPU driver, by method, best first."""
 
-ASKED = ("peek", *SERVING)
+ON_REQUEST = ("peek", *SERVING)
 """Programs that are not attached at the start: `peek` runs on request."""
 
 
-def driver_calls(ways: Iterable[str]) -> Feature:
-    """Calls into the GPU driver, only if requested. ways: of IOCTL_WAYS, to be tried in order."""
-    return Feature("calls into the GPU driver", tuple(IOCTL_WAYS[way] for way in ways))
+def driver_calls(methods: Iterable[str]) -> Feature:
+    """Calls into the GPU driver, only if requested. methods: keys of IOCTL_WAYS, to be tried in order."""
+    return Feature("calls into the GPU driver", tuple(IOCTL_WAYS[method] for method in methods))
 
 
 @dataclass
-class Optional:
-    """The way that each feature uses now; a feature without a remaining way is missing. features: the wanted
-    features.
-    """
+class OptionalPrograms:
+    """The set of programs that each feature uses. A feature without a remaining set is missing."""
 
     features: tuple[Feature, ...] = FEATURES
-    _way: dict[Feature, int] = field(init=False)
+    _alternative: dict[Feature, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._way = dict.fromkeys(self.features, 0)
+        self._alternative = dict.fromkeys(self.features, 0)
 
     def programs(self) -> list[str]:
         """The programs to load."""
-        return [name for feature in self.features for way in self._ways(feature)[:1] for name in way]
+        return [
+            name for feature in self.features for names in self._alternatives(feature)[:1] for name in names
+        ]
 
     def give_up(self, refused: Iterable[str]) -> bool:
-        """Try the next way of each feature that uses one of these programs. False: no feature uses any of them."""
+        """Try the next set of each feature that uses one of these programs. False: no feature uses any of them."""
         names = set(refused)
-        hit = [feature for feature in self.features if names & set(*self._ways(feature)[:1])]
-        for feature in hit:
-            self._way[feature] += 1
-        return bool(hit)
+        affected = [feature for feature in self.features if names & set(*self._alternatives(feature)[:1])]
+        for feature in affected:
+            self._alternative[feature] += 1
+        return bool(affected)
 
     def missing(self) -> tuple[str, ...]:
         """The features that cannot be provided."""
-        return tuple(feature.meaning for feature in self.features if not self._ways(feature))
+        return tuple(feature.meaning for feature in self.features if not self._alternatives(feature))
 
-    def way(self, feature: Feature) -> tuple[str, ...]:
-        """The programs that provide the feature; empty: it is missing, or not wanted."""
-        return next(iter(self._ways(feature)), ()) if feature in self._way else ()
+    def programs_of(self, feature: Feature) -> tuple[str, ...]:
+        """The programs that provide the feature; empty: it is missing, or was not requested."""
+        return next(iter(self._alternatives(feature)), ()) if feature in self._alternative else ()
 
-    def _ways(self, feature: Feature) -> tuple[tuple[str, ...], ...]:
-        return feature.ways[self._way[feature] :]
+    def _alternatives(self, feature: Feature) -> tuple[tuple[str, ...], ...]:
+        return feature.alternatives[self._alternative[feature] :]

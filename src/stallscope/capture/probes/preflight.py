@@ -38,11 +38,11 @@ PURPOSES = {
     Capability.CAP_DAC_READ_SEARCH: "read libraries in other users' folders",
     Capability.CAP_CHECKPOINT_RESTORE: "open libraries that were deleted or replaced",
 }
-"""The capabilities that tracing needs, with their purposes. The first three are required; without the others some
+"""The capabilities that tracing needs, with their purposes. The first three are required; without the other two some
 libraries are not traced.
 """
 
-_NECESSARY = (Capability.CAP_BPF, Capability.CAP_PERFMON, Capability.CAP_SYS_PTRACE)
+_REQUIRED = (Capability.CAP_BPF, Capability.CAP_PERFMON, Capability.CAP_SYS_PTRACE)
 _INCLUDES = {
     Capability.CAP_SYS_ADMIN: {
         Capability.CAP_BPF,
@@ -53,7 +53,7 @@ _INCLUDES = {
 }
 
 _ARCHITECTURES = ("x86_64", "aarch64")
-_OLDEST = (5, 15)
+_MIN_LINUX = (5, 15)
 """The first Linux with all features that have no fallback: bpf_get_attach_cookie()."""
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -64,9 +64,9 @@ def check(proc: Path = Path("/proc"), sys: Path = Path("/sys"), machine: str = o
     """Raises CannotTrace with the first missing requirement and its remedy."""
     if machine not in _ARCHITECTURES:
         raise CannotTrace(f"cannot trace on {machine}: only {' and '.join(_ARCHITECTURES)} are supported")
-    missing = necessary(missing_capabilities(effective(proc)))
+    missing = required(missing_capabilities(effective_capabilities(proc)))
     if missing:
-        raise CannotTrace(f"not allowed to trace: {described(missing)} missing; {remedy(proc)}")
+        raise CannotTrace(f"not allowed to trace: {describe(missing)} missing; {remedy(proc)}")
     if has_own_pids(proc):
         raise CannotTrace(
             "cannot trace from a container with its own pid namespace: the kernel reports the machine's numbers; "
@@ -118,9 +118,9 @@ def check_age(release: str) -> None:
 
     It is not called before the try: old releases of some distributions have the necessary features.
     """
-    if tuple(map(int, re.findall(r"\d+", release)[:2])) < _OLDEST:
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < _MIN_LINUX:
         raise CannotTrace(
-            f"cannot trace on Linux {release}: {'.'.join(map(str, _OLDEST))} or newer is needed"
+            f"cannot trace on Linux {release}: {'.'.join(map(str, _MIN_LINUX))} or newer is needed"
         )
 
 
@@ -133,26 +133,26 @@ def check_pids(pids: Iterable[int], proc: Path = Path("/proc")) -> None:
             )
 
 
-def missing_capabilities(effective: int) -> list[Capability]:
+def missing_capabilities(mask: int) -> list[Capability]:
     """The members of PURPOSES that are missing in a set of capabilities, given as a bit mask."""
-    held = {bit for bit in range(64) if effective >> bit & 1}
-    for each, included in _INCLUDES.items():
-        if each in held:
-            held |= included
-    return [capability for capability in PURPOSES if capability not in held]
+    available = {bit for bit in range(64) if mask >> bit & 1}
+    for capability, included in _INCLUDES.items():
+        if capability in available:
+            available |= included
+    return [capability for capability in PURPOSES if capability not in available]
 
 
-def necessary(capabilities: Iterable[Capability]) -> list[Capability]:
+def required(capabilities: Iterable[Capability]) -> list[Capability]:
     """The missing capabilities without which nothing can be traced."""
-    return [each for each in capabilities if each in _NECESSARY]
+    return [capability for capability in capabilities if capability in _REQUIRED]
 
 
-def described(capabilities: Iterable[Capability]) -> str:
+def describe(capabilities: Iterable[Capability]) -> str:
     """Their names and purposes, in words."""
-    return ", ".join(f"{each.name} (to {PURPOSES[each]})" for each in capabilities)
+    return ", ".join(f"{capability.name} (to {PURPOSES[capability]})" for capability in capabilities)
 
 
-def effective(proc: Path = Path("/proc"), name: str = "CapEff") -> int:
+def effective_capabilities(proc: Path = Path("/proc"), name: str = "CapEff") -> int:
     """The capabilities of this thread, as a bit mask. name: another of its sets (CapInh, CapPrm, CapBnd)."""
     return int(_status(proc, name), 16)
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from stallscope.capture.probes.preflight import Capability, effective
+from stallscope.capture.probes.preflight import Capability, effective_capabilities
 from stallscope.errors import CannotTrace
 
-KEPT = frozenset(
+ALWAYS_NEEDED = frozenset(
     {
         Capability.CAP_BPF,
         Capability.CAP_PERFMON,
@@ -29,31 +29,38 @@ _VERSION_3 = 0x20080522
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 
 
-def kept(
-    held: frozenset[int], mode: str, *, written: Iterable[Path] = (), ports: Iterable[int] = (), chowns: bool
+def needed_capabilities(
+    held: frozenset[int],
+    mode: str,
+    *,
+    written_paths: Iterable[Path] = (),
+    ports: Iterable[int] = (),
+    chowns: bool,
 ) -> frozenset[int]:
-    """The members of `held` that are needed from now on.
+    """The members of `held` that the agent needs from now on.
 
-    mode: the attach method (program.MODES); single uprobes need CAP_SYS_ADMIN. written: files and folders to write to.
-    ports: ports to listen at. chowns: files are given to a group of which we may not be a member.
+    mode: the attach method (program.MODES); single uprobes need CAP_SYS_ADMIN. written_paths: files and folders to
+    write to. ports: ports to listen at. chowns: files are given to a group of which we may not be a member.
     """
-    wanted: set[int] = set(KEPT)
-    if mode == "perf" or not held >= (KEPT - {Capability.CAP_SYS_PTRACE, Capability.CAP_DAC_READ_SEARCH}):
-        wanted.add(Capability.CAP_SYS_ADMIN)
+    needed: set[int] = set(ALWAYS_NEEDED)
+    if mode == "perf" or not held >= (
+        ALWAYS_NEEDED - {Capability.CAP_SYS_PTRACE, Capability.CAP_DAC_READ_SEARCH}
+    ):
+        needed.add(Capability.CAP_SYS_ADMIN)
     if Capability.CAP_DAC_READ_SEARCH not in held:
-        wanted.add(Capability.CAP_DAC_OVERRIDE)
-    if not all(map(_is_writable, written)):  # new files there are given to the folder's owner
-        wanted |= {Capability.CAP_DAC_OVERRIDE, Capability.CAP_CHOWN}
+        needed.add(Capability.CAP_DAC_OVERRIDE)
+    if not all(map(_is_writable, written_paths)):  # new files there are given to the folder's owner
+        needed |= {Capability.CAP_DAC_OVERRIDE, Capability.CAP_CHOWN}
     if any(0 < port < _FIRST_FREE_PORT for port in ports):
-        wanted.add(Capability.CAP_NET_BIND_SERVICE)
+        needed.add(Capability.CAP_NET_BIND_SERVICE)
     if chowns:
-        wanted.add(Capability.CAP_CHOWN)
-    return held & wanted
+        needed.add(Capability.CAP_CHOWN)
+    return held & needed
 
 
-def held(proc: Path = Path("/proc")) -> frozenset[int]:
+def held_capabilities(proc: Path = Path("/proc")) -> frozenset[int]:
     """The capabilities of this process, as its first thread has them."""
-    mask = effective(proc)
+    mask = effective_capabilities(proc)
     return frozenset(bit for bit in range(64) if mask >> bit & 1)
 
 
@@ -65,14 +72,14 @@ def drop_all_but(capabilities: frozenset[int]) -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     # Without CAP_SETPCAP the parent has to limit the capabilities that an exec can regain.
-    if Capability.CAP_SETPCAP in held():
+    if Capability.CAP_SETPCAP in held_capabilities():
         for bit in range(64):
             if bit not in capabilities and libc.prctl(_PR_CAPBSET_READ, bit, 0, 0, 0) == 1:
                 libc.prctl(_PR_CAPBSET_DROP, bit, 0, 0, 0)
     mask = sum(1 << bit for bit in capabilities)
     passed_on = mask & _inheritable() & 1 << Capability.CAP_NET_BIND_SERVICE
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
-    words = [each >> shift & 0xFFFFFFFF for shift in (0, 32) for each in (mask, mask, passed_on)]
+    words = [bits >> shift & 0xFFFFFFFF for shift in (0, 32) for bits in (mask, mask, passed_on)]
     if libc.capset(header, (ctypes.c_uint32 * 6)(*words)):
         raise CannotTrace(
             f"cannot give up privileges: {os.strerror(ctypes.get_errno())}; run it as root, or as the systemd unit does"
@@ -86,7 +93,7 @@ def port(address: str) -> int:
 
 
 def _inheritable() -> int:
-    return effective(name="CapInh")
+    return effective_capabilities(name="CapInh")
 
 
 def _is_writable(path: Path) -> bool:

@@ -39,11 +39,11 @@ from stallscope.capture.probes.libbpf import (
 from stallscope.capture.probes.maps import Entries, Reader
 from stallscope.capture.probes.operations import Hook
 from stallscope.capture.probes.optional_programs import (
-    ASKED,
     FEATURES,
     IOCTL_WAYS,
+    ON_REQUEST,
     SERVING,
-    Optional,
+    OptionalPrograms,
     driver_calls,
 )
 from stallscope.capture.probes.ring import Ring
@@ -154,27 +154,31 @@ class Program:
 
         Raises CannotTrace if the object is missing or has an unexpected version, or if the kernel refuses.
         """
-        types = _checked(path)
+        types = _load_types(path)
         library = Library()
         attempts = [(mode, switch) for switch in _SWITCHES for mode in options.modes]
         refusals = []
         ioctls = (driver_calls(options.ioctl_ways),) if options.ioctl_ways else ()
-        optional = Optional((*FEATURES, *ioctls))
+        optional = OptionalPrograms((*FEATURES, *ioctls))
         for mode, switch in attempts:
-            loaded = None
-            while loaded is None:
+            bpf_object = None
+            while bpf_object is None:
                 try:
-                    loaded = _loaded(library, path, types, options, mode, switch, optional.programs())
+                    bpf_object = _load_object(
+                        library, path, types, options, mode, switch, optional.programs()
+                    )
                 except Refused as refusal:
                     refusals.append(refusal)
-                    if not optional.give_up([*library.blamed(), refusal.program]):
+                    if not optional.give_up([*library.failed_programs(), refusal.program]):
                         break
-            if loaded is None:
+            if bpf_object is None:
                 continue
-            program = cls(library, loaded, mode, options)
+            program = cls(library, bpf_object, mode, options)
             program._start(switch, optional, options.pids)
-            chosen = [optional.way(feature) for feature in ioctls]
-            program.ioctl_way = next((way for way, names in IOCTL_WAYS.items() if names in chosen), "")
+            ioctl_programs = [optional.programs_of(feature) for feature in ioctls]
+            program.ioctl_way = next(
+                (method for method, names in IOCTL_WAYS.items() if names in ioctl_programs), ""
+            )
             return program
         preflight.check_age(platform.release())
         raise refusals[-1]
@@ -188,9 +192,9 @@ class Program:
         link = Link(self._object)
         try:
             for part in _PARTS:
-                chosen = [hook for hook in hooks if hook.part == part]
-                if chosen:
-                    self._hook(link, part, path, chosen, pid)
+                part_hooks = [hook for hook in hooks if hook.part == part]
+                if part_hooks:
+                    self._attach_hooks(link, part, path, part_hooks, pid)
         except Refused:
             link.close()
             raise
@@ -206,7 +210,7 @@ class Program:
     def follow(self, pids: Iterable[int]) -> None:
         """Also trace these processes, where Options.pids was given."""
         for pid in pids:
-            self._put("targets", pid, np.ones(1, np.uint8))
+            self._update_map("targets", pid, np.ones(1, np.uint8))
 
     @property
     def records_requests(self) -> bool:
@@ -216,7 +220,7 @@ class Program:
     def record_requests(self, pids: Iterable[int]) -> None:
         """Record the requests to these processes, which belong to inference engines. Raises Refused."""
         for pid in pids:
-            self._put("engines", pid, np.ones(1, np.uint8))
+            self._update_map("engines", pid, np.ones(1, np.uint8))
         if not self._is_serving:
             self._is_serving = True
             self._tracepoints += [self._object.attach(name) for name in SERVING]
@@ -231,12 +235,12 @@ class Program:
 
     def walk_python(self, pid: int, python: Array) -> None:
         """Report the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
-        self._put("pythons", pid, python)
+        self._update_map("pythons", pid, python)
 
     def know_drivers(self, majors: Mapping[int, int]) -> None:
         """Devices of these major numbers are the GPU driver's. majors: drivers.Driver by number."""
         for major, driver in majors.items():
-            self._put("driver_majors", major, np.array([driver], np.uint8))
+            self._update_map("driver_majors", major, np.array([driver], np.uint8))
 
     def caller(self, pid: int) -> str:
         """The name of a process at its first call into the driver; empty if there was no call, or if it was long
@@ -244,11 +248,11 @@ class Program:
         """
         name = ctypes.create_string_buffer(_COMM_BYTES)
         fd, key = self._object.map_fd("driver_callers"), ctypes.c_uint32(pid)
-        missing = self._library.bpf_map_lookup_elem(fd, ctypes.byref(key), name)
-        return "" if missing else name.value.decode(errors="replace")
+        error = self._library.bpf_map_lookup_elem(fd, ctypes.byref(key), name)
+        return "" if error else name.value.decode(errors="replace")
 
     def know_native(self, stack: int, shape: Array | None) -> None:
-        """Attach this stack to events again, by its hash, if it has this shape (kernel.NATIVE_SHAPE); None: forget
+        """Attach this stack to later events, by its hash, if it has this shape (kernel.NATIVE_SHAPE); None: forget
         it.
         """
         fd, key = self._object.map_fd("native_shapes"), ctypes.c_uint64(stack)
@@ -270,7 +274,7 @@ class Program:
         """
         if not self.peeks:
             return b""
-        self._put("peek_requests", 0, np.array([(address, tid, n_pieces)], kernel.PEEK_REQUEST))
+        self._update_map("peek_requests", 0, np.array([(address, tid, n_pieces)], kernel.PEEK_REQUEST))
         try:
             return self._object.thread_output("peek", tid)
         except Refused:
@@ -286,12 +290,12 @@ class Program:
 
     def forget(self, pids: Collection[int]) -> None:
         """Remove ended processes from the kernel's maps."""
-        keyed = (
+        maps_by_process = (
             ("operations", kernel.OPERATION_KEY, kernel.OPERATION),
             ("balances", kernel.BALANCE_KEY, kernel.BALANCE),
             ("allocations", kernel.LIVE_KEY, kernel.LIVE),
         )
-        for name, key, value in keyed:
+        for name, key, value in maps_by_process:
             keys = self.entries(name, key, value).keys
             maps.delete(self._library, self._object.map_fd(name), keys[np.isin(keys["tgid"], list(pids))])
         for name in ("pinned", "pythons"):
@@ -299,7 +303,7 @@ class Program:
 
     def raise_thresholds(self, n_times: int) -> None:
         """From now on calls are slow from slow_call_ns * 2^n_times on."""
-        self._put("tuning", 0, np.array([n_times, 0], np.uint32))
+        self._update_map("tuning", 0, np.array([n_times, 0], np.uint32))
 
     def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
         """Keys and values of a map at present; entries deleted during the reading may be missing. Raises
@@ -316,7 +320,7 @@ class Program:
         return self._readers[map_name]
 
     def losses(self) -> dict[str, int]:
-        """Each Counter by its name in lower case, summed over the CPUs. Not all of them are losses: see Counter."""
+        """Each Counter by its name in lower case, summed over the CPUs. Not every counter is a loss: see Counter."""
         return {
             counter.name.lower(): int(n)
             for counter, n in zip(kernel.Counter, self.counters().sum(axis=1), strict=True)
@@ -330,25 +334,25 @@ class Program:
     def processes(self) -> State:
         """Every traced process at present; processes that end during the reading may be missing.
 
-        A process that changes during the reading is read again a few times, then mended().
+        A process that changes during the reading is read again a few times, then corrected by correct_torn_rows().
         """
-        entries, calls = self._of_processes().timed()
+        entries, calls = self._process_reader().timed_entries()
         now_ns = np.repeat(*np.array(calls, np.int64).T[::-1])
         state = State(entries.keys.astype(np.int64), entries.values, now_ns)
         for i in np.flatnonzero(state.rows["begun"] != state.rows["ended"]).tolist():
             self._read_again(state, i)
-        return state._replace(rows=mended(state.rows, state.now_ns))
+        return state._replace(rows=correct_torn_rows(state.rows, state.now_ns))
 
     def slots(self) -> Entries:
         """The GPU threads of every traced process: kernel.SLOT (n, N_SLOTS) by process. Raises CannotTrace."""
-        entries = self._of_processes().entries()
+        entries = self._process_reader().entries()
         return Entries(entries.keys, entries.values["slots"])
 
-    def ways_ns(self) -> Array:
+    def entry_costs_ns(self) -> Array:
         """SLOT.way_ns summed over all present threads: (4,), by group of probes. Raises CannotTrace."""
-        return self._of_processes().total(lambda rows: rows["slots"]["way_ns"].sum(axis=1, dtype=np.int64))
+        return self._process_reader().total(lambda rows: rows["slots"]["way_ns"].sum(axis=1, dtype=np.int64))
 
-    def _of_processes(self) -> Reader:
+    def _process_reader(self) -> Reader:
         return self._reader("processes", np.dtype("<u4"), kernel.PROCESS, _PROCESSES_AT_ONCE)
 
     def _read_again(self, state: State, i: int) -> None:
@@ -377,9 +381,9 @@ class Program:
             fd = self._object.program_fd(name)
             if fd >= 0:
                 text = Path(f"/proc/self/fdinfo/{fd}").read_text()
-                facts = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
+                fields = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
                 costs[name] = Cost(
-                    *(int(facts.get(key, 0)) for key in ("verified_insns", "run_cnt", "run_time_ns"))
+                    *(int(fields.get(key, 0)) for key in ("verified_insns", "run_cnt", "run_time_ns"))
                 )
         return costs
 
@@ -417,11 +421,11 @@ class Program:
     ) -> None:
         self.close()
 
-    def _start(self, switch: str, optional: Optional, pids: frozenset[int] | None) -> None:
+    def _start(self, switch: str, optional: OptionalPrograms, pids: frozenset[int] | None) -> None:
         """Optional programs come first: the program at a process's end must find the process still known."""
         self.follow(pids or ())
         for name in optional.programs():
-            if name in ASKED:
+            if name in ON_REQUEST:
                 continue
             try:
                 self._tracepoints.append(self._object.attach(name))
@@ -439,40 +443,40 @@ class Program:
     def _put_functions(self) -> None:
         """Write the table that describes the arguments of each function."""
         for number, row in enumerate(operations.functions().reshape(-1, 1)):
-            self._put("functions", number, row)
+            self._update_map("functions", number, row)
 
-    def _put(self, map_name: str, key: int, value: Array) -> None:
+    def _update_map(self, map_name: str, key: int, value: Array) -> None:
         """value: one entry of the map, an array (1,) or anything with the same memory layout."""
         fd, data = self._object.map_fd(map_name), np.ascontiguousarray(value)
         self._library.bpf_map_update_elem(fd, ctypes.byref(ctypes.c_uint32(key)), data.ctypes.data, 0)
 
-    def _hook(self, link: Link, part: str, path: str, hooks: Sequence[Hook], pid: int) -> None:
+    def _attach_hooks(self, link: Link, part: str, path: str, hooks: Sequence[Hook], pid: int) -> None:
         if self.mode == "perf":
             for hook in hooks:
-                for leg, is_return in (("enter", False), ("return", True)):
+                for end, is_return in (("enter", False), ("return", True)):
                     link._single.append(
                         self._object.attach_uprobe(
-                            f"{part}_{leg}", path, hook.offset, hook.cookie, is_return=is_return
+                            f"{part}_{end}", path, hook.offset, hook.cookie, is_return=is_return
                         )
                     )
             return
         offsets, cookies = [hook.offset for hook in hooks], [hook.cookie for hook in hooks]
-        for leg in _legs(self.mode):
+        for end in _probe_ends(self.mode):
             link._multi.append(
                 self._object.multi_link(
-                    f"{part}_{leg}",
+                    f"{part}_{end}",
                     path,
                     offsets,
                     cookies,
-                    is_session=leg == "session",
-                    is_return=leg == "return",
+                    is_session=end == "session",
+                    is_return=end == "return",
                     pid=pid,
                 )
             )
 
 
-def mended(rows: Array, now_ns: Array) -> Array:
-    """Processes as they were read, corrected in place for changes that were half done.
+def correct_torn_rows(rows: Array, now_ns: Array) -> Array:
+    """Correct, in place, the rows of processes that were read in the middle of a change.
 
     rows: kernel.PROCESS (n,); now_ns: int64 (n,), when they were read. A half-done change leaves two accounts wrong by
     its time stamp. With now in its place they are wrong by at most the time for which the change has been waiting.
@@ -487,7 +491,7 @@ def mended(rows: Array, now_ns: Array) -> Array:
     return rows
 
 
-def _checked(path: Path) -> btf.Btf:
+def _load_types(path: Path) -> btf.Btf:
     """The types of the object, which must be the types that this version expects."""
     try:
         types = btf.Btf(path.read_bytes())
@@ -505,7 +509,7 @@ def _checked(path: Path) -> btf.Btf:
     return types
 
 
-def _loaded(
+def _load_object(
     library: Library,
     path: Path,
     types: btf.Btf,
@@ -515,36 +519,36 @@ def _loaded(
     optional: Sequence[str],
 ) -> Object:
     """The object, loaded for one attach method and tested by a link."""
-    opened = Object(library, path)
-    legs = _legs(mode)
-    hooked = [f"{part}_{leg}" for part in _PARTS for leg in legs]
+    bpf_object = Object(library, path)
+    legs = _probe_ends(mode)
+    hook_programs = [f"{part}_{end}" for part in _PARTS for end in legs]
     try:
-        opened.choose([switch, *_TRACEPOINTS, *hooked, *optional])
+        bpf_object.choose([switch, *_TRACEPOINTS, *hook_programs, *optional])
         if mode != "perf":
-            for name in hooked:
-                opened.expect(name, UPROBE_SESSION if mode == "session" else UPROBE_MULTI)
+            for name in hook_programs:
+                bpf_object.expect(name, UPROBE_SESSION if mode == "session" else UPROBE_MULTI)
         for name, value in _constants(options).items():
             location = types.locations(".rodata")[name]
-            opened.set_constant(location.offset, value.to_bytes(location.n_bytes, "little"))
+            bpf_object.set_constant(location.offset, value.to_bytes(location.n_bytes, "little"))
         for ring in ("arrivals", "events"):
-            opened.resize(ring, options.ring_bytes)
+            bpf_object.resize(ring, options.ring_bytes)
         if options.ioctl_ways:
-            opened.resize("operations", N_OPERATIONS_WITH_IOCTLS)
-        opened.load()
+            bpf_object.resize("operations", N_OPERATIONS_WITH_IOCTLS)
+        bpf_object.load()
         if mode != "perf":
-            _try_link(opened, hooked[0], path, is_session=mode == "session")
+            _try_link(bpf_object, hook_programs[0], path, is_session=mode == "session")
         # Some kernels load programs that they cannot attach.
         for name in set(optional) & set(IOCTL_WAYS["function"]):
-            opened.detach(opened.attach(name))
+            bpf_object.detach(bpf_object.attach(name))
     except Refused:
-        opened.close()
+        bpf_object.close()
         raise
-    return opened
+    return bpf_object
 
 
-def _try_link(loaded: Object, program: str, path: Path, *, is_session: bool) -> None:
+def _try_link(bpf_object: Object, program: str, path: Path, *, is_session: bool) -> None:
     """Link to an offset that no process runs: the object's own file. Raises Refused where the kernel cannot."""
-    loaded.multi_link(program, str(path), [64], [0], is_session=is_session, is_return=False).close()
+    bpf_object.multi_link(program, str(path), [64], [0], is_session=is_session, is_return=False).close()
 
 
 def _constants(options: Options) -> dict[str, int]:
@@ -559,5 +563,5 @@ def _constants(options: Options) -> dict[str, int]:
     }
 
 
-def _legs(mode: str) -> tuple[str, ...]:
+def _probe_ends(mode: str) -> tuple[str, ...]:
     return ("session",) if mode == "session" else ("enter", "return")

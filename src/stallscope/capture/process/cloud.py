@@ -16,67 +16,67 @@ _MOST_BYTES = 64 << 10
 _MOST_CHARACTERS = 128
 
 
-def machine(cloud: str, address: str = _ADDRESS) -> dict[str, str]:
+def machine_metadata(cloud: str, address: str = _ADDRESS) -> dict[str, str]:
     """cloud, instance, type, zone and name of this machine from aws, gcp or azure; empty without an answer."""
     try:
-        answer = _ASKED[cloud](address)
+        metadata = _METADATA_READERS[cloud](address)
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    facts = {"cloud": cloud} | {name: _plain(value) for name, value in answer.items()}
+    facts = {"cloud": cloud} | {name: _printable(value) for name, value in metadata.items()}
     return {name: value for name, value in facts.items() if value}
 
 
 def _aws(address: str) -> dict[str, str]:
     """Instance metadata service, version 2: a token first (EC2 user guide, "Use IMDSv2")."""
     lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-    token = _answer(f"{address}/latest/api/token", lifetime, method="PUT")
-    about = json.loads(
-        _answer(
+    token = _fetch(f"{address}/latest/api/token", lifetime, method="PUT")
+    document = json.loads(
+        _fetch(
             f"{address}/latest/dynamic/instance-identity/document",
             {"X-aws-ec2-metadata-token": token.strip()},
         )
     )
     return {
-        "instance": about["instanceId"],
-        "type": about.get("instanceType", ""),
-        "zone": about.get("availabilityZone", ""),
+        "instance": document["instanceId"],
+        "type": document.get("instanceType", ""),
+        "zone": document.get("availabilityZone", ""),
     }
 
 
 def _gcp(address: str) -> dict[str, str]:
-    """Compute Engine metadata server; types and zones come as paths, of which the last part counts."""
+    """Compute Engine metadata server; types and zones come as paths, and only the last part is used."""
     url = f"{address}/computeMetadata/v1/instance/?recursive=true"
-    about = json.loads(_answer(url, {"Metadata-Flavor": "Google"}))
+    document = json.loads(_fetch(url, {"Metadata-Flavor": "Google"}))
     return {
-        "instance": str(about["id"]),
-        "type": about.get("machineType", "").rpartition("/")[2],
-        "zone": about.get("zone", "").rpartition("/")[2],
-        "name": about.get("name", ""),
+        "instance": str(document["id"]),
+        "type": document.get("machineType", "").rpartition("/")[2],
+        "zone": document.get("zone", "").rpartition("/")[2],
+        "name": document.get("name", ""),
     }
 
 
 def _azure(address: str) -> dict[str, str]:
     """Azure Instance Metadata Service."""
     url = f"{address}/metadata/instance/compute?api-version=2021-02-01&format=json"
-    about = json.loads(_answer(url, {"Metadata": "true"}))
-    zone = "-".join(part for part in (about.get("location", ""), about.get("zone", "")) if part)
+    document = json.loads(_fetch(url, {"Metadata": "true"}))
+    zone = "-".join(part for part in (document.get("location", ""), document.get("zone", "")) if part)
     return {
-        "instance": about["vmId"],
-        "type": about.get("vmSize", ""),
+        "instance": document["vmId"],
+        "type": document.get("vmSize", ""),
         "zone": zone,
-        "name": about.get("name", ""),
+        "name": document.get("name", ""),
     }
 
 
-_ASKED: Mapping[str, Callable[[str], dict[str, str]]] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
+_METADATA_READERS: Mapping[str, Callable[[str], dict[str, str]]] = {"aws": _aws, "gcp": _gcp, "azure": _azure}
 
 
-def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
+def _fetch(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
     """Raises OSError. A redirect would leave the machine's network; it is not followed."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     request = urllib.request.Request(url, headers=dict(headers), method=method)
-    with opener.open(request, timeout=_TIMEOUT_S) as answer:
-        body: bytes = answer.read(_MOST_BYTES)
+    with opener.open(request, timeout=_TIMEOUT_S) as response:
+        body: bytes = response.read(_MOST_BYTES)
     return body.decode()
 
 
@@ -85,6 +85,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _plain(value: object) -> str:
+def _printable(value: object) -> str:
     text = value if isinstance(value, str) else ""
     return "".join(c for c in text if c.isprintable())[:_MOST_CHARACTERS]

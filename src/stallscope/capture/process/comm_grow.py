@@ -25,17 +25,17 @@ class GrownCommunicators:
 
     _id_of: dict[int, int] = field(default_factory=dict)
 
-    def born(self, rows: Array) -> Array:
-        """Replaces the hashes of new communicators, kernel.LIFE (n,), in place."""
+    def rename_created(self, rows: Array) -> Array:
+        """Replace the hashes of new communicators, kernel.LIFE (n,), in place."""
         is_root = (rows["color"] == GROWN_COLOR) & (rows["parent_hash"] != 0)
         for row in rows[is_root]:
             old = child_hash(int(row["parent_hash"]), _OF_GROWS | int(row["n_splits"]), int(row["nranks"]))
             if old != row["comm_hash"]:
                 self._id_of[old] = int(row["comm_hash"])
-        return self.renamed(rows)
+        return self.replace_hashes(rows)
 
-    def renamed(self, rows: Array) -> Array:
-        """Replaces the hashes of any rows with a comm_hash, (n,), in place."""
+    def replace_hashes(self, rows: Array) -> Array:
+        """Replace the hashes of any rows with a comm_hash, (n,), in place."""
         for old, new in self._id_of.items():
             rows["comm_hash"][rows["comm_hash"] == old] = new
         return rows

@@ -13,17 +13,17 @@ from typing import NamedTuple
 from stallscope.capture.process.process_identity import small_file
 
 _TIME_UNITS = {"throttled_usec": 1000, "throttled_time": 1}
-"""Of v2 and v1 (Documentation/admin-guide/cgroup-v2.rst, Documentation/scheduler/sched-bwc.rst), in ns."""
+"""Fields of v2 and v1, and their unit in ns: Documentation/admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst."""
 
 _ROOTS_EVERY_NS = 30 * 10**9
-_MOST_PLACES = 4096
+_MAX_PATHS = 4096
 
 Roots = list[tuple[str, Path, bool]]
 """Hierarchies that may hold a CPU quota: the mounted part of the hierarchy, its mount point, whether it is v2."""
 
 
 class Group(NamedTuple):
-    """A control group: the folder where it is mounted, that hierarchy's folder, and which version it is."""
+    """A control group. path: its folder. root: the mount point of its hierarchy."""
 
     path: Path
     root: Path
@@ -62,8 +62,8 @@ class ControlGroups:
     _next_roots_ns: int = 0
     _groups_of: dict[str, list[Group]] = field(default_factory=dict)
 
-    def throttled(self, pids: Iterable[int], now_ns: int) -> list[Throttling]:
-        """Throttled groups since the last reading; for a new group, since its first reading."""
+    def new_throttling(self, pids: Iterable[int], now_ns: int) -> list[Throttling]:
+        """The throttling of each group since the last reading; of a new group, since its first reading."""
         if now_ns >= self._next_roots_ns:
             self._next_roots_ns = now_ns + _ROOTS_EVERY_NS
             self._roots = _roots(f"{self.proc}/self/mountinfo")
@@ -72,8 +72,8 @@ class ControlGroups:
         for pid in pids:
             for group in self._groups(pid):
                 members.setdefault(group, []).append(pid)
-        groups, counters_of = [], {}
-        for group, inside in members.items():
+        throttling, counters_of = [], {}
+        for group, member_pids in members.items():
             quota = _quota(group)
             counters = _counters(f"{group.path}/cpu.stat", now_ns) if quota else None
             if counters is None:
@@ -82,15 +82,15 @@ class ControlGroups:
             before = self._last.get(group.path)
             if before and counters.n > before.n:
                 n, ns = counters.n - before.n, max(counters.ns - before.ns, 0)
-                groups.append(Throttling(before.at_ns, group, n, ns, quota, tuple(inside)))
+                throttling.append(Throttling(before.at_ns, group, n, ns, quota, tuple(member_pids)))
         self._last = counters_of
-        return groups
+        return throttling
 
     def _groups(self, pid: int) -> list[Group]:
-        """The group of a process in each hierarchy, and all above it but the root, which has no quota."""
+        """The group of a process in each hierarchy and all its parents except the root, which has no quota."""
         text = _text(f"{self.proc}/{pid}/cgroup")
         if text not in self._groups_of:
-            if len(self._groups_of) >= _MOST_PLACES:
+            if len(self._groups_of) >= _MAX_PATHS:
                 self._groups_of.clear()
             self._groups_of[text] = _groups(text.splitlines(), self._roots)
         return self._groups_of[text]
@@ -108,8 +108,8 @@ def _roots(mounts: str) -> Roots:
         return []
     roots = []
     for line in lines:
-        mount, _, behind = line.partition(" - ")
-        kind, _, options = [*behind.split(), "", "", ""][:3]
+        mount, _, file_system = line.partition(" - ")
+        kind, _, options = [*file_system.split(), "", "", ""][:3]
         if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
             fields = mount.split()
             roots.append((fields[3], Path(fields[4]), kind == "cgroup2"))
@@ -117,7 +117,7 @@ def _roots(mounts: str) -> Roots:
 
 
 def _groups(lines: list[str], roots: Roots) -> list[Group]:
-    """lines: of a process's file `cgroup`, NUMBER:CONTROLLERS:PATH; v2 has the number 0 and no controllers."""
+    """lines: the lines of /proc/PID/cgroup, NUMBER:CONTROLLERS:PATH; v2 has the number 0 and no controllers."""
     groups = []
     for line in lines:
         number, controllers, path = line.split(":", 2)

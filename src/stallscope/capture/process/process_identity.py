@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
+from stallscope.capture.gpu.visible_devices import GpuNumbers, visible_gpus
 from stallscope.events.layout import UNKNOWN
 
 _MAX_ENVIRON_BYTES = 1 << 20
@@ -38,7 +38,7 @@ _LAUNCHERS = (
     _Launcher("PMIx", "PMIX_RANK", "PMIX_LOCAL_RANK", "PMIX_SIZE"),
     _Launcher("Slurm", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 )
-"""First match wins: torchrun and MPI run inside a Slurm step, whose own numbers then mean the launcher."""
+"""First match wins: torchrun and MPI run inside a Slurm step, whose own numbers then describe the launcher."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,23 @@ def identity(
 ) -> Identity:
     """The identity of `pid`. If a process has ended or may not be read, only its pid is known.
 
-    variables: its environment; read where it is not given. gpus: the numbers of the GPUs.
+    variables: its environment; None: it is read. gpus: the numbers of the machine's GPUs.
     """
-    home = proc / str(pid)
-    variables = environment(home) if variables is None else variables
+    process_dir = proc / str(pid)
+    variables = environment(process_dir) if variables is None else variables
     rank, local_rank, nranks = launcher_ranks(variables)
-    comm, started = _comm_and_start(home)
-    return Identity(pid, rank, local_rank, nranks, _device(home, variables, gpus), comm, started)
+    comm, start_ticks = _comm_and_start(process_dir)
+    return Identity(pid, rank, local_rank, nranks, _device(process_dir, variables, gpus), comm, start_ticks)
 
 
-def environment(home: Path) -> dict[str, str]:
+def environment(process_dir: Path) -> dict[str, str]:
     """The environment a process (its folder in /proc) was started with."""
     try:
-        with (home / "environ").open("rb") as file:
-            data = file.read(_MAX_ENVIRON_BYTES)
+        with (process_dir / "environ").open("rb") as file:
+            environ = file.read(_MAX_ENVIRON_BYTES)
     except OSError:
         return {}
-    pairs = (item.partition(b"=") for item in data.split(b"\0") if b"=" in item)
+    pairs = (variable.partition(b"=") for variable in environ.split(b"\0") if b"=" in variable)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
@@ -100,7 +100,7 @@ def _number(text: str | None) -> int:
 
 
 def small_file(path: str, n_bytes: int = _SMALL_FILE_BYTES) -> bytes:
-    """The content of a kernel file, up to a number of bytes; empty if the file is gone.
+    """The content of a kernel file, up to a number of bytes; empty if the file does not exist.
 
     For files that are read each second: pathlib and buffers cost more than the kernel's part of the read.
     """
@@ -116,10 +116,10 @@ def small_file(path: str, n_bytes: int = _SMALL_FILE_BYTES) -> bytes:
         os.close(fd)
 
 
-def _comm_and_start(home: Path) -> tuple[str, int]:
+def _comm_and_start(process_dir: Path) -> tuple[str, int]:
     """Command name and start time in clock ticks since boot, from /proc/PID/stat."""
     try:
-        text = (home / "stat").read_bytes()
+        text = (process_dir / "stat").read_bytes()
     except OSError:
         return "", UNKNOWN
     head, _, tail = text.rpartition(b")")
@@ -127,19 +127,21 @@ def _comm_and_start(home: Path) -> tuple[str, int]:
     return head.partition(b"(")[2].decode("utf-8", "replace"), int(fields[19])
 
 
-def _device(home: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:
+def _device(process_dir: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:
     """The only GPU that the process has opened, otherwise the only GPU that is visible to it."""
-    devices = {gpus.of_file(int(match[1])) for match in map(_DEVICE.fullmatch, opened(home)) if match}
+    devices = {
+        gpus.of_file(int(match[1])) for match in map(_DEVICE.fullmatch, open_files(process_dir)) if match
+    }
     if len(devices) == 1:
         return devices.pop()
-    gpu_numbers = visible(home, variables, gpus)
+    gpu_numbers = visible_gpus(process_dir, variables, gpus)
     return gpu_numbers[0] if len(gpu_numbers) == 1 and (gpu_numbers[0] in devices or not devices) else UNKNOWN
 
 
-def opened(home: Path) -> list[str]:
+def open_files(process_dir: Path) -> list[str]:
     """The targets of the descriptors of a process (its folder in /proc); empty where they may not be read."""
     try:
-        links = list((home / "fd").iterdir())
+        links = list((process_dir / "fd").iterdir())
     except OSError:
         return []
     return [_target(link) for link in links]

@@ -1,6 +1,6 @@
 """The traced processes, from their first appearance to their end.
 
-A process is identified by its number and its start time, so a reused number is another process. The end is noticed in
+A process is identified by its number and its start time, so a reused number is another process. The end is detected at
 the next reading; a process whose main thread has ended while other threads run is still alive.
 """
 
@@ -33,86 +33,88 @@ class Processes:
     proc: Path = Path("/proc")
     gpus: GpuNumbers = field(default_factory=GpuNumbers)
     _running: dict[int, Identity] = field(default_factory=dict)
-    _member: dict[int, Member] = field(default_factory=dict)
-    _started_with: dict[int, dict[str, str]] = field(default_factory=dict)
+    _largest_communicator: dict[int, Member] = field(default_factory=dict)
+    _environments: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._running)
 
     def pids(self) -> list[int]:
-        """Their numbers."""
+        """The pids of the traced processes."""
         return list(self._running)
 
-    def first_seen(self, first_ns: Mapping[int, int]) -> Array:
-        """Rows of PROCESSES for processes that were not known yet; -1 for unknown values.
+    def add(self, first_ns: Mapping[int, int]) -> Array:
+        """Add new processes. Returns their rows of PROCESSES; -1: unknown value.
 
-        first_ns: time of the first event of each process, by its number.
+        first_ns: time of the first event of each process, by pid.
         """
-        self._started_with = {
+        self._environments = {
             pid: environment(self.proc / str(pid)) for pid in first_ns if pid not in self._running
         }
-        new = [
+        new_processes = [
             identity(pid, self.proc, variables=variables, gpus=self.gpus)
-            for pid, variables in self._started_with.items()
+            for pid, variables in self._environments.items()
         ]
-        self._running.update((each.pid, each) for each in new)
-        rows = layout.empty(layout.PROCESSES, len(new))
-        rows["node"], rows["ts_ns"] = self.node, [first_ns[each.pid] for each in new]
+        self._running.update((process.pid, process) for process in new_processes)
+        rows = layout.empty(layout.PROCESSES, len(new_processes))
+        rows["node"], rows["ts_ns"] = self.node, [first_ns[process.pid] for process in new_processes]
         for name in ("pid", "rank", "local_rank", "nranks", "device"):
-            rows[name] = [getattr(each, name) for each in new]
-        rows["comm"] = [each.comm.encode()[:16] for each in new]
+            rows[name] = [getattr(process, name) for process in new_processes]
+        rows["comm"] = [process.comm.encode()[:16] for process in new_processes]
         return rows
 
-    def started_with(self, pid: int) -> Mapping[str, str]:
-        """The environment of a process of the last first_seen(), returned once; empty for others."""
-        return self._started_with.pop(pid, {})
+    def take_environment(self, pid: int) -> Mapping[str, str]:
+        """The environment of a process of the last add(), returned once; empty for other processes."""
+        return self._environments.pop(pid, {})
 
-    def joined(self, communicators: Array) -> None:
-        """Remember rows of COMMUNICATORS: the largest communicator of a process is, as a rule, its whole job."""
-        is_whole = (communicators["comm_rank"] >= 0) & (communicators["parent_hash"] == 0)
-        for row in communicators[is_whole & (communicators["nranks"] > 1)]:
-            pid, new = (
+    def add_communicators(self, communicators: Array) -> None:
+        """Remember the largest communicator of each process, usually its whole job, from rows of COMMUNICATORS."""
+        is_job = (communicators["comm_rank"] >= 0) & (communicators["parent_hash"] == 0)
+        for row in communicators[is_job & (communicators["nranks"] > 1)]:
+            pid, joined = (
                 int(row["pid"]),
                 Member(*(int(row[name]) for name in ("nranks", "comm_rank", "comm_hash"))),
             )
-            old = self._member.get(pid)
-            if old and old.comm_hash == new.comm_hash and old.rank != new.rank:
-                self._member[pid] = old._replace(rank=UNKNOWN)
-            elif not old or new.nranks > old.nranks:
-                self._member[pid] = new
+            largest = self._largest_communicator.get(pid)
+            if largest and largest.comm_hash == joined.comm_hash and largest.rank != joined.rank:
+                self._largest_communicator[pid] = largest._replace(rank=UNKNOWN)
+            elif not largest or joined.nranks > largest.nranks:
+                self._largest_communicator[pid] = joined
 
     def members(self) -> Collection[int]:
-        """The processes that share a communicator with others."""
-        return self._member.keys()
+        """The processes that share a communicator with other processes."""
+        return self._largest_communicator.keys()
 
-    def placed(self) -> list[Identity]:
-        """The processes whose rank is now known from their communicators, because the launcher set none."""
+    def update_ranks(self) -> list[Identity]:
+        """Set ranks from communicators where the launcher set none. Returns the changed processes."""
         identities = []
-        for pid, member in self._member.items():
-            known = self._running.get(pid)
-            if known is None or member.rank == UNKNOWN:
+        for pid, member in self._largest_communicator.items():
+            process = self._running.get(pid)
+            if process is None or member.rank == UNKNOWN:
                 continue
-            ranks = (known.rank, known.nranks)
-            is_ours = known.rank == UNKNOWN or known.is_from_nccl
+            ranks = (process.rank, process.nranks)
+            may_change = process.rank == UNKNOWN or process.is_from_nccl
             if (
-                is_ours
+                may_change
                 and ranks != (member.rank, member.nranks)
-                and (known.nranks in (UNKNOWN, member.nranks) or known.is_from_nccl)
+                and (process.nranks in (UNKNOWN, member.nranks) or process.is_from_nccl)
             ):
-                self._running[pid] = replace(known, rank=member.rank, nranks=member.nranks, is_from_nccl=True)
+                self._running[pid] = replace(
+                    process, rank=member.rank, nranks=member.nranks, is_from_nccl=True
+                )
                 identities.append(self._running[pid])
         return identities
 
-    def located(self, collectives: Array) -> list[Identity]:
-        """The processes whose only GPU is now known from rows of COLLECTIVES: they can see several GPUs and use one."""
-        lacking = [
+    def update_devices(self, collectives: Array) -> list[Identity]:
+        """Set the GPU of processes that can see several GPUs and use one. Returns the changed processes."""
+        pids_without_device = [
             pid
-            for pid, known in self._running.items()
-            if known.device == UNKNOWN and not self._is_several_ranks(pid)
+            for pid, process in self._running.items()
+            if process.device == UNKNOWN and not self._is_several_ranks(pid)
         ]
-        if not lacking:
+        if not pids_without_device:
             return []
-        rows = collectives[np.isin(collectives["pid"], lacking) & (collectives["device"] >= 0)]
+        rows = collectives[np.isin(collectives["pid"], pids_without_device) & (collectives["device"] >= 0)]
         identities = []
         for pid in np.unique(rows["pid"]).tolist():
             devices = np.unique(rows["device"][rows["pid"] == pid])
@@ -122,23 +124,23 @@ class Processes:
         return identities
 
     def _is_several_ranks(self, pid: int) -> bool:
-        member = self._member.get(pid)
+        member = self._largest_communicator.get(pid)
         return member is not None and member.rank == UNKNOWN
 
-    def gone(self, reported: Container[int] = ()) -> list[int]:
-        """The processes that have ended since the last reading; they are no longer known.
+    def remove_ended(self, reported: Container[int] = ()) -> list[int]:
+        """Forget the processes that have ended since the last reading, and return their pids.
 
         reported: processes whose end the kernel has reported, including those that became another program.
         """
-        ended = [
+        ended_pids = [
             pid
-            for pid, known in self._running.items()
-            if pid in reported or not _is_running(self.proc, known)
+            for pid, process in self._running.items()
+            if pid in reported or not _is_running(self.proc, process)
         ]
-        for pid in ended:
+        for pid in ended_pids:
             del self._running[pid]
-            self._member.pop(pid, None)
-        return ended
+            self._largest_communicator.pop(pid, None)
+        return ended_pids
 
 
 @dataclass
@@ -147,22 +149,22 @@ class Snapshots:
 
     _last: dict[int, Array] = field(default_factory=dict)
 
-    def keep(self, rows: Array) -> Array:
+    def remember(self, rows: Array) -> Array:
         """Remember the rows of SNAPSHOTS (one per process), and return them."""
         self._last.update((int(row["pid"]), row.copy()) for row in rows)
         return rows
 
-    def at_end(self, pids: Iterable[int], now_ns: int) -> Array:
-        """The last known rows of the processes, marked as ended."""
+    def final_rows(self, pids: Iterable[int], now_ns: int) -> Array:
+        """The last row of each process, marked as ended; then the processes are forgotten."""
         snapshots = [self._last.pop(pid) for pid in pids if pid in self._last]
         rows = np.array(snapshots, layout.dtype(layout.SNAPSHOTS))
         rows["ts_ns"], rows["alive"] = now_ns, 0
         return rows
 
 
-def _is_running(proc: Path, known: Identity) -> bool:
-    head, _, tail = small_file(f"{proc}/{known.pid}/stat").rpartition(b")")
+def _is_running(proc: Path, process: Identity) -> bool:
+    head, _, tail = small_file(f"{proc}/{process.pid}/stat").rpartition(b")")
     fields = tail.split()
-    if not head or int(fields[19]) != known.started_ticks:
+    if not head or int(fields[19]) != process.started_ticks:
         return False
     return fields[0] not in (b"Z", b"X") or int(fields[17]) > 1

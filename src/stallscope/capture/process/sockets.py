@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stallscope.capture.process.process_identity import opened
+from stallscope.capture.process.process_identity import open_files
 from stallscope.events.layout import Array
 
 _FORGET_AFTER_NS = 10 * 10**9
@@ -23,32 +23,30 @@ class SocketOwners:
     """The owner of each open socket. proc: where /proc is mounted."""
 
     proc: Path = Path("/proc")
-    _known: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _owners: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def of(self, inodes: Iterable[int], pids: Iterable[int], now_ns: int) -> dict[int, int]:
-        """The process that has each of these sockets open: the first such process of `pids`, as others may have
-        inherited it.
-        """
-        wanted = set(inodes)
-        self._known = {
+    def owners(self, inodes: Iterable[int], pids: Iterable[int], now_ns: int) -> dict[int, int]:
+        """The first process of `pids` that has each socket open; later processes may have inherited it."""
+        requested = set(inodes)
+        self._owners = {
             inode: (pid, at_ns)
-            for inode, (pid, at_ns) in self._known.items()
+            for inode, (pid, at_ns) in self._owners.items()
             if now_ns - at_ns < _FORGET_AFTER_NS
         }
-        if missing := wanted - self._known.keys():
-            owners: dict[int, int] = {}
+        if unresolved := requested - self._owners.keys():
+            pid_of_inode: dict[int, int] = {}
             for pid in pids:
-                for inode in self._opened(pid) & missing:
-                    owners.setdefault(inode, pid)
-            self._known |= {inode: (owners.get(inode, 0), now_ns) for inode in missing}
-        return {inode: pid for inode in wanted if (pid := self._known[inode][0])}
+                for inode in self._open_sockets(pid) & unresolved:
+                    pid_of_inode.setdefault(inode, pid)
+            self._owners |= {inode: (pid_of_inode.get(inode, 0), now_ns) for inode in unresolved}
+        return {inode: pid for inode in requested if (pid := self._owners[inode][0])}
 
-    def _opened(self, pid: int) -> set[int]:
-        targets = opened(self.proc / str(pid))
+    def _open_sockets(self, pid: int) -> set[int]:
+        targets = open_files(self.proc / str(pid))
         return {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
 
 
-def other_end(ends: Array) -> str:
+def peer_address(ends: Array) -> str:
     """Address and port of the peer, from one kernel.ENDS; empty for a socket that is not an internet connection."""
     family, port = int(ends["family"]), socket.ntohs(int(ends["peer_port"]))
     address = ends["peer"].tobytes()

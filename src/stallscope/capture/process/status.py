@@ -40,21 +40,21 @@ class RecordCounts:
 
     @property
     def n_communicators(self) -> int:
-        """Communicators in which a collective was seen."""
+        """Communicators with at least one collective."""
         return len(self._rounds)
 
     @property
     def n_rounds(self) -> int:
-        """Rounds seen, over all communicators."""
+        """Rounds of all communicators."""
         return sum(last - first + 1 for first, last in self._rounds.values())
 
 
-def line(tally: RecordCounts) -> str:
+def status_line(counts: RecordCounts) -> str:
     """The status in one line."""
     return (
-        f"{counted(tally.n_processes, 'process', 'processes')}, "
-        f"{counted(tally.n_communicators, 'communicator')}, "
-        f"{counted(tally.n_rounds, 'round')}, {counted(tally.n_records, 'record')}, {tally.n_lost:,} lost"
+        f"{counted(counts.n_processes, 'process', 'processes')}, "
+        f"{counted(counts.n_communicators, 'communicator')}, "
+        f"{counted(counts.n_rounds, 'round')}, {counted(counts.n_records, 'record')}, {counts.n_lost:,} lost"
     )
 
 

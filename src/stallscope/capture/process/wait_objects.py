@@ -1,7 +1,7 @@
 """The object that a blocked system call waits for, in words: a file, a pipe and its other end, a lock and its holder.
 
     objects = WaitObjects()
-    objects.of(pid, tid)       # BlockedCall(nr, "pipe to 812 loader"), from /proc; None while the thread runs
+    objects.blocked_call(pid, tid)  # BlockedCall(nr, "pipe to 812 loader"), from /proc; None while the thread runs
 
 Only /proc/PID/task/TID/syscall is read and, for poll and select, the list of descriptors in the thread's memory. Only
 x86-64 system call numbers are known; on other architectures the object is empty.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from stallscope.capture.process.process_identity import small_file
 from stallscope.capture.stacks.memory import Memory, Unreadable
 
-_KEPT_NS = 3 * 10**9
-_MOST_KEPT = 4096
+_CACHE_NS = 3 * 10**9
+_MAX_CACHED = 4096
 _MOST_POLLED = 8
 
 _ON_DESCRIPTOR = frozenset(
@@ -74,9 +74,9 @@ class WaitObjects:
 
     now_ns: Callable[[], int]
     proc: Path = Path("/proc")
-    _kept: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
+    _cache: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
 
-    def of(self, pid: int, tid: int, memory: Memory | None = None) -> BlockedCall | None:
+    def blocked_call(self, pid: int, tid: int, memory: Memory | None = None) -> BlockedCall | None:
         """The system call that a thread is blocked in, and its object; None while it runs or cannot be read."""
         words = small_file(f"{self.proc}/{pid}/task/{tid}/syscall").split()
         if not words or words[0] == b"running":
@@ -88,19 +88,19 @@ class WaitObjects:
         return BlockedCall(nr, self._object(pid, nr, arguments, memory))
 
     def _object(self, pid: int, nr: int, arguments: list[int], memory: Memory | None) -> str:
-        if nr in _FUTEXES or not (descriptor := self._key(nr, arguments, memory)):
+        if nr in _FUTEXES or not (descriptor := self._operand(nr, arguments, memory)):
             return ""
         key, now_ns = (pid, nr, descriptor[0]), self.now_ns()
-        kept = self._kept.get(key)
-        if kept and now_ns - kept[0] < _KEPT_NS:
-            return kept[1]
-        if len(self._kept) >= _MOST_KEPT:
-            self._kept.clear()
-        text = self._described(pid, nr, descriptor[0])
-        self._kept[key] = now_ns, text
+        cached = self._cache.get(key)
+        if cached and now_ns - cached[0] < _CACHE_NS:
+            return cached[1]
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        text = self._description(pid, nr, descriptor[0])
+        self._cache[key] = now_ns, text
         return text
 
-    def _key(self, nr: int, arguments: list[int], memory: Memory | None) -> tuple[int] | None:
+    def _operand(self, nr: int, arguments: list[int], memory: Memory | None) -> tuple[int] | None:
         """The descriptor, or the process waited for (0: any child)."""
         if nr in _ON_DESCRIPTOR or nr in _FILE_LOCKS:
             return (arguments[0],)
@@ -117,7 +117,7 @@ class WaitObjects:
             return None
         return None
 
-    def _described(self, pid: int, nr: int, number: int) -> str:
+    def _description(self, pid: int, nr: int, number: int) -> str:
         if nr in _CHILD_WAITS:
             return self._child(pid, number)
         try:
@@ -135,7 +135,7 @@ class WaitObjects:
     def _child(self, pid: int, child: int) -> str:
         """The program that a process waits for; for a wait on any child, the present child."""
         children = [child] if child else self.children(pid)
-        names = [name for each in children[:2] if (name := self.program(each))]
+        names = [name for child_pid in children[:2] if (name := self.program(child_pid))]
         return f"end of {', '.join(names)}" if names else "end of a child process"
 
     def children(self, pid: int) -> list[int]:
@@ -152,19 +152,19 @@ class WaitObjects:
         return f"{name} {pid}{f' ({script[:60]})' if script else ''}" if name else ""
 
     def _pipe(self, pid: int, target: str, *, is_writing: bool) -> str:
-        others = self._others(pid, target, wants_reader=is_writing)
-        if not others:
+        peers = self._pipe_peers(pid, target, wants_reader=is_writing)
+        if not peers:
             return "pipe that no other process reads" if is_writing else "pipe"
-        return f"{'full pipe read by' if is_writing else 'pipe written by'} {', '.join(others)}"
+        return f"{'full pipe read by' if is_writing else 'pipe written by'} {', '.join(peers)}"
 
-    def _others(self, pid: int, target: str, *, wants_reader: bool) -> list[str]:
-        """Other processes that have the wanted end of a pipe open, at most two."""
+    def _pipe_peers(self, pid: int, target: str, *, wants_reader: bool) -> list[str]:
+        """At most two other processes that have one end of a pipe open: the reading end if wants_reader."""
         programs = []
-        for entry in self.proc.iterdir():
-            if not entry.name.isdecimal() or int(entry.name) == pid:
+        for process_dir in self.proc.iterdir():
+            if not process_dir.name.isdecimal() or int(process_dir.name) == pid:
                 continue
-            if _has_end(entry, target, wants_reader=wants_reader):
-                programs.append(self.program(int(entry.name)))
+            if _has_end(process_dir, target, wants_reader=wants_reader):
+                programs.append(self.program(int(process_dir.name)))
             if len(programs) == 2:
                 break
         return [name for name in programs if name]
@@ -172,7 +172,7 @@ class WaitObjects:
     def _socket(self, pid: int, target: str) -> str:
         inode = target[8:-1].encode()
         for name in ("tcp", "tcp6"):
-            for line in _whole(self.proc / str(pid) / "net" / name).splitlines()[1:]:
+            for line in _file_bytes(self.proc / str(pid) / "net" / name).splitlines()[1:]:
                 words = line.split()
                 if len(words) > 9 and words[9] == inode:
                     return f"connection to {_address(words[2].decode())}"
@@ -184,7 +184,7 @@ class WaitObjects:
             inode = str((self.proc / str(pid) / "fd" / str(descriptor)).stat().st_ino)
         except OSError:
             return ""
-        for line in _whole(self.proc / "locks").decode("ascii", "replace").splitlines():
+        for line in _file_bytes(self.proc / "locks").decode("ascii", "replace").splitlines():
             words = line.split()
             if (
                 "->" not in words
@@ -197,7 +197,7 @@ class WaitObjects:
         return ""
 
 
-def _whole(path: Path) -> bytes:
+def _file_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:

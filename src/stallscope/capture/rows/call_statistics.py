@@ -19,7 +19,7 @@ from stallscope.events.layout import UNKNOWN, Array, Table
 
 _SUMS = ("n", "n_failed", "total_ns", "count_bytes")
 _EDGES = [f'"{1 << (kernel.FIRST_BUCKET_BITS + i)}"' for i in range(kernel.N_BUCKETS)]
-_ENOUGH = 0.98
+_COMPLETE_SHARE = 0.98
 """If the probes were on for this share of an interval, the counts of the interval are complete."""
 
 
@@ -33,7 +33,7 @@ class ProbedInterval(NamedTuple):
 class Coverage(Protocol):
     """Reports when the probes of a group were on: governor.Governor."""
 
-    def covered(self, group: HookGroup, now_ns: int) -> ProbedInterval | None:
+    def probed_interval(self, group: HookGroup, now_ns: int) -> ProbedInterval | None:
         """The interval since the last result that was not None; None while the interval is not complete."""
 
 
@@ -46,8 +46,8 @@ class CallSums:
     balances: Callable[[], Entries]
     coverage: Coverage
     own_pid: int = 0
-    _last: dict[int, Array] = field(default_factory=dict)
-    _held: dict[int, Array] = field(default_factory=dict)
+    _totals: dict[int, Array] = field(default_factory=dict)
+    _balances: dict[int, Array] = field(default_factory=dict)
 
     def rows(self, now_ns: int) -> list[tuple[Table, Array]]:
         """The rows of this second. Raises CannotTrace."""
@@ -56,61 +56,61 @@ class CallSums:
             (layout.MEMORY, self._memory(self.balances(), now_ns)),
         ]
 
-    def ended(self, pids: Collection[int], ended_ns: int) -> Array:
-        """Rows of layout.MEMORY in which these processes hold no memory any more; then the processes are forgotten."""
+    def final_rows(self, pids: Collection[int], ended_ns: int) -> Array:
+        """Rows of MEMORY with zero memory for processes that have ended; then the processes are forgotten."""
         ended_pids = frozenset(pids)
-        self._last = {
+        self._totals = {
             key: values
-            for key, values in self._last.items()
+            for key, values in self._totals.items()
             if int(_keys(key, kernel.OPERATION_KEY)["tgid"]) not in ended_pids
         }
-        last = {
-            key: held
-            for key, held in self._held.items()
+        ended_balances = {
+            key: balance
+            for key, balance in self._balances.items()
             if int(_keys(key, kernel.BALANCE_KEY)["tgid"]) in ended_pids
         }
-        for key in last:
-            del self._held[key]
-        if not last:
+        for key in ended_balances:
+            del self._balances[key]
+        if not ended_balances:
             return layout.empty(layout.MEMORY)
-        keys = np.array(list(last), np.uint64).view(kernel.BALANCE_KEY)
-        values = np.array(list(last.values()), kernel.BALANCE)
+        keys = np.array(list(ended_balances), np.uint64).view(kernel.BALANCE_KEY)
+        values = np.array(list(ended_balances.values()), kernel.BALANCE)
         values["live_bytes"] = values["n_live"] = 0
         return self._balance_rows(Entries(keys, values), ended_ns)
 
-    def strays(self, known: Container[int], proc: Path = Path("/proc")) -> list[int]:
+    def ended_untraced(self, traced: Container[int], proc: Path = Path("/proc")) -> list[int]:
         """Counted processes that have ended and are not traced; the end of a traced process is reported separately."""
-        keys = np.fromiter(self._last, np.uint64, len(self._last)).view(kernel.OPERATION_KEY)
+        keys = np.fromiter(self._totals, np.uint64, len(self._totals)).view(kernel.OPERATION_KEY)
         return [
             pid
             for pid in np.unique(keys["tgid"]).tolist()
-            if pid not in known and not (proc / str(pid)).exists()
+            if pid not in traced and not (proc / str(pid)).exists()
         ]
 
     def _calls(self, entries: Entries, now_ns: int) -> Array:
         is_known = (entries.keys["symbol"] > 0) & (entries.keys["tgid"] != self.own_pid)
         keys, values = entries.keys[is_known], entries.values[is_known]
         groups = GROUPS[keys["symbol"]]
-        parts = [
-            self._growth_rows(keys[groups == group], values[groups == group], covered, now_ns)
+        tables = [
+            self._growth_rows(keys[groups == group], values[groups == group], probed, now_ns)
             for group in HookGroup
-            if (covered := self.coverage.covered(group, now_ns)) is not None
+            if (probed := self.coverage.probed_interval(group, now_ns)) is not None
         ]
-        return np.concatenate([layout.empty(layout.OPERATIONS), *parts])
+        return np.concatenate([layout.empty(layout.OPERATIONS), *tables])
 
-    def _growth_rows(self, keys: Array, values: Array, covered: ProbedInterval, now_ns: int) -> Array:
-        names = keys.view(np.uint64).tolist()
+    def _growth_rows(self, keys: Array, values: Array, probed: ProbedInterval, now_ns: int) -> Array:
+        numbers = keys.view(np.uint64).tolist()
         nothing = np.zeros((), kernel.OPERATION)
-        before = np.array([self._last.get(name, nothing) for name in names], kernel.OPERATION)
+        before = np.array([self._totals.get(name, nothing) for name in numbers], kernel.OPERATION)
         has_grown = values["n"] != before["n"]
         keys, values, before = keys[has_grown], values[has_grown], before[has_grown]
-        for name, value in zip(keys.view(np.uint64).tolist(), values, strict=True):
-            self._last[name] = value.copy()
-        is_estimate = covered.on_ns < _ENOUGH * covered.interval_ns
-        scale = covered.interval_ns / max(covered.on_ns, 1) if is_estimate else 1.0
+        for name, totals in zip(keys.view(np.uint64).tolist(), values, strict=True):
+            self._totals[name] = totals.copy()
+        is_estimate = probed.on_ns < _COMPLETE_SHARE * probed.interval_ns
+        scale = probed.interval_ns / max(probed.on_ns, 1) if is_estimate else 1.0
         rows = layout.empty(layout.OPERATIONS, len(keys))
         growth = {name: (values[name] - before[name]).astype(np.int64) for name in _SUMS}
-        rows["ts_ns"], rows["interval_ns"], rows["node"] = now_ns, covered.interval_ns, self.node
+        rows["ts_ns"], rows["interval_ns"], rows["node"] = now_ns, probed.interval_ns, self.node
         rows["pid"], rows["symbol"], rows["op"] = keys["tgid"], keys["symbol"], OPS[keys["symbol"]]
         rows["direction"], rows["host_memory"] = keys["direction"], keys["host_memory"]
         rows["n_seen"], rows["n_failed"] = growth["n"], growth["n_failed"]
@@ -130,10 +130,10 @@ class CallSums:
         changed = [
             i
             for i, name in enumerate(names)
-            if name not in self._held or self._held[name] != entries.values[i]
+            if name not in self._balances or self._balances[name] != entries.values[i]
         ]
         for i in changed:
-            self._held[names[i]] = entries.values[i].copy()
+            self._balances[names[i]] = entries.values[i].copy()
         return self._balance_rows(Entries(entries.keys[changed], entries.values[changed]), now_ns)
 
     def _balance_rows(self, entries: Entries, ts_ns: int) -> Array:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stallscope.capture.gpu.visible_devices import GpuNumbers, visible
+from stallscope.capture.gpu.visible_devices import GpuNumbers, visible_gpus
 from stallscope.capture.process.process_identity import environment
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import MemoryKind
@@ -15,19 +15,19 @@ _ON_DEVICE = (MemoryKind.DEVICE, MemoryKind.POOL, MemoryKind.VMM)
 
 @dataclass
 class DeviceNumbers:
-    """numbers: of the GPUs of this machine. proc: where /proc is mounted."""
+    """numbers: the numbers of this machine's GPUs. proc: mount point of procfs."""
 
     numbers: GpuNumbers
     proc: Path = Path("/proc")
-    _visible: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _gpus_of_pid: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def renumber(self, rows: Array) -> None:
-        """Renumbers `device` in place, in rows that have a `pid`.
+        """Renumber `device` in place, in rows that have a `pid`.
 
         A process that sees a single GPU uses that GPU, if any. Numbers that the process cannot have stay unchanged.
         """
         for pid in np.unique(rows["pid"]).tolist():
-            gpus = self._visible_to(pid)
+            gpus = self._visible_gpus(pid)
             if not gpus or (len(gpus) > 1 and gpus == tuple(range(len(gpus)))):
                 continue
             is_of_process = rows["pid"] == pid
@@ -42,17 +42,17 @@ class DeviceNumbers:
 
     def forget(self, pid: int) -> None:
         """The process has ended; its number may be reused."""
-        self._visible.pop(pid, None)
+        self._gpus_of_pid.pop(pid, None)
 
-    def _visible_to(self, pid: int) -> tuple[int, ...]:
-        if pid not in self._visible:
-            home = self.proc / str(pid)
-            self._visible[pid] = visible(home, environment(home), self.numbers)
-        return self._visible[pid]
+    def _visible_gpus(self, pid: int) -> tuple[int, ...]:
+        if pid not in self._gpus_of_pid:
+            process_dir = self.proc / str(pid)
+            self._gpus_of_pid[pid] = visible_gpus(process_dir, environment(process_dir), self.numbers)
+        return self._gpus_of_pid[pid]
 
 
 def _is_on_device(rows: Array) -> Array:
-    """Whether each row refers to a device: host memory does not."""
+    """Whether each row refers to a GPU; rows of host memory do not."""
     if "kind" not in (rows.dtype.names or ()):
         return np.ones(len(rows), bool)
     return np.isin(rows["kind"], _ON_DEVICE)

@@ -16,14 +16,16 @@ _FOREVER = np.iinfo(np.int64).max // 4
 def accounts(raw: Array, pid: int, at_ns: Array) -> Array:
     """ns (n, categories) that the process had spent at each moment. raw: kernel.RAW sorted by time."""
     events = raw[raw["pid"] == pid]
-    threads = [thread for tid in np.unique(events["tid"]) for thread in _lives(events[events["tid"] == tid])]
+    threads = [
+        thread for tid in np.unique(events["tid"]) for thread in _lifetimes(events[events["tid"] == tid])
+    ]
     return account(threads, at_ns)
 
 
-def _lives(events: Array) -> list[ThreadEvents]:
-    """One entry for each period in which the ledger followed the thread."""
+def _lifetimes(events: Array) -> list[ThreadEvents]:
+    """The periods in which the ledger followed the thread."""
     born = np.flatnonzero(events["kind"] == Kind.BORN)
-    return [_thread(part) for part in np.split(events, born[1:])] if len(born) else []
+    return [_thread(lifetime) for lifetime in np.split(events, born[1:])] if len(born) else []
 
 
 def _thread(events: Array) -> ThreadEvents:

@@ -21,7 +21,7 @@ class Losses:
     n_lost: int = 0
     _last: dict[tuple[str, int | None], int] = field(default_factory=dict)
 
-    def new(self, counters: Array, *, n_dropped: int = 0) -> list[tuple[str, int | None, int]]:
+    def new_losses(self, counters: Array, *, n_dropped: int = 0) -> list[tuple[str, int | None, int]]:
         """(kind, CPU, records) of the losses since the last call; the CPU is None for the agent's own.
 
         counters: int64 (len(Counter), CPUs), as returned by Program.counters().
@@ -33,7 +33,7 @@ class Losses:
             for cpu, n in enumerate(counters[counter])
         }
         totals[DROPPED, None] = n_dropped
-        new = [(*key, n - self._last.get(key, 0)) for key, n in totals.items()]
+        losses = [(*key, n - self._last.get(key, 0)) for key, n in totals.items()]
         self._last = totals
         self.n_lost = sum(totals.values())
-        return [loss for loss in new if loss[2] > 0]
+        return [loss for loss in losses if loss[2] > 0]

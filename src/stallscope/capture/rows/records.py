@@ -36,9 +36,9 @@ def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None =
     batches; without it their ranks are found only within one batch.
     """
     splits = splits or Splits(n_patience=0)
-    born, called = splits.resolved(of_kind(events, Kind.COMM_BORN)), of_kind(events, Kind.CALL)
+    born, called = splits.resolve(of_kind(events, Kind.COMM_BORN)), of_kind(events, Kind.CALL)
     return {
-        "collectives": splits.filled(collectives(arrivals, node=node)),
+        "collectives": splits.fill_ranks(collectives(arrivals, node=node)),
         "calls": calls(called, node=node),
         "call_arguments": call_arguments(called, node=node),
         "offcpu": offcpu(of_kind(events, Kind.OFF_CPU), node=node),
@@ -89,13 +89,13 @@ def call_arguments(events: Array, *, node: int) -> Array:
     names = ("direction", "host_memory", "memory", "address", "handle", "grid", "block")
     has_any = np.zeros(len(events), bool)
     for name in names:
-        is_given = events[name] != 0
-        has_any |= is_given if is_given.ndim == 1 else is_given.any(axis=1)
-    some = events[has_any]
-    rows = _rows(layout.CALL_ARGUMENTS, some, node)
+        is_set = events[name] != 0
+        has_any |= is_set if is_set.ndim == 1 else is_set.any(axis=1)
+    with_arguments = events[has_any]
+    rows = _rows(layout.CALL_ARGUMENTS, with_arguments, node)
     for name in ("grid", "block"):
         for i, axis in enumerate("xyz"):
-            rows[f"{name}_{axis}"] = some[name][:, i]
+            rows[f"{name}_{axis}"] = with_arguments[name][:, i]
     return rows
 
 
@@ -113,7 +113,7 @@ def communicators_ended(events: Array, splits: Splits | None = None) -> EndedCom
     """The destroyed or aborted communicators among kernel.EVENT of any kinds."""
     dead = of_kind(events, Kind.COMM_DEAD)
     if splits:
-        dead = splits.grown.renamed(dead.copy())
+        dead = splits.grown.replace_hashes(dead.copy())
     return EndedCommunicators(dead["pid"], dead["comm_hash"], dead["ts_ns"])
 
 

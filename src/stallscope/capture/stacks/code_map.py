@@ -21,7 +21,7 @@ from stallscope.capture.probes import elf
 from stallscope.capture.probes.elf import FileKey, Image, NotElf
 from stallscope.capture.stacks.eh_frame import NoRules, Rules, rules_at
 from stallscope.capture.stacks.interpreter import Region, regions
-from stallscope.capture.stacks.symbols import Functions, functions_of, named
+from stallscope.capture.stacks.symbols import Functions, function_at, functions_of
 
 _MOST_FILES = 64
 _MOST_FUNCTIONS = 1_500_000
@@ -31,7 +31,7 @@ _PYTHON = re.compile(r"/(?:lib)?python3?[0-9.]*[a-z]*(?:\.so[0-9.]*)?$")
 
 
 @dataclass
-class _Known:
+class _FileFacts:
     """Cached facts about a file. None for an address: the file has no rules for it."""
 
     functions: Functions | None = None
@@ -43,21 +43,21 @@ class _Known:
 class Files:
     """Cached facts about files, by file."""
 
-    _known: OrderedDict[FileKey, _Known] = field(default_factory=OrderedDict)
+    _facts: OrderedDict[FileKey, _FileFacts] = field(default_factory=OrderedDict)
 
-    def of(self, key: FileKey) -> _Known:
+    def facts(self, key: FileKey) -> _FileFacts:
         """The cache entry of a file, to be filled."""
-        if key not in self._known:
-            self._known[key] = _Known()
-        self._known.move_to_end(key)
-        while len(self._known) > 1 and (
-            len(self._known) > _MOST_FILES or self._n_functions() > _MOST_FUNCTIONS
+        if key not in self._facts:
+            self._facts[key] = _FileFacts()
+        self._facts.move_to_end(key)
+        while len(self._facts) > 1 and (
+            len(self._facts) > _MOST_FILES or self._n_functions() > _MOST_FUNCTIONS
         ):
-            self._known.popitem(last=False)
-        return self._known[key]
+            self._facts.popitem(last=False)
+        return self._facts[key]
 
     def _n_functions(self) -> int:
-        return sum(len(known.functions.begins) for known in self._known.values() if known.functions)
+        return sum(len(facts.functions.begins) for facts in self._facts.values() if facts.functions)
 
 
 class MappedCode:
@@ -74,8 +74,8 @@ class MappedCode:
         """Read the mappings again."""
         self._regions = [region for region in regions(self.pid, self._proc) if region.is_code]
         self._starts = [region.start for region in self._regions]
-        now = set(self._regions)
-        self._keys = {region: key for region, key in self._keys.items() if region in now}
+        current = set(self._regions)
+        self._keys = {region: key for region, key in self._keys.items() if region in current}
 
     def region(self, address: int) -> Region | None:
         """The region of a file's code that holds an address."""
@@ -92,69 +92,69 @@ class MappedCode:
         region = self.region(address)
         if region is None:
             return f"{address:#x}"
-        in_file = address - region.start + region.offset
-        known = self._known(region)
-        if known is None:
-            return f"{in_file:#x} ({_short(region.name)})"
-        if in_file not in known.names:
-            if len(known.names) >= _MOST_ADDRESSES:
-                known.names.clear()
-            known.names[in_file] = self._named(region, known, in_file)
-        return f"{known.names[in_file]} ({_short(region.name)})"
+        file_offset = address - region.start + region.offset
+        facts = self._facts(region)
+        if facts is None:
+            return f"{file_offset:#x} ({_short(region.name)})"
+        if file_offset not in facts.names:
+            if len(facts.names) >= _MOST_ADDRESSES:
+                facts.names.clear()
+            facts.names[file_offset] = self._function_name(region, facts, file_offset)
+        return f"{facts.names[file_offset]} ({_short(region.name)})"
 
     def rules(self, address: int) -> Rules:
         """The rules to unwind from the instruction at an address to its caller. Raises NoRules."""
         region = self.region(address)
-        known = self._known(region) if region else None
-        if region is None or known is None:
+        facts = self._facts(region) if region else None
+        if region is None or facts is None:
             raise NoRules(f"no readable file is mapped at {address:#x}")
-        in_file = address - region.start + region.offset
-        if in_file not in known.rules:
-            if len(known.rules) >= _MOST_ADDRESSES:
-                known.rules.clear()
-            known.rules[in_file] = self._rules(region, in_file)
-        rules = known.rules[in_file]
+        file_offset = address - region.start + region.offset
+        if file_offset not in facts.rules:
+            if len(facts.rules) >= _MOST_ADDRESSES:
+                facts.rules.clear()
+            facts.rules[file_offset] = self._rules(region, file_offset)
+        rules = facts.rules[file_offset]
         if rules is None:
-            raise NoRules(f"{_short(region.name)} has no unwind rules for {in_file:#x}")
+            raise NoRules(f"{_short(region.name)} has no unwind rules for {file_offset:#x}")
         return rules
 
-    def _known(self, region: Region) -> _Known | None:
+    def _facts(self, region: Region) -> _FileFacts | None:
         if region not in self._keys:
             try:
-                with self._opened(region) as image:
+                with self._open_image(region) as image:
                     self._keys[region] = image.key
             except (OSError, NotElf):
                 self._keys[region] = None
         key = self._keys[region]
-        return self._files.of(key) if key else None
+        return self._files.facts(key) if key else None
 
-    def _named(self, region: Region, known: _Known, in_file: int) -> str:
+    def _function_name(self, region: Region, facts: _FileFacts, file_offset: int) -> str:
         try:
-            with self._opened(region) as image:
-                if known.functions is None:
-                    known.functions = functions_of(image)
-                function = named(image, known.functions, elf.address_of(image, in_file))
+            with self._open_image(region) as image:
+                if facts.functions is None:
+                    facts.functions = functions_of(image)
+                function = function_at(image, facts.functions, elf.address_of(image, file_offset))
         except (OSError, NotElf):
             function = None
-        return f"{function.name}+{function.offset:#x}" if function else f"{in_file:#x}"
+        return f"{function.name}+{function.offset:#x}" if function else f"{file_offset:#x}"
 
-    def _rules(self, region: Region, in_file: int) -> Rules | None:
+    def _rules(self, region: Region, file_offset: int) -> Rules | None:
         try:
-            with self._opened(region) as image:
-                return rules_at(image, elf.address_of(image, in_file))
+            with self._open_image(region) as image:
+                return rules_at(image, elf.address_of(image, file_offset))
         except (OSError, NotElf, NoRules):
             return None
 
     @contextmanager
-    def _opened(self, region: Region) -> Iterator[Image]:
+    def _open_image(self, region: Region) -> Iterator[Image]:
         """The mapped file. Raises OSError, NotElf."""
-        home = self._proc / str(self.pid)
-        with ExitStack() as opened:
+        process_dir = self._proc / str(self.pid)
+        with ExitStack() as stack:
             try:
-                by_address = home / "map_files" / f"{region.start:x}-{region.end:x}"
-                image = opened.enter_context(elf.opened(by_address))
+                by_address = process_dir / "map_files" / f"{region.start:x}-{region.end:x}"
+                image = stack.enter_context(elf.open_image(by_address))
             except OSError:
-                image = opened.enter_context(elf.opened(home / "root" / region.name.lstrip("/")))
+                image = stack.enter_context(elf.open_image(process_dir / "root" / region.name.lstrip("/")))
                 if image.key.inode != region.inode:
                     raise FileNotFoundError(region.name) from None
             yield image

@@ -8,7 +8,7 @@ import struct
 from collections import OrderedDict
 from typing import NamedTuple
 
-from stallscope.capture.stacks.frames import Frame, Refused
+from stallscope.capture.stacks.frames import Frame, InvalidFrames
 from stallscope.capture.stacks.interpreter import Interpreter
 from stallscope.capture.stacks.lines import line_of
 from stallscope.capture.stacks.memory import Memory
@@ -52,24 +52,29 @@ class Codes:
 
     def __init__(self, memory: Memory, python: Interpreter):
         self._memory, self._python = memory, python
-        self._known: OrderedDict[int, _Code] = OrderedDict()
+        self._cache: OrderedDict[int, _Code] = OrderedDict()
 
-    def named(self, frame: Frame, *, identity: Identity | None = None) -> NamedFrame:
+    def name_frame(self, frame: Frame, *, identity: Identity | None = None) -> NamedFrame:
         """File, function and line of a frame. identity: the expected identity of the code object.
 
-        Raises Refused if the code object has been replaced or is not valid; Unreadable.
+        Raises InvalidFrames if the code object has been replaced or is not valid; Unreadable.
         """
-        now = self._identity(frame.code)
-        if identity is not None and now != identity:
-            raise Refused(f"the code object at {frame.code:#x} has been replaced")
-        known = self._known.get(frame.code)
-        if known is None or known.identity != now:
-            known = _Code(now, self._text(now.filename), self._text(now.qualname), self._bytes(now.linetable))
-            self._known[frame.code] = known
-            if len(self._known) > _MAX_KEPT:
-                self._known.popitem(last=False)
-        line = line_of(known.table, now.first_line, frame.unit, minor=self._python.layout.minor)
-        return NamedFrame(known.file, known.function, line)
+        current = self._identity(frame.code)
+        if identity is not None and current != identity:
+            raise InvalidFrames(f"the code object at {frame.code:#x} has been replaced")
+        code = self._cache.get(frame.code)
+        if code is None or code.identity != current:
+            code = _Code(
+                current,
+                self._text(current.filename),
+                self._text(current.qualname),
+                self._bytes(current.linetable),
+            )
+            self._cache[frame.code] = code
+            if len(self._cache) > _MAX_KEPT:
+                self._cache.popitem(last=False)
+        line = line_of(code.table, current.first_line, frame.unit, minor=self._python.layout.minor)
+        return NamedFrame(code.file, code.function, line)
 
     def _identity(self, code: int) -> Identity:
         layout = self._python.layout
@@ -77,7 +82,7 @@ class Codes:
             code, max(layout.code_linetable, layout.code_qualname, layout.code_filename) + 8
         )
         if struct.unpack_from("<Q", data, 8)[0] != self._python.code_type:
-            raise Refused(f"no code object at {code:#x}")
+            raise InvalidFrames(f"no code object at {code:#x}")
         return Identity(
             *(struct.unpack_from("<Q", data, at)[0] for at in (layout.code_filename, layout.code_qualname)),
             *struct.unpack_from("<Q", data, layout.code_linetable),
@@ -91,7 +96,7 @@ class Codes:
         (length,), (state,) = struct.unpack_from("<q", head, 16), struct.unpack_from("<I", head, 32)
         width, is_compact, is_ascii = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
         if not is_compact or width not in (1, 2, 4) or length < 0:
-            raise Refused(f"no string at {at:#x}")
+            raise InvalidFrames(f"no string at {at:#x}")
         if not length:
             return ""
         data = self._memory.read(
@@ -103,5 +108,5 @@ class Codes:
     def _bytes(self, at: int) -> bytes:
         n_bytes = self._memory.word(at + 16)
         if n_bytes > _MAX_TABLE_BYTES:
-            raise Refused(f"no line table at {at:#x}")
+            raise InvalidFrames(f"no line table at {at:#x}")
         return self._memory.read(at + _BYTES_DATA, n_bytes) if n_bytes else b""

@@ -15,7 +15,7 @@ from stallscope.capture.probes.elf import Image
 
 BX, BP, SP, IP = 3, 6, 7, 16
 SAVED = (BX, BP, 12, 13, 14, 15)
-"""Registers that a function preserves."""
+"""Callee-saved registers."""
 
 _PT_GNU_EH_FRAME = 0x6474E550
 _HEADER = bytes([1, 0x1B, 0x03, 0x3B])
@@ -26,7 +26,7 @@ _MAX_NESTED = 16
 _POINTER_BYTES = {0x0: 8, 0x2: 2, 0x3: 4, 0x4: 8, 0xA: 2, 0xB: 4, 0xC: 8}
 _RELATIVE = 0x1B
 
-_IS_KEPT, _IS_GONE, _IS_ELSEWHERE = None, (), (0, 0)
+_UNCHANGED, _LOST, _UNSUPPORTED = None, (), (0, 0)
 """States of a register without an offset: unchanged; lost; given by a rule that is not supported here."""
 
 
@@ -53,8 +53,8 @@ class Rules:
 
 
 @dataclass
-class _Common:
-    """The facts that several functions share (a CIE)."""
+class _Cie:
+    """The facts that several functions share: a common information entry (CIE)."""
 
     code_unit: int = 1
     data_unit: int = 1
@@ -85,23 +85,23 @@ def rules_at(image: Image, address: int) -> Rules:
 
 
 def _rules(image: Image, address: int) -> Rules:
-    begin, common, program = _function(image, _row(image, address), address)
-    state, first = _State(), _State()
-    _run(common.program, state, first, common, until=0)
-    first = state.copy()
-    _run(program, state, first, common, until=address - begin)
-    saved = {number: rule for number, rule in state.registers.items() if rule is not _IS_KEPT}
+    begin, cie, program = _function(image, _find_fde(image, address), address)
+    state, initial = _State(), _State()
+    _run(cie.program, state, initial, cie, until=0)
+    initial = state.copy()
+    _run(program, state, initial, cie, until=address - begin)
+    saved = {number: rule for number, rule in state.registers.items() if rule is not _UNCHANGED}
     return Rules(
         base=state.base,
         offset=state.offset,
         at={number: rule[0] for number, rule in saved.items() if len(rule) == 1},
         lost=frozenset(number for number, rule in saved.items() if len(rule) != 1),
-        is_last=saved.get(IP) == _IS_GONE,
-        is_signal=common.is_signal,
+        is_last=saved.get(IP) == _LOST,
+        is_signal=cie.is_signal,
     )
 
 
-def _row(image: Image, address: int) -> int:
+def _find_fde(image: Image, address: int) -> int:
     """The address of the entry (FDE) whose function begins last before an address."""
     header = next((segment for segment in image.segments if segment.kind == _PT_GNU_EH_FRAME), None)
     if header is None:
@@ -121,7 +121,7 @@ def _row(image: Image, address: int) -> int:
     return header.address + int(entry)
 
 
-def _entry(image: Image, address: int) -> tuple[bytes, int]:
+def _entry_content(image: Image, address: int) -> tuple[bytes, int]:
     """The content of an entry of .eh_frame after its length, and its address."""
     (n_bytes,) = struct.unpack("<I", elf.contents(image, address, 4))
     if not 4 < n_bytes <= _MAX_ENTRY_BYTES:
@@ -129,143 +129,139 @@ def _entry(image: Image, address: int) -> tuple[bytes, int]:
     return elf.contents(image, address + 4, n_bytes), address + 4
 
 
-def _function(image: Image, entry: int, address: int) -> tuple[int, _Common, bytes]:
-    """Start of the function, its shared entry, and its own program."""
-    data, at = _entry(image, entry)
+def _function(image: Image, entry: int, address: int) -> tuple[int, _Cie, bytes]:
+    """Start of the function, its CIE, and its own program."""
+    data, at = _entry_content(image, entry)
     (back,) = struct.unpack_from("<I", data)
-    common = _common(_entry(image, at - back)[0])
-    size = _POINTER_BYTES.get(common.encoding & 15, 0)
-    if not size or common.encoding & 0xF0 not in (0, 0x10):
+    cie = _parse_cie(_entry_content(image, at - back)[0])
+    size = _POINTER_BYTES.get(cie.encoding & 15, 0)
+    if not size or cie.encoding & 0xF0 not in (0, 0x10):
         raise NoRules("an unsupported encoding of addresses")
     begin = int.from_bytes(data[4 : 4 + size], "little", signed=True)
-    if common.encoding & 0xF0:
+    if cie.encoding & 0xF0:
         begin += at + 4
     length = int.from_bytes(data[4 + size : 4 + 2 * size], "little")
     if not begin <= address < begin + length:
         raise NoRules("no entry for this address")
-    rest = 4 + 2 * size
-    if common.has_data:
-        n, rest = _number(data, rest)
-        rest += n
-    return begin, common, data[rest:]
+    program_at = 4 + 2 * size
+    if cie.has_data:
+        n, program_at = _uleb128(data, program_at)
+        program_at += n
+    return begin, cie, data[program_at:]
 
 
-def _common(data: bytes) -> _Common:
+def _parse_cie(data: bytes) -> _Cie:
     identity, version = struct.unpack_from("<IB", data)
     end = data.index(0, 5)
-    words, at = data[5:end].decode("latin-1"), end + 1
-    if identity or version not in (1, 3) or (words and not words.startswith("z")):
+    augmentation, at = data[5:end].decode("latin-1"), end + 1
+    if identity or version not in (1, 3) or (augmentation and not augmentation.startswith("z")):
         raise NoRules("an unsupported common entry")
-    common = _Common()
-    common.code_unit, at = _number(data, at)
-    common.data_unit, at = _signed(data, at)
-    returned, at = (data[at], at + 1) if version == 1 else _number(data, at)
-    if returned != IP:
+    cie = _Cie()
+    cie.code_unit, at = _uleb128(data, at)
+    cie.data_unit, at = _sleb128(data, at)
+    return_register, at = (data[at], at + 1) if version == 1 else _uleb128(data, at)
+    if return_register != IP:
         raise NoRules("an unsupported column for the return address")
-    if words:
-        common.has_data = True
-        n, at = _number(data, at)
-        _augmented(words[1:], data[at : at + n], common)
+    if augmentation:
+        cie.has_data = True
+        n, at = _uleb128(data, at)
+        _parse_augmentation(augmentation[1:], data[at : at + n], cie)
         at += n
-    common.program = data[at:]
-    return common
+    cie.program = data[at:]
+    return cie
 
 
-def _augmented(words: str, data: bytes, common: _Common) -> None:
+def _parse_augmentation(augmentation: str, data: bytes, cie: _Cie) -> None:
     at = 0
-    for word in words:
-        if word == "R":
-            common.encoding, at = data[at], at + 1
-        elif word == "S":
-            common.is_signal = True
-        elif word == "L":
+    for letter in augmentation:
+        if letter == "R":
+            cie.encoding, at = data[at], at + 1
+        elif letter == "S":
+            cie.is_signal = True
+        elif letter == "L":
             at += 1
-        elif word == "P":
+        elif letter == "P":
             at += 1 + _POINTER_BYTES[data[at] & 15]
         else:
-            raise NoRules(f"unsupported augmentation {word!r}")
+            raise NoRules(f"unsupported augmentation {letter!r}")
 
 
-def _run(program: bytes, state: _State, first: _State, common: _Common, *, until: int) -> None:
-    """Run a function's program up to the instruction `until` bytes into it. first: the state for "restore"."""
+def _run(program: bytes, state: _State, initial: _State, cie: _Cie, *, until: int) -> None:
+    """Run a function's program up to the instruction `until` bytes into it. initial: the state for "restore"."""
     at = location = 0
-    kept: list[_State] = []
+    remembered: list[_State] = []
     while at < len(program):
         code, low = program[at] & 0xC0, program[at] & 0x3F
         at += 1
         if code == 0x40 or (not code and low in (0x02, 0x03, 0x04)):
             size = 0 if code else 1 << (low - 2)
-            location += (
-                low if code else int.from_bytes(program[at : at + size], "little")
-            ) * common.code_unit
+            location += (low if code else int.from_bytes(program[at : at + size], "little")) * cie.code_unit
             at += size
             if location > until:
                 return
         elif code == 0x80:
-            n, at = _number(program, at)
-            state.registers[low] = (n * common.data_unit,)
+            n, at = _uleb128(program, at)
+            state.registers[low] = (n * cie.data_unit,)
         elif code == 0xC0:
-            state.registers[low] = first.registers.get(low)
+            state.registers[low] = initial.registers.get(low)
         elif low == 0x0A:
-            if len(kept) >= _MAX_NESTED:
+            if len(remembered) >= _MAX_NESTED:
                 raise NoRules("too many nested states")
-            kept.append(state.copy())
+            remembered.append(state.copy())
         elif low == 0x0B:
-            back = kept.pop()
-            state.base, state.offset, state.registers = back.base, back.offset, back.registers
+            restored = remembered.pop()
+            state.base, state.offset, state.registers = restored.base, restored.offset, restored.registers
         elif 0x0C <= low <= 0x0F or low in (0x12, 0x13):
-            at = _frame_rule(low, program, at, state, common)
+            at = _frame_rule(low, program, at, state, cie)
         else:
-            at = _register_rule(low, program, at, state=state, first=first, common=common)
+            at = _register_rule(low, program, at, state=state, initial=initial, cie=cie)
 
 
-def _frame_rule(low: int, program: bytes, at: int, state: _State, common: _Common) -> int:
+def _frame_rule(low: int, program: bytes, at: int, state: _State, cie: _Cie) -> int:
     """An instruction about the frame's address, starting at its operands. Returns the start of the next instruction."""
     if low in (0x0C, 0x0D, 0x12):
-        state.base, at = _number(program, at)
+        state.base, at = _uleb128(program, at)
     if low in (0x0C, 0x0E):
-        state.offset, at = _number(program, at)
+        state.offset, at = _uleb128(program, at)
     elif low in (0x12, 0x13):
-        n, at = _signed(program, at)
-        state.offset = n * common.data_unit
+        n, at = _sleb128(program, at)
+        state.offset = n * cie.data_unit
     elif low == 0x0F:
-        n, at = _number(program, at)
+        n, at = _uleb128(program, at)
         at += n
         state.base = -1  # by an expression: refused where it is used
     return at
 
 
-def _register_rule(
-    low: int, program: bytes, at: int, *, state: _State, first: _State, common: _Common
-) -> int:
+def _register_rule(low: int, program: bytes, at: int, *, state: _State, initial: _State, cie: _Cie) -> int:
     """An instruction about a register, or without effect. Returns the start of the next one. Raises NoRules."""
     if low == 0x00:
         return at
-    number, at = _number(program, at)
+    number, at = _uleb128(program, at)
     if low in (0x05, 0x14):
-        n, at = _number(program, at)
-        state.registers[number] = (n * common.data_unit,) if low == 0x05 else _IS_ELSEWHERE
+        n, at = _uleb128(program, at)
+        state.registers[number] = (n * cie.data_unit,) if low == 0x05 else _UNSUPPORTED
     elif low in (0x11, 0x15):
-        n, at = _signed(program, at)
-        state.registers[number] = (n * common.data_unit,) if low == 0x11 else _IS_ELSEWHERE
+        n, at = _sleb128(program, at)
+        state.registers[number] = (n * cie.data_unit,) if low == 0x11 else _UNSUPPORTED
     elif low == 0x06:
-        state.registers[number] = first.registers.get(number)
+        state.registers[number] = initial.registers.get(number)
     elif low in (0x07, 0x08):
-        state.registers[number] = _IS_GONE if low == 0x07 else _IS_KEPT
+        state.registers[number] = _LOST if low == 0x07 else _UNCHANGED
     elif low == 0x09:
-        _, at = _number(program, at)
-        state.registers[number] = _IS_ELSEWHERE
+        _, at = _uleb128(program, at)
+        state.registers[number] = _UNSUPPORTED
     elif low in (0x10, 0x16):
-        n, at = _number(program, at)
+        n, at = _uleb128(program, at)
         at += n
-        state.registers[number] = _IS_ELSEWHERE
-    elif low != 0x2E:  # this instruction has only a number, which does not matter here
+        state.registers[number] = _UNSUPPORTED
+    elif low != 0x2E:  # DW_CFA_GNU_args_size: its number has no effect here
         raise NoRules(f"unsupported instruction {low:#x}")
     return at
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, lowest first, and where it ends."""
+def _uleb128(data: bytes, at: int) -> tuple[int, int]:
+    """An unsigned LEB128 number, and the offset of its end."""
     value = shift = 0
     while shift < 64:
         byte = data[at]
@@ -277,8 +273,8 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     raise NoRules("a number of more than 64 bits")
 
 
-def _signed(data: bytes, at: int) -> tuple[int, int]:
-    """The same with a sign, in the highest bit of the last group."""
-    value, end = _number(data, at)
+def _sleb128(data: bytes, at: int) -> tuple[int, int]:
+    """A signed LEB128 number, and the offset of its end."""
+    value, end = _uleb128(data, at)
     n_bits = 7 * (end - at)
     return (value - (1 << n_bits) if value >> (n_bits - 1) & 1 else value), end

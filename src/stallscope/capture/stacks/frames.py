@@ -21,7 +21,7 @@ _TID_IN_PTHREAD = 0x2D0
 """Of struct pthread on x86-64 in glibc since 2.3. Only Python 3.10 needs it, and the value there must be a thread."""
 
 
-class Refused(Exception):
+class InvalidFrames(Exception):
     """The frames are not reliable: the thread moved, or the data is not valid."""
 
 
@@ -32,8 +32,8 @@ class Frame(NamedTuple):
     unit: int
 
 
-def states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict[int, int]:
-    """The address of the thread state by thread (as the machine numbers it), for those that Python knows.
+def thread_states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict[int, int]:
+    """The address of the thread state by thread number on the machine, for the threads that Python knows.
 
     tids: the process's threads: number on the machine by their number in its own namespace. Raises Unreadable.
     """
@@ -53,32 +53,32 @@ def states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) -> dict
     return state_of
 
 
-def _chain(memory: Memory, head: int, following: int, limit: int) -> Iterator[int]:
-    """The members of a linked list. head: address of the first pointer; following: address of each next pointer."""
+def _chain(memory: Memory, head: int, next_offset: int, limit: int) -> Iterator[int]:
+    """The members of a linked list. head: address of the first pointer; next_offset: offset of each next pointer."""
     at = memory.word(head)
     for _ in range(limit):
         if not at:
             return
         yield at
-        at = memory.word(at + following)
+        at = memory.word(at + next_offset)
 
 
 def frames(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
-    """The frames of a thread, innermost first. Raises Refused, Unreadable."""
+    """The frames of a thread, innermost first. Raises InvalidFrames, Unreadable."""
     first = _walk(memory, python, state)
     for _ in range(3):
-        again = _walk(memory, python, state)
-        if again == first:
+        second = _walk(memory, python, state)
+        if second == first:
             return [frame for _, frame in first]
-        first = again
-    raise Refused("the thread moved during the reading")
+        first = second
+    raise InvalidFrames("the thread moved during the reading")
 
 
 def frames_once(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
     """The frames of a thread by one reading, for samples: frames of a running thread may mix two moments.
 
     Every code object is checked, so a mixture has frames that ran within some microseconds of each other.
-    Raises Refused, Unreadable.
+    Raises InvalidFrames, Unreadable.
     """
     return [frame for _, frame in _walk(memory, python, state)]
 
@@ -90,7 +90,7 @@ def _walk(memory: Memory, python: Interpreter, state: int) -> list[tuple[int, Fr
     frames: list[tuple[int, Frame]] = []
     while at:
         if at & 7 or len(frames) >= MAX_FRAMES:
-            raise Refused(f"the chain of frames leads to {at:#x}")
+            raise InvalidFrames(f"the chain of frames leads to {at:#x}")
         data = memory.read(at, layout.frame_bytes)
         owner = data[layout.frame_owner] if layout.frame_owner != NONE else 0
         if owner < layout.first_unowned:
@@ -103,16 +103,16 @@ def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
     layout = python.layout
     code = struct.unpack_from("<Q", data, layout.frame_code)[0] & ~3
     if code & 7:
-        raise Refused(f"invalid address of a code object: {code:#x}")
+        raise InvalidFrames(f"invalid address of a code object: {code:#x}")
     head = memory.read(code, 24)
     kind, n_units = struct.unpack_from("<QQ", head, 8)
     if kind != python.code_type:
-        raise Refused(f"no code object at {code:#x}")
+        raise InvalidFrames(f"no code object at {code:#x}")
     if layout.has_frame_objects:
         return Frame(code, struct.unpack_from("<i", data, layout.frame_instr)[0])
     index = (struct.unpack_from("<Q", data, layout.frame_instr)[0] - code - layout.code_instructions) >> 1
     if not -1 <= index < n_units:
-        raise Refused(f"instruction outside the code object at {code:#x}")
+        raise InvalidFrames(f"instruction outside the code object at {code:#x}")
     return Frame(code, max(index, 0))
 
 

@@ -17,7 +17,7 @@ from stallscope.capture.stacks.layouts import DEBUG_OFFSETS_BYTES, Layout, Unkno
 _LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (..)(.). ([0-9a-f]+) (\S+) (\d+) +(/.+)$", re.MULTILINE)
 _PYTHON = re.compile(r"/(?:lib)?python3?[0-9.]*[a-z]*(?:\.so[0-9.]*)?$")
 _VERSION_IN_NAME = re.compile(r"python3\.(\d+)")
-_WANTED = ("_PyRuntime", "PyCode_Type", "Py_Version")
+_VARIABLES = ("_PyRuntime", "PyCode_Type", "Py_Version")
 _RUNTIME_BYTES_3_10 = 672
 
 
@@ -33,7 +33,7 @@ class Region(NamedTuple):
 
 
 class Interpreter(NamedTuple):
-    """layout: of its structures. runtime, code_type: addresses of _PyRuntime and PyCode_Type in the process."""
+    """layout: offsets in its structures. runtime, code_type: addresses of _PyRuntime and PyCode_Type in the process."""
 
     pid: int
     layout: Layout
@@ -48,20 +48,20 @@ def regions(pid: int, proc: Path = Path("/proc")) -> list[Region]:
     except OSError:
         return []
     return [
-        Region(int(start, 16), int(end, 16), int(offset, 16), x == "x", int(inode), name)
-        for start, end, _, x, offset, _, inode, name in _LINE.findall(text)
+        Region(int(start, 16), int(end, 16), int(offset, 16), executable == "x", int(inode), name)
+        for start, end, _, executable, offset, _, inode, name in _LINE.findall(text)
     ]
 
 
 def interpreter_in(pid: int, proc: Path = Path("/proc")) -> Interpreter | None:
     """The interpreter of a process, None if it does not run Python. Raises UnknownLayout, with the reason."""
-    mapped = [region for region in regions(pid, proc) if region.is_code]
+    code_regions = [region for region in regions(pid, proc) if region.is_code]
     reason: UnknownLayout | None = None
-    for region in _candidates(mapped):
+    for region in _candidates(code_regions):
         try:
-            interpreter = _in_file(pid, region, proc)
-        except UnknownLayout as odd:
-            reason = odd
+            interpreter = _interpreter_in_file(pid, region, proc)
+        except UnknownLayout as error:
+            reason = error
             continue
         if interpreter is not None:
             return interpreter
@@ -70,53 +70,53 @@ def interpreter_in(pid: int, proc: Path = Path("/proc")) -> Interpreter | None:
     return None
 
 
-def _candidates(mapped: list[Region]) -> Iterable[Region]:
+def _candidates(code_regions: list[Region]) -> Iterable[Region]:
     """The program and files named like Python; libpython first, because the program is small if libpython exists."""
     first_of: dict[str, Region] = {}
-    for region in mapped:
+    for region in code_regions:
         first_of.setdefault(region.name.removesuffix(" (deleted)"), region)
-    program = mapped[0].name.removesuffix(" (deleted)") if mapped else ""
+    program = code_regions[0].name.removesuffix(" (deleted)") if code_regions else ""
     chosen = [name for name in first_of if _PYTHON.search(name) or name == program]
     return [first_of[name] for name in sorted(chosen, key=lambda name: "/libpython" not in name)]
 
 
-def _in_file(pid: int, region: Region, proc: Path) -> Interpreter | None:
-    home = proc / str(pid)
-    by_address = home / "map_files" / f"{region.start:x}-{region.end:x}"
-    by_name = home / "root" / region.name.lstrip("/")
+def _interpreter_in_file(pid: int, region: Region, proc: Path) -> Interpreter | None:
+    process_dir = proc / str(pid)
+    by_address = process_dir / "map_files" / f"{region.start:x}-{region.end:x}"
+    by_name = process_dir / "root" / region.name.lstrip("/")
     for path in (by_name, by_address):
         try:
-            with elf.opened(path) as image:
-                return _of_image(pid, region, image)
+            with elf.open_image(path) as image:
+                return _interpreter_in_image(pid, region, image)
         except (OSError, NotElf):
             continue
     return None
 
 
-def _of_image(pid: int, region: Region, image: Image) -> Interpreter | None:
-    variables = elf.variables(image, _WANTED)
+def _interpreter_in_image(pid: int, region: Region, image: Image) -> Interpreter | None:
+    variables = elf.variables(image, _VARIABLES)
     if "_PyRuntime" not in variables or "PyCode_Type" not in variables:
         return None
-    moved = region.start - elf.address_of(image, region.offset)
+    load_bias = region.start - elf.address_of(image, region.offset)
     runtime = variables["_PyRuntime"]
     minor = _minor(image, variables.get("Py_Version"), runtime.size, region.name)
     offsets = elf.contents(image, runtime.address, DEBUG_OFFSETS_BYTES) if minor >= 13 else b""
     return Interpreter(
         pid=pid,
         layout=layout_of(minor, offsets),
-        runtime=runtime.address + moved,
-        code_type=variables["PyCode_Type"].address + moved,
+        runtime=runtime.address + load_bias,
+        code_type=variables["PyCode_Type"].address + load_bias,
     )
 
 
 def _minor(image: Image, version: elf.Variable | None, runtime_bytes: int, name: str) -> int:
-    """The minor version: from the runtime from 3.11 on; before, from the file's name and the size of the runtime."""
+    """The minor version: stated by the runtime since 3.11; in 3.10 from the file's name and the runtime's size."""
     if version is not None:
         (version_hex,) = struct.unpack("<Q", elf.contents(image, version.address, 8))
         if version_hex >> 24 != 3:
             raise UnknownLayout(f"Python {version_hex >> 24} is not supported")
         return int(version_hex >> 16 & 255)
-    in_name = _VERSION_IN_NAME.search(name)
-    if in_name is None or int(in_name[1]) != 10 or runtime_bytes != _RUNTIME_BYTES_3_10:
+    version_in_name = _VERSION_IN_NAME.search(name)
+    if version_in_name is None or int(version_in_name[1]) != 10 or runtime_bytes != _RUNTIME_BYTES_3_10:
         raise UnknownLayout(f"cannot determine the version of {name}: Python 3.10 or newer is supported")
     return 10

@@ -25,7 +25,7 @@ class UnknownLayout(Exception):
 class Layout(NamedTuple):
     """Offsets in bytes; NONE where the version has no such field.
 
-    cframe: of 3.11 and 3.12, where the thread state points to the structure that holds the current frame.
+    cframe: in 3.11 and 3.12, the thread state points to a structure that holds the current frame.
     first_unowned: frames with this owner value or more belong to the interpreter and are not Python code. ascii_data,
     other_data: offset of the characters of a compact string.
     """
@@ -90,7 +90,7 @@ _SECTIONS_14 = _SECTIONS_13 | {
 }
 
 
-_INSIDE = {"previous", "executable", "instr_ptr", "qualname", "linetable", "firstlineno", "next"}
+_CHECKED_FIELDS = {"previous", "executable", "instr_ptr", "qualname", "linetable", "firstlineno", "next"}
 
 
 def layout_of(minor: int, debug_offsets: bytes = b"") -> Layout:
@@ -102,10 +102,10 @@ def layout_of(minor: int, debug_offsets: bytes = b"") -> Layout:
         return _TABLE[minor]
     if minor not in VERSIONS:
         raise UnknownLayout(f"Python 3.{minor} is not supported: 3.{VERSIONS[0]} to 3.{VERSIONS[-1]} are")
-    return _described(minor, debug_offsets)
+    return _layout_from_description(minor, debug_offsets)
 
 
-def _described(minor: int, data: bytes) -> Layout:
+def _layout_from_description(minor: int, data: bytes) -> Layout:
     """The layout according to the interpreter's own description."""
     if len(data) < DEBUG_OFFSETS_BYTES or not data.startswith(COOKIE):
         raise UnknownLayout("_PyRuntime does not begin with the description of its layout")
@@ -114,47 +114,51 @@ def _described(minor: int, data: bytes) -> Layout:
         raise UnknownLayout(f"the layout has another version, {version:#x}")
     if free_threaded:
         raise UnknownLayout("free-threaded builds are not supported")
-    at = _values(data, _SECTIONS_13 if minor == 13 else _SECTIONS_14)
+    offsets = _unpack_offsets(data, _SECTIONS_13 if minor == 13 else _SECTIONS_14)
     layout = Layout(
         minor=minor,
-        interpreters_head=at["runtime.interpreters_head"],
-        interpreter_next=at["interpreter.next"],
-        threads_head=at["interpreter.threads_head"],
-        thread_next=at["thread.next"],
-        thread_id=at["thread.thread_id"],
-        native_thread_id=at["thread.native_thread_id"],
-        current_frame=at["thread.current_frame"],
+        interpreters_head=offsets["runtime.interpreters_head"],
+        interpreter_next=offsets["interpreter.next"],
+        threads_head=offsets["interpreter.threads_head"],
+        thread_next=offsets["thread.next"],
+        thread_id=offsets["thread.thread_id"],
+        native_thread_id=offsets["thread.native_thread_id"],
+        current_frame=offsets["thread.current_frame"],
         cframe=NONE,
-        frame_previous=at["frame.previous"],
-        frame_code=at["frame.executable"],
-        frame_instr=at["frame.instr_ptr"],
-        frame_owner=at["frame.owner"],
-        frame_bytes=at["frame.size"],
+        frame_previous=offsets["frame.previous"],
+        frame_code=offsets["frame.executable"],
+        frame_instr=offsets["frame.instr_ptr"],
+        frame_owner=offsets["frame.owner"],
+        frame_bytes=offsets["frame.size"],
         first_unowned=3,
-        code_filename=at["code.filename"],
-        code_qualname=at["code.qualname"],
-        code_linetable=at["code.linetable"],
-        code_first_line=at["code.firstlineno"],
-        code_instructions=at["code.co_code_adaptive"],
+        code_filename=offsets["code.filename"],
+        code_qualname=offsets["code.qualname"],
+        code_linetable=offsets["code.linetable"],
+        code_first_line=offsets["code.firstlineno"],
+        code_instructions=offsets["code.co_code_adaptive"],
         ascii_data=40,
         other_data=56,
     )
-    _check(layout, at)
+    _check(layout, offsets)
     return layout
 
 
-def _values(data: bytes, sections: Mapping[str, str]) -> dict[str, int]:
+def _unpack_offsets(data: bytes, sections: Mapping[str, str]) -> dict[str, int]:
     names = [f"{section}.{name}" for section, text in sections.items() for name in text.split()]
     return dict(zip(names, struct.unpack_from(f"<{len(names)}Q", data, 24), strict=True))
 
 
-def _check(layout: Layout, at: Mapping[str, int]) -> None:
+def _check(layout: Layout, offsets: Mapping[str, int]) -> None:
     """Check that every field lies inside its structure, and that every structure has a possible size."""
-    for name, value in at.items():
+    for name, offset in offsets.items():
         section, _, field = name.partition(".")
-        if field not in ("enabled", "locked", "holder") and not 0 <= value < _MAX_OFFSET:
-            raise UnknownLayout(f"offset of {name} is {value}")
-        if field in _INSIDE and value + 4 > at[f"{section}.size"]:
+        if field not in ("enabled", "locked", "holder") and not 0 <= offset < _MAX_OFFSET:
+            raise UnknownLayout(f"offset of {name} is {offset}")
+        if field in _CHECKED_FIELDS and offset + 4 > offsets[f"{section}.size"]:
             raise UnknownLayout(f"{name} lies outside its structure")
-    if not 64 <= layout.frame_bytes <= 128 or at["object.ob_type"] != 8 or layout.code_instructions > 512:
+    if (
+        not 64 <= layout.frame_bytes <= 128
+        or offsets["object.ob_type"] != 8
+        or layout.code_instructions > 512
+    ):
         raise UnknownLayout("unexpected structure sizes")

@@ -8,15 +8,19 @@ _FIRST_ONE_LINE, _LAST_ONE_LINE = 10, 12
 def line_of(table: bytes, first_line: int, index: int, *, minor: int) -> int | None:
     """The line of an instruction, None where the table has none or is broken.
 
-    index: of the instruction in its code object's bytecode, in units of two bytes.
+    index: the instruction's index in the bytecode of its code object, in units of two bytes.
     """
     try:
-        return _of_pairs(table, first_line, index) if minor < 11 else _of_entries(table, first_line, index)
+        return (
+            _line_in_pairs(table, first_line, index)
+            if minor < 11
+            else _line_in_entries(table, first_line, index)
+        )
     except IndexError:
         return None
 
 
-def _of_pairs(table: bytes, line: int, index: int) -> int | None:
+def _line_in_pairs(table: bytes, line: int, index: int) -> int | None:
     end = 0
     for at in range(0, len(table) - 1, 2):
         delta = table[at + 1] - 256 if table[at + 1] > 127 else table[at + 1]
@@ -28,13 +32,13 @@ def _of_pairs(table: bytes, line: int, index: int) -> int | None:
     return None
 
 
-def _of_entries(table: bytes, line: int, index: int) -> int | None:
+def _line_in_entries(table: bytes, line: int, index: int) -> int | None:
     at = end = 0
     while at < len(table):
         kind, n_units = table[at] >> 3 & 15, (table[at] & 7) + 1
         at += 1
         if kind in (_LONG, _NO_COLUMNS):
-            delta, at = _signed(table, at)
+            delta, at = _signed_varint(table, at)
             line += delta
         elif _FIRST_ONE_LINE <= kind <= _LAST_ONE_LINE:
             line += kind - _FIRST_ONE_LINE
@@ -46,8 +50,8 @@ def _of_entries(table: bytes, line: int, index: int) -> int | None:
     return None
 
 
-def _signed(table: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of six bits, lowest first, its sign in the lowest bit; and where it ends."""
+def _signed_varint(table: bytes, at: int) -> tuple[int, int]:
+    """A number in groups of six bits, lowest first, with its sign in the lowest bit; and the offset of its end."""
     value = shift = 0
     while True:
         byte = table[at]

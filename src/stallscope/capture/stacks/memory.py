@@ -8,11 +8,11 @@ import errno
 import os
 from pathlib import Path
 
-from stallscope.capture.stacks.peek_abi import Peek, memory
+from stallscope.capture.stacks.peek_abi import Peek, read_memory
 
 _MAX_BYTES = 1 << 20
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-_NOBODY_READS = 3
+_NO_ATTACH = 3
 
 
 class Unreadable(Exception):
@@ -45,7 +45,7 @@ class Memory:
             raise Unreadable(f"{n_bytes} bytes at {address:#x}", errno.EFAULT)
         error, data = self._by_system_call(address, n_bytes)
         if error == errno.EPERM and self._peek:
-            data = memory(self._peek, self.pid, address, n_bytes)
+            data = read_memory(self._peek, self.pid, address, n_bytes)
         if len(data) != n_bytes:
             error = error or errno.EFAULT
             raise Unreadable(f"{n_bytes} bytes at {address:#x}: {os.strerror(error)}", error)
@@ -54,8 +54,8 @@ class Memory:
     def _by_system_call(self, address: int, n_bytes: int) -> tuple[int, bytes]:
         """Error number and the data read."""
         buffer = c.create_string_buffer(n_bytes)
-        here, there = _Vector(c.addressof(buffer), n_bytes), _Vector(address, n_bytes)
-        n_read = self._read(self.pid, c.byref(here), 1, c.byref(there), 1, 0)
+        local, remote = _Vector(c.addressof(buffer), n_bytes), _Vector(address, n_bytes)
+        n_read = self._read(self.pid, c.byref(local), 1, c.byref(remote), 1, 0)
         return (c.get_errno(), b"") if n_read < 0 else (0, buffer.raw[:n_read])
 
     def word(self, address: int) -> int:
@@ -63,12 +63,12 @@ class Memory:
         return int.from_bytes(self.read(address, 8), "little")
 
 
-def forbidden(yama: Path = _YAMA) -> str:
+def read_restriction(yama: Path = _YAMA) -> str:
     """The reason that the memory of other processes cannot be read by a system call; empty where it can."""
     try:
         scope = int(yama.read_text())
     except (OSError, ValueError):
         return ""
-    if scope < _NOBODY_READS:
+    if scope < _NO_ATTACH:
         return ""
     return "kernel.yama.ptrace_scope is 3, which forbids reading other processes' memory even to root"

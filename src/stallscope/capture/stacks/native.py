@@ -1,8 +1,8 @@
 """The native frames of a thread that does not move, from its registers and a copy of its stack.
 
     thread = stopped_thread(peek, tid)            # None if the thread runs, or ran during the reading
-    if found:
-        calls = addresses(code, found)     # innermost first
+    if thread:
+        calls = unwind(code, thread)              # innermost first
         code.name(calls.addresses[0])
 
 Each step to a caller follows the call frame information of the file (eh_frame.py). Where that is missing, or where the
@@ -52,7 +52,7 @@ class Calls(NamedTuple):
 
 
 def stopped_thread(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) -> StoppedThread | None:
-    """A thread that does not move; None if it runs, ran during the reading, has ended, or cannot be read."""
+    """A thread that does not run; None if it runs, ran during the reading, has ended, or cannot be read."""
     data = peek(tid, 0, n_pieces)
     rows = thread_rows(data)
     if rows is None:
@@ -66,13 +66,13 @@ def stopped_thread(peek: Peek, tid: int, *, n_pieces: int = kernel.PEEK_PIECES) 
     ):
         return None
     registers = _registers(first)
-    stack = _unhooked(first, memory_in(data, registers[SP]))
+    stack = _restore_return_addresses(first, memory_in(data, registers[SP]))
     return StoppedThread(registers, stack, int(first["syscall_nr"]), int(first["n_switches"]))
 
 
-def copied(row: Array) -> StoppedThread:
+def thread_from_copy(row: Array) -> StoppedThread:
     """The thread in a copy by the kernel side: a row of kernel.NATIVE."""
-    stack = _unhooked(row, row["stack"][: int(row["n_bytes"])].tobytes())
+    stack = _restore_return_addresses(row, row["stack"][: int(row["n_bytes"])].tobytes())
     return StoppedThread(_registers(row), stack, has_returned=bool(row["is_return"]))
 
 
@@ -86,28 +86,28 @@ def shape(native: Array, calls: Calls) -> Array:
     words = native["stack"].view("<u8")
     check = 0
     for index in indices:
-        check = _mixed(check, int(words[index]))
+        check = _mix_in(check, int(words[index]))
     row["check"] = check
     return row
 
 
-def _mixed(value: int, word: int) -> int:
+def _mix_in(check: int, word: int) -> int:
     """mix_in() of bpf/python.h."""
-    value = ((value ^ word) * 0x9E3779B97F4A7C15) & _MASK
-    return value ^ value >> 29
+    check = ((check ^ word) * 0x9E3779B97F4A7C15) & _MASK
+    return check ^ check >> 29
 
 
 def _registers(row: Array) -> dict[int, int]:
     return {number: int(row["registers"][name]) for number, name in _REGISTERS.items()}
 
 
-def _unhooked(row: Array, stack: bytes) -> bytes:
+def _restore_return_addresses(row: Array, stack: bytes) -> bytes:
     """A copy of a stack with the original return addresses where probes have replaced them."""
-    begin, mended = int(row["registers"]["sp"]), bytearray(stack)
+    begin, restored = int(row["registers"]["sp"]), bytearray(stack)
     for at, address in row["hooked"].tolist():
         if 0 <= at - begin <= len(stack) - 8:
-            struct.pack_into("<Q", mended, at - begin, address)
-    return bytes(mended)
+            struct.pack_into("<Q", restored, at - begin, address)
+    return bytes(restored)
 
 
 def is_still(peek: Peek, tid: int, thread: StoppedThread) -> bool:
@@ -116,12 +116,12 @@ def is_still(peek: Peek, tid: int, thread: StoppedThread) -> bool:
     return rows is not None and not rows[1]["is_on_cpu"] and int(rows[1]["n_switches"]) == thread.n_switches
 
 
-def addresses(
+def unwind(
     code: MappedCode,
     thread: StoppedThread,
     *,
     until: Callable[[int], bool] = lambda _: False,
-    most: int = MAX_FRAMES,
+    max_frames: int = MAX_FRAMES,
 ) -> Calls:
     """The calls that a thread is in. until: ends before the first address for which this is true."""
     begin = thread.registers[SP]
@@ -129,7 +129,7 @@ def addresses(
     instructions: list[int] = []
     returns_at: list[int] = []
     is_return, is_cut = thread.has_returned, True
-    while len(instructions) < most:
+    while len(instructions) < max_frames:
         address = registers[IP] - is_return  # the return address may belong to the next function
         if is_return and code.region(address) is None:
             break
@@ -144,14 +144,14 @@ def addresses(
         if rules.is_last:
             is_cut = False
             break
-        above = _caller(registers, rules, thread.stack, begin)
-        if above is None or above[SP] <= registers[SP]:
+        caller = _caller(registers, rules, thread.stack, begin)
+        if caller is None or caller[SP] <= registers[SP]:
             break
-        if not above[IP]:
+        if not caller[IP]:
             is_cut = False
             break
         returns_at.append(registers[rules.base] + rules.offset + rules.at[IP] - begin)
-        registers, is_return = above, not rules.is_signal
+        registers, is_return = caller, not rules.is_signal
     return Calls(tuple(instructions), tuple(returns_at), is_cut)
 
 
@@ -160,7 +160,7 @@ def _caller(registers: dict[int, int], rules: Rules, stack: bytes, begin: int) -
     if rules.base not in registers:
         return None
     frame = registers[rules.base] + rules.offset
-    above = {SP: frame}
+    caller = {SP: frame}
     for number in (IP, *SAVED):
         if number in rules.at:
             at = frame + rules.at[number] - begin
@@ -168,7 +168,7 @@ def _caller(registers: dict[int, int], rules: Rules, stack: bytes, begin: int) -
                 if number == IP:
                     return None
                 continue
-            (above[number],) = struct.unpack_from("<Q", stack, at)
+            (caller[number],) = struct.unpack_from("<Q", stack, at)
         elif number in registers and number not in rules.lost and number != IP:
-            above[number] = registers[number]
-    return above if IP in above else None
+            caller[number] = registers[number]
+    return caller if IP in caller else None

@@ -33,15 +33,15 @@ def memory_in(data: bytes, address: int) -> bytes:
     return pieces[: min(first, len(pieces))] + pieces[kernel.PEEK_BYTES :]
 
 
-def memory(peek: Peek, tid: int, address: int, n_bytes: int) -> bytes:
+def read_memory(peek: Peek, tid: int, address: int, n_bytes: int) -> bytes:
     """n_bytes of the memory of a thread's process; fewer if the mapping ends or cannot be read."""
     data = b""
     while len(data) < n_bytes:
         at = address + len(data)
-        missing = n_bytes - len(data) + at % kernel.PEEK_BYTES
-        n_pieces = min(-(-missing // kernel.PEEK_BYTES), kernel.PEEK_PIECES)
-        more = memory_in(peek(tid, at, n_pieces), at)
-        if not more:
+        remaining = n_bytes - len(data) + at % kernel.PEEK_BYTES
+        n_pieces = min(-(-remaining // kernel.PEEK_BYTES), kernel.PEEK_PIECES)
+        chunk = memory_in(peek(tid, at, n_pieces), at)
+        if not chunk:
             break
-        data += more
+        data += chunk
     return data[:n_bytes]

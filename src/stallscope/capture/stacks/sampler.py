@@ -4,7 +4,7 @@
     stacks.follow(pids)                               # the kernel walks their stacks from now on: walk(pid, row)
     stacks.take(probes.natives.drain(), probes.stacks.drain())   # the stacks that it has walked
     numbers = stacks.numbers(calls["stack"])          # of the events that refer to them
-    rows = stacks.of_silent(probes.processes(), now, members=joined)  # once a second: rows of POSITIONS
+    rows = stacks.silent_positions(probes.processes(), now, members=joined)  # once a second: rows of POSITIONS
 
 A process is examined from outside if it has made no collective for some seconds, or none since it joined others: its
 main thread and its GPU threads. That costs a few ms per process and examination, and nothing while the job makes
@@ -20,11 +20,11 @@ import numpy as np
 from stallscope.capture.probes.program import State
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
-from stallscope.capture.stacks.frames import Refused
+from stallscope.capture.stacks.frames import InvalidFrames
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
-from stallscope.capture.stacks.native import copied, shape
+from stallscope.capture.stacks.native import shape, thread_from_copy
 from stallscope.capture.stacks.peek_abi import Peek
 from stallscope.capture.stacks.stack_target import CUT, Target, Words
 from stallscope.capture.stacks.walker_abi import python_row, words
@@ -33,8 +33,8 @@ from stallscope.events.layout import UNKNOWN, Array
 
 SILENT_NS = 2 * 10**9
 """A process without a collective for this long is examined ..."""
-_AGAIN_FACTOR = 2
-_MOST_APART_NS = 30 * 10**9
+_BACKOFF_FACTOR = 2
+_MAX_INTERVAL_NS = 30 * 10**9
 """... and examined again after twice the time each, at most this long."""
 
 _MOST_HASHES = 1 << 17
@@ -55,9 +55,10 @@ class _Silence:
 
 @dataclass
 class Stacks:
-    """node: our number. keep: stores a stack. report: shows each reason for missing stacks to the user, once. walk:
-    lets the kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it
-    hanging threads have no native frames. know: Program.know_native.
+    """node: this machine's number. keep: stores a stack. report: shows each reason for missing stacks, once.
+
+    walk: lets the kernel walk the stacks of a process, by a row of kernel.PYTHON. peek: Program.peek; without it
+    hanging threads have no native frames. register_shape: Program.know_native.
     """
 
     node: int
@@ -65,7 +66,7 @@ class Stacks:
     report: Callable[[str], None]
     walk: Callable[[int, Array], None]
     peek: Peek | None = None
-    know: Callable[[int, Array | None], None] = lambda _stack, _shape: None
+    register_shape: Callable[[int, Array | None], None] = lambda _stack, _shape: None
     proc: Path = Path("/proc")
     _numbers: dict[tuple[int, tuple[str, ...]], int] = field(default_factory=dict)
     _silent: dict[int, _Silence] = field(default_factory=dict)
@@ -88,15 +89,15 @@ class Stacks:
             if target is None or target.codes is None or target.python is None:
                 continue
             try:
-                named = words(row, target.codes, target.python.layout)
-            except (Refused, Unreadable):
+                frame_names = words(row, target.codes, target.python.layout)
+            except (InvalidFrames, Unreadable):
                 continue
-            named += (CUT,) * bool(row["is_cut"])
-            self._keep_hash(int(row["hash"]), int(row["pid"]), named)
+            frame_names += (CUT,) * bool(row["is_cut"])
+            self._keep_hash(int(row["hash"]), int(row["pid"]), frame_names)
         for row in natives[:_MOST_WALKS]:
             self._take_native(row)
         for row in natives[_MOST_WALKS:]:
-            self.know(int(row["hash"]), None)
+            self.register_shape(int(row["hash"]), None)
 
     def _take_native(self, row: Array) -> None:
         """Walk the copy of a stack, and let the kernel recognise the stack."""
@@ -105,9 +106,9 @@ class Stacks:
         if target is None:
             return
         python = self._words.get(self._by_hash.get(int(row["python"]), UNKNOWN), ())
-        calls = target.calls(copied(row), has_python=bool(python))
-        self._keep_hash(stack, pid, target.in_words(calls, python))
-        self.know(stack, shape(row, calls))
+        calls = target.calls(thread_from_copy(row), has_python=bool(python))
+        self._keep_hash(stack, pid, target.names(calls, python))
+        self.register_shape(stack, shape(row, calls))
 
     def _keep_hash(self, stack: int, pid: int, words: Words) -> None:
         if len(self._by_hash) >= _MOST_HASHES:
@@ -117,9 +118,9 @@ class Stacks:
     def numbers(self, hashes: Array) -> Array:
         """The numbers of stacks by their hashes in events (int64); UNKNOWN for stacks that have no names."""
         mask = (1 << 64) - 1
-        return np.array([self._by_hash.get(value & mask, UNKNOWN) for value in hashes.tolist()], np.int64)
+        return np.array([self._by_hash.get(stack & mask, UNKNOWN) for stack in hashes.tolist()], np.int64)
 
-    def of_silent(self, state: State, now_ns: int, *, members: Container[int] = ()) -> Array:
+    def silent_positions(self, state: State, now_ns: int, *, members: Container[int] = ()) -> Array:
         """Rows of POSITIONS for the threads of processes that have long made no collective.
 
         members: processes that share a communicator with others and may wait for their first collective.
@@ -127,29 +128,31 @@ class Stacks:
         pids = state.pids.tolist()
         alive = set(pids)
         self._silent = {pid: silence for pid, silence in self._silent.items() if pid in alive}
-        self._targets = {pid: known for pid, known in self._targets.items() if pid in alive}
+        self._targets = {pid: target for pid, target in self._targets.items() if pid in alive}
         positions: list[tuple[int, int, int, int, int]] = []
         for pid, row in zip(pids, state.rows, strict=True):
             n_collectives = int(row["n_collectives"])
             if self._is_due(pid, n_collectives, now_ns) and (n_collectives or pid in members):
                 tids = [pid, *(tid for tid in row["slots"]["tid"].tolist() if tid not in (0, pid))]
                 positions += [
-                    (now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()
+                    (now_ns, self.node, pid, tid, number)
+                    for tid, number in self.current_stacks(pid, tids).items()
                 ]
         return _rows(positions)
 
-    def of_all_threads(self, pid: int, now_ns: int) -> Array:
+    def all_thread_positions(self, pid: int, now_ns: int) -> Array:
         """Rows of POSITIONS for the Python threads of a process, or for its main thread without Python."""
         tids = self.python_threads(pid)[:_MOST_THREADS] or [pid]
-        return _rows([(now_ns, self.node, pid, tid, number) for tid, number in self.now(pid, tids).items()])
+        stacks = self.current_stacks(pid, tids)
+        return _rows([(now_ns, self.node, pid, tid, number) for tid, number in stacks.items()])
 
-    def now(self, pid: int, tids: list[int]) -> dict[int, int]:
+    def current_stacks(self, pid: int, tids: list[int]) -> dict[int, int]:
         """The present stacks of these threads of a process: numbers of stacks by thread, where they are known."""
         target = self.target(pid)
         if target is None:
             return {}
         try:
-            stacks = target.now(tids, peek=self.peek, proc=self.proc)
+            stacks = target.current_stacks(tids, peek=self.peek, proc=self.proc)
         except Unreadable as error:
             self._note(f"no stacks of process {pid}: its memory cannot be read ({error})")
             return {}
@@ -177,7 +180,7 @@ class Stacks:
     def target(self, pid: int) -> Target | None:
         """The interpreter and code of a process, read at the first request; None if its stacks cannot be read."""
         if pid not in self._targets:
-            self._targets[pid] = self._opened(pid)
+            self._targets[pid] = self._open_target(pid)
         return self._targets[pid]
 
     def forget(self, pid: int) -> None:
@@ -187,12 +190,12 @@ class Stacks:
         self._numbers = {key: number for key, number in self._numbers.items() if key[0] != pid}
         self._words = {number: words for (_, words), number in self._numbers.items()}
 
-    def _opened(self, pid: int) -> Target | None:
+    def _open_target(self, pid: int) -> Target | None:
         memory, code = Memory(pid, self.peek), MappedCode(pid, self._files, self.proc)
         try:
             python = interpreter_in(pid, self.proc)
-        except UnknownLayout as odd:
-            self._note(f"no Python stacks of process {pid}: {odd}")
+        except UnknownLayout as error:
+            self._note(f"no Python stacks of process {pid}: {error}")
             python = None
         return Target(pid, memory, code, python, Codes(memory, python) if python else None)
 
@@ -203,8 +206,8 @@ class Stacks:
             return False
         if now_ns < silence.next_ns:
             return False
-        apart = min(_AGAIN_FACTOR * (now_ns - silence.since_ns), _MOST_APART_NS)
-        silence.next_ns = now_ns + apart
+        interval_ns = min(_BACKOFF_FACTOR * (now_ns - silence.since_ns), _MAX_INTERVAL_NS)
+        silence.next_ns = now_ns + interval_ns
         return True
 
     def _note(self, text: str) -> None:

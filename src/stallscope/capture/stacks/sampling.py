@@ -1,6 +1,6 @@
-"""A thread that runs, at a tick of its CPU time: registers in user mode and a copy of its stack.
+"""Samples a running thread at a tick of its CPU time: registers in user mode and a copy of its stack.
 
-    thread = sampled(tid)        # native.StoppedThread, or None if it does not run, or if the kernel refuses
+    thread = sample_thread(tid)         # native.StoppedThread, or None if it does not run, or if the kernel refuses
 
 By a sampling event on that single thread (perf_event_open), open for some milliseconds: it costs the thread one
 interrupt. Registers and stack are taken together, so they are consistent. Return addresses that probes have replaced
@@ -29,10 +29,10 @@ _CLOEXEC = 8
 _HEAD_AT = 1024
 _PAGES = 16
 _RECORD_SAMPLE = 9
-_LOOK_EVERY_S, _N_LOOKS = 0.004, 8
+_POLL_EVERY_S, _N_POLLS = 0.004, 8
 
 
-def sampled(tid: int) -> StoppedThread | None:
+def sample_thread(tid: int) -> StoppedThread | None:
     """The thread at one moment; None if it did not run, has ended, or may not be sampled."""
     if platform.machine() != "x86_64":
         return None
@@ -47,10 +47,10 @@ def sampled(tid: int) -> StoppedThread | None:
         return None
     try:
         with mmap.mmap(fd, (1 + _PAGES) * mmap.PAGESIZE) as ring:
-            for _ in range(_N_LOOKS):
-                time.sleep(_LOOK_EVERY_S)
+            for _ in range(_N_POLLS):
+                time.sleep(_POLL_EVERY_S)
                 if struct.unpack_from("=Q", ring, _HEAD_AT)[0]:
-                    return _first(ring[mmap.PAGESIZE :])
+                    return _parse_sample(ring[mmap.PAGESIZE :])
     except OSError:
         return None
     finally:
@@ -58,7 +58,7 @@ def sampled(tid: int) -> StoppedThread | None:
     return None
 
 
-def _first(data: bytes) -> StoppedThread | None:
+def _parse_sample(data: bytes) -> StoppedThread | None:
     """The first record, if it is a sample of a thread with registers in user mode."""
     kind, _, n_bytes = struct.unpack_from("=IHH", data)
     if kind != _RECORD_SAMPLE or n_bytes < 8 + 8 + 8 * len(_NUMBERS) + 8:
@@ -67,9 +67,9 @@ def _first(data: bytes) -> StoppedThread | None:
     if abi != 2:  # PERF_SAMPLE_REGS_ABI_64
         return None
     at = 16 + 8 * len(_NUMBERS)
-    (room,) = struct.unpack_from("=Q", data, at)
-    if not room or at + 8 + room + 8 > n_bytes:
+    (n_stack_bytes,) = struct.unpack_from("=Q", data, at)
+    if not n_stack_bytes or at + 8 + n_stack_bytes + 8 > n_bytes:
         return None
-    (n_copied,) = struct.unpack_from("=Q", data, at + 8 + room)
+    (n_copied,) = struct.unpack_from("=Q", data, at + 8 + n_stack_bytes)
     registers = dict(zip(_NUMBERS.values(), values, strict=True))
-    return StoppedThread(registers, data[at + 8 : at + 8 + min(n_copied, room)])
+    return StoppedThread(registers, data[at + 8 : at + 8 + min(n_copied, n_stack_bytes)])

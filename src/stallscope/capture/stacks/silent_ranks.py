@@ -1,7 +1,7 @@
-"""Ranks that have made no call since the capture began, perhaps because they already hung: their present stacks.
+"""The present stacks of ranks that have made no call since the capture began, perhaps because they already hung.
 
     silent = SilentRanks(node, stacks, gpu_processes)
-    examined = silent.examine(known, now_ns)      # once a second; known: the processes that have made a traced call
+    examined = silent.examine(traced, now_ns)     # once a second; traced: the processes that have made a traced call
 
 A process is examined if it has a GPU library, a rank set by its launcher, and a parent that is not the same rank (a
 data loader's worker is left out). Its main thread and its Python threads are examined; a few ms per process each time.
@@ -23,9 +23,9 @@ from stallscope.events.names import Category
 from stallscope.events.syscalls import blocked_category
 
 _SILENT_NS = 3 * 10**9
-_APART_NS = 5 * 10**9
-_LATER_NS = 30 * 10**9
-_MOST_LOOKS = 6
+_INTERVAL_NS = 5 * 10**9
+_LATER_INTERVAL_NS = 30 * 10**9
+_N_FREQUENT_EXAMINATIONS = 6
 """A process without a traced call is first examined after this time, then at this interval, and less often after this
 many examinations.
 """
@@ -49,7 +49,7 @@ class _WatchedProcess:
 
 @dataclass
 class SilentRanks:
-    """node: our number. gpu_processes: the processes that have a GPU library mapped."""
+    """node: this machine's number. gpu_processes: the processes that have a GPU library mapped."""
 
     node: int
     stacks: Stacks
@@ -57,9 +57,9 @@ class SilentRanks:
     proc: Path = Path("/proc")
     _watched: dict[int, _WatchedProcess] = field(default_factory=dict)
 
-    def examine(self, known: Collection[int], now_ns: int) -> ExaminedProcesses:
+    def examine(self, traced: Collection[int], now_ns: int) -> ExaminedProcesses:
         """Examine the processes that are due."""
-        pids = [pid for pid in self.gpu_processes() if pid not in known]
+        pids = [pid for pid in self.gpu_processes() if pid not in traced]
         self._watched = {
             pid: self._watched.get(pid) or _WatchedProcess(now_ns + _SILENT_NS)
             for pid in pids[:_MOST_PROCESSES]
@@ -72,16 +72,18 @@ class SilentRanks:
         for pid in due:
             watched = self._watched[pid]
             watched.n_examinations += 1
-            watched.next_ns = now_ns + (_APART_NS if watched.n_examinations < _MOST_LOOKS else _LATER_NS)
-        numbers = [(pid, tid, number) for pid in due for tid, number in self._where(pid).items()]
+            watched.next_ns = now_ns + (
+                _INTERVAL_NS if watched.n_examinations < _N_FREQUENT_EXAMINATIONS else _LATER_INTERVAL_NS
+            )
+        numbers = [(pid, tid, number) for pid in due for tid, number in self._current_stacks(pid).items()]
         positions = layout.empty(layout.POSITIONS, len(numbers))
         positions["ts_ns"], positions["node"] = now_ns, self.node
         for i, (pid, tid, number) in enumerate(numbers):
             positions[i]["pid"], positions[i]["tid"], positions[i]["stack"] = pid, tid, number
         return ExaminedProcesses(due, self._states(due, now_ns), positions)
 
-    def _where(self, pid: int) -> dict[int, int]:
-        return self.stacks.now(pid, [pid, *self.stacks.python_threads(pid)])
+    def _current_stacks(self, pid: int) -> dict[int, int]:
+        return self.stacks.current_stacks(pid, [pid, *self.stacks.python_threads(pid)])
 
     def _states(self, pids: list[int], now_ns: int) -> Array:
         """The states of the main threads: the present system call and its category."""

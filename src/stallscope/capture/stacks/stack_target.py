@@ -11,19 +11,19 @@ from pathlib import Path
 from stallscope.capture.stacks.code_map import MappedCode
 from stallscope.capture.stacks.codes import Codes
 from stallscope.capture.stacks.eh_frame import IP
-from stallscope.capture.stacks.frames import Refused, frames, states, threads_of
+from stallscope.capture.stacks.frames import InvalidFrames, frames, thread_states, threads_of
 from stallscope.capture.stacks.interpreter import Interpreter
 from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.native import (
     MAX_FRAMES,
     Calls,
     StoppedThread,
-    addresses,
     is_still,
     stopped_thread,
+    unwind,
 )
 from stallscope.capture.stacks.peek_abi import Peek
-from stallscope.capture.stacks.sampling import sampled
+from stallscope.capture.stacks.sampling import sample_thread
 from stallscope.events.kernel import N_RETURNS
 
 MAX_KEPT_FRAMES = 64
@@ -43,50 +43,52 @@ class Target:
     python: Interpreter | None = None
     codes: Codes | None = None
 
-    def now(self, tids: Iterable[int], *, peek: Peek | None, proc: Path) -> dict[int, Words]:
+    def current_stacks(self, tids: Iterable[int], *, peek: Peek | None, proc: Path) -> dict[int, Words]:
         """The present stacks of these threads; threads without known frames are left out. Raises Unreadable."""
-        by_tid = states(self.memory, self.python, threads_of(self.pid, proc)) if self.python else {}
+        by_tid = thread_states(self.memory, self.python, threads_of(self.pid, proc)) if self.python else {}
         self.code.refresh()
-        stacks = {tid: self._of_thread(tid, by_tid.get(tid), peek) for tid in tids}
+        stacks = {tid: self._thread_stack(tid, by_tid.get(tid), peek) for tid in tids}
         return {tid: words for tid, words in stacks.items() if words}
 
     def python_threads(self, proc: Path) -> list[int]:
         """The threads that Python knows. Raises Unreadable."""
-        return list(states(self.memory, self.python, threads_of(self.pid, proc))) if self.python else []
+        return (
+            list(thread_states(self.memory, self.python, threads_of(self.pid, proc))) if self.python else []
+        )
 
-    def _of_thread(self, tid: int, state: int | None, peek: Peek | None) -> Words:
+    def _thread_stack(self, tid: int, state: int | None, peek: Peek | None) -> Words:
         if peek is None:
-            return self._python(state) if state else ()
+            return self._python_frames(state) if state else ()
         thread = stopped_thread(peek, tid)
-        python = self._python(state) if state else ()
+        python = self._python_frames(state) if state else ()
         if thread is None or not is_still(peek, tid, thread):
-            thread = sampled(tid)
-            if thread is None or (state and self._python(state) != python):
+            thread = sample_thread(tid)
+            if thread is None or (state and self._python_frames(state) != python):
                 return python
-        return self.in_words(self._calls(thread, has_python=bool(python)), python)
+        return self.names(self._unwind(thread, has_python=bool(python)), python)
 
     def calls(self, thread: StoppedThread, *, has_python: bool) -> Calls:
         """The native calls in a stack that the kernel side has copied, down to the last call that it can recognise."""
         if not self.code.region(thread.registers[IP]):
             self.code.refresh()
-        return self._calls(thread, has_python=has_python, most=N_RETURNS)
+        return self._unwind(thread, has_python=has_python, max_frames=N_RETURNS)
 
-    def in_words(self, calls: Calls, python: Words) -> Words:
+    def names(self, calls: Calls, python: Words) -> Words:
         """Native frames, then Python's."""
         return (*map(self.code.name, calls.addresses), *(CUT,) * calls.is_cut, *python)
 
-    def _calls(self, thread: StoppedThread, *, has_python: bool, most: int = MAX_FRAMES) -> Calls:
+    def _unwind(self, thread: StoppedThread, *, has_python: bool, max_frames: int = MAX_FRAMES) -> Calls:
         until = self.code.is_interpreter if has_python else _never
-        return addresses(self.code, thread, until=until, most=most)
+        return unwind(self.code, thread, until=until, max_frames=max_frames)
 
-    def _python(self, state: int) -> Words:
+    def _python_frames(self, state: int) -> Words:
         """The Python frames of a thread; empty if they are not reliable."""
         if self.python is None or self.codes is None:
             return ()
         try:
             python_frames = frames(self.memory, self.python, state)
-            words = tuple(str(self.codes.named(frame)) for frame in python_frames[:MAX_KEPT_FRAMES])
-        except (Refused, Unreadable):
+            words = tuple(str(self.codes.name_frame(frame)) for frame in python_frames[:MAX_KEPT_FRAMES])
+        except (InvalidFrames, Unreadable):
             return ()
         return words + (CUT,) * (len(python_frames) > MAX_KEPT_FRAMES)
 

@@ -18,7 +18,7 @@ _MOST_ALIASES = 8
 
 
 class Functions(NamedTuple):
-    """The functions of a file: addresses (as the file counts), ascending; sizes in bytes; positions of their names."""
+    """The functions of a file: ascending addresses within the file, sizes in bytes, file positions of their names."""
 
     begins: Array
     sizes: Array
@@ -41,20 +41,20 @@ def functions_of(image: Image) -> Functions:
     )
 
 
-def named(image: Image, functions: Functions, address: int) -> NamedFunction | None:
+def function_at(image: Image, functions: Functions, address: int) -> NamedFunction | None:
     """The function that holds an address; None if no function holds it. Raises NotElf."""
     if not 0 <= address < 1 << 64:
         return None
-    last = int(np.searchsorted(functions.begins, np.uint64(address), "right"))
-    if not last:
+    end = int(np.searchsorted(functions.begins, np.uint64(address), "right"))
+    if not end:
         return None
-    begin = int(functions.begins[last - 1])
-    same = range(max(int(np.searchsorted(functions.begins, np.uint64(begin))), last - _MOST_ALIASES), last)
-    holding = [i for i in same if address < begin + int(functions.sizes[i])]
-    symbol = [name for i in holding if (name := _name(image, int(functions.names[i])))]
-    if not symbol:
+    begin = int(functions.begins[end - 1])
+    aliases = range(max(int(np.searchsorted(functions.begins, np.uint64(begin))), end - _MOST_ALIASES), end)
+    holding = [i for i in aliases if address < begin + int(functions.sizes[i])]
+    names = [name for i in holding if (name := _name(image, int(functions.names[i])))]
+    if not names:
         return None
-    return NamedFunction(min(symbol, key=_plainness), address - begin)
+    return NamedFunction(min(names, key=_alias_rank), address - begin)
 
 
 def _name(image: Image, position: int) -> str:
@@ -65,6 +65,6 @@ def _name(image: Image, position: int) -> str:
     )
 
 
-def _plainness(name: str) -> tuple[int, int, str]:
+def _alias_rank(name: str) -> tuple[int, int, str]:
     """Sort key: poll before __poll before __GI___poll, ncclAllReduce before pncclAllReduce."""
     return len(name) - len(name.lstrip("_")), len(name), name

@@ -2,7 +2,7 @@
 
     samples = Samples(probes.processes, peek=probes.peek)
     samples.start()
-    rows = samples.taken(number)      # once a second; number(pid, frames) gives the number of a stack
+    rows = samples.take_rows(node, now_ns, number)  # once a second; number(pid, frames) gives the number of a stack
 
 A process is sampled up to twenty times a second from outside: its memory is read, and it does not stop. The most active
 GPU thread is sampled each time. While it is blocked, its process's threads that run Python or woke it last are also
@@ -27,7 +27,7 @@ from stallscope.capture.process.process_identity import small_file
 from stallscope.capture.process.wait_objects import BlockedCall, WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
-from stallscope.capture.stacks.frames import Refused, frames_once, states, threads_of
+from stallscope.capture.stacks.frames import InvalidFrames, frames_once, thread_states, threads_of
 from stallscope.capture.stacks.interpreter import Interpreter, interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
@@ -55,8 +55,8 @@ LEFT = -2
 _MOST_FRAMES = 48
 _MOST_CHILDREN = 2  # at a time; the next children with the next sample
 _MOST_THREADS = 4
-_REFRESH_NS = 5 * 10**9
-_LISTED_NS = 10**9
+_REFRESH_EVERY_NS = 5 * 10**9
+_LIST_EVERY_NS = 10**9
 _MOST_OTHERS_S = 1.0
 _MOST_BLOCKED = (
     2  # processes at a time whose other threads are sampled; the least sampled processes come first
@@ -74,7 +74,7 @@ _BLOCKED = frozenset(
     )
 )
 
-_OF_STATE = {b"T": Category.STOPPED, b"t": Category.STOPPED, b"D": Category.IO}
+_CATEGORY_OF_STATE = {b"T": Category.STOPPED, b"t": Category.STOPPED, b"D": Category.IO}
 
 Words = tuple[str, ...]
 
@@ -91,7 +91,7 @@ class _Key(NamedTuple):
 
 
 @dataclass
-class _Sampled:
+class _SampledProcess:
     """A process whose threads are sampled. by_own: its threads by their number in its own pid namespace."""
 
     target: Target
@@ -106,10 +106,10 @@ class _Sampled:
         """
         if self.target.python is None:
             return {}
-        if now_ns - self.refreshed_ns > _REFRESH_NS:
+        if now_ns - self.refreshed_ns > _REFRESH_EVERY_NS:
             self.by_own, self.refreshed_ns = threads_of(self.target.pid, proc), now_ns
-        if now_ns - self.listed_ns > _LISTED_NS:
-            self.by_tid = states(self.target.memory, self.target.python, self.by_own)
+        if now_ns - self.listed_ns > _LIST_EVERY_NS:
+            self.by_tid = thread_states(self.target.memory, self.target.python, self.by_own)
             self.listed_ns = now_ns
         return self.by_tid
 
@@ -120,8 +120,8 @@ class _Sampled:
             return ()
         try:
             stack = frames_once(target.memory, target.python, state)[:_MOST_FRAMES]
-            return tuple(str(target.codes.named(frame)) for frame in stack)
-        except (Refused, Unreadable):
+            return tuple(str(target.codes.name_frame(frame)) for frame in stack)
+        except (InvalidFrames, Unreadable):
             return ()
 
 
@@ -134,7 +134,7 @@ class Samples:
         self._processes, self._peek, self._proc = processes, peek, proc
         self._counts: Counter[_Key] = Counter()
         self._names: dict[int, bytes] = {}
-        self._sampled: dict[int, _Sampled | None] = {}
+        self._sampled_processes: dict[int, _SampledProcess | None] = {}
         self._objects = WaitObjects(time.monotonic_ns, proc)
         self._files = Files()
         self._turn = 0
@@ -156,7 +156,7 @@ class Samples:
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
 
-    def taken(self, node: int, now_ns: int, number: Callable[[int, Words], int]) -> Array:
+    def take_rows(self, node: int, now_ns: int, number: Callable[[int, Words], int]) -> Array:
         """Rows of SAMPLES since the last call. number: returns the number of a stack."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
@@ -178,44 +178,48 @@ class Samples:
         while not self._stop.wait(pause_s):
             begin_s = time.thread_time()
             try:
-                blocked = self._take(self.of_gpu_threads())
+                blocked = self._count(self.gpu_thread_samples())
                 cost_s = time.thread_time() - begin_s
                 if time.monotonic() >= self._others_due_s:
-                    self._take_others(blocked)
+                    self._sample_other_threads(blocked)
                     others_s = time.thread_time() - begin_s - cost_s
                     self._others_due_s = time.monotonic() + min(others_s / COST_SHARE, _MOST_OTHERS_S)
             except CannotTrace:
                 return
             pause_s = max(EVERY_S, cost_s / COST_SHARE)
 
-    def _take_others(self, blocked: list[tuple[int, int, int]]) -> None:
+    def _sample_other_threads(self, blocked: list[tuple[int, int, int]]) -> None:
         """Sample the threads that some blocked GPU threads wait for."""
-        for pid, tid, waker_tid in sorted(blocked, key=lambda each: self._n_others[each[0]])[:_MOST_BLOCKED]:
+        for pid, tid, waker_tid in sorted(blocked, key=lambda sample: self._n_others[sample[0]])[
+            :_MOST_BLOCKED
+        ]:
             self._n_others[pid] += 1
-            self._take(self.of_others(pid, tid, waker_tid))
+            self._count(self.other_thread_samples(pid, tid, waker_tid))
 
-    def _take(self, keys: Iterable[_Key]) -> list[tuple[int, int, int]]:
+    def _count(self, keys: Iterable[_Key]) -> list[tuple[int, int, int]]:
         """Count samples. Returns process, thread and last waker of each sample of a blocked GPU thread."""
         keys = list(keys)
         with self._lock:
             self._counts.update(keys)
         return [(key.pid, key.tid, self._wakers.get(key.tid, 0)) for key in keys if key.category in _BLOCKED]
 
-    def once(self) -> Iterator[_Key]:
+    def sample_once(self) -> Iterator[_Key]:
         """One sample of each traced process and of the threads that its GPU thread waits for."""
-        for key in self.of_gpu_threads():
+        for key in self.gpu_thread_samples():
             yield key
             if key.category in _BLOCKED:
-                yield from self.of_others(key.pid, key.tid, self._wakers.get(key.tid, 0))
+                yield from self.other_thread_samples(key.pid, key.tid, self._wakers.get(key.tid, 0))
 
-    def of_gpu_threads(self) -> Iterator[_Key]:
+    def gpu_thread_samples(self) -> Iterator[_Key]:
         """One sample of the most active GPU thread of each traced process."""
         state, now_ns = self._processes(), time.monotonic_ns()
         self._turn += 1
         alive = set(state.pids.tolist())
         if self._turn % 64 == 0:
-            self._sampled = {
-                pid: known for pid, known in self._sampled.items() if (self._proc / str(pid)).exists()
+            self._sampled_processes = {
+                pid: process
+                for pid, process in self._sampled_processes.items()
+                if (self._proc / str(pid)).exists()
             }
         for pid, row in zip(state.pids.tolist(), state.rows, strict=True):
             by_slot = row["word"].reshape(1).astype("<u8").view(np.uint8)
@@ -223,68 +227,74 @@ class Samples:
             category, tid = int(by_slot.max()), int(slot["tid"])
             if category and tid and pid in alive:
                 self._wakers[tid] = int(slot["waker_tid"])
-                yield self._of_gpu_thread(pid, tid, category, now_ns)
+                yield self._gpu_thread_sample(pid, tid, category, now_ns)
 
-    def _of_gpu_thread(self, pid: int, tid: int, category: int, now_ns: int) -> _Key:
+    def _gpu_thread_sample(self, pid: int, tid: int, category: int, now_ns: int) -> _Key:
         """The stack is read first, so that it belongs to the state that the kernel reported."""
-        sampled, by_tid = self._python(pid, now_ns)
-        words = self._words(sampled, tid, by_tid)
+        process, by_tid = self._python(pid, now_ns)
+        words = self._words(process, tid, by_tid)
         blocked = None
         if category in _BLOCKED:
-            blocked = self._objects.of(pid, tid, sampled.target.memory if sampled else None) or BlockedCall(
-                LEFT, ""
-            )
+            blocked = self._objects.blocked_call(
+                pid, tid, process.target.memory if process else None
+            ) or BlockedCall(LEFT, "")
         elif category == Category.ON_CPU and self._is_in_faults(pid, tid, now_ns):
             blocked = BlockedCall(UNKNOWN, "page faults of new memory")
         return self._key(pid, SampleRole.GPU, pid, tid, category, blocked, words)
 
-    def _python(self, pid: int, now_ns: int) -> tuple[_Sampled | None, dict[int, int]]:
-        """What is known of a process, and the addresses of its Python states by thread."""
-        sampled = self._known(pid)
+    def _python(self, pid: int, now_ns: int) -> tuple[_SampledProcess | None, dict[int, int]]:
+        """The sampled process, and the addresses of its Python thread states by thread."""
+        process = self._sampled_process(pid)
         try:
-            return sampled, sampled.python_states(now_ns, self._proc) if sampled else {}
+            return process, process.python_states(now_ns, self._proc) if process else {}
         except Unreadable:
-            return sampled, {}
+            return process, {}
 
-    def of_others(self, pid: int, tid: int, waker_tid: int) -> Iterator[_Key]:
+    def other_thread_samples(self, pid: int, tid: int, waker_tid: int) -> Iterator[_Key]:
         """Samples of the threads and child processes that a blocked GPU thread may wait for."""
         now_ns = time.monotonic_ns()
-        sampled, by_tid = self._python(pid, now_ns)
-        others = [other for other in by_tid if other != tid][:64]
-        running = [other for other in others if self._state(pid, other) == b"R"][:_MOST_THREADS]
-        if not running:
-            running = [waker_tid] if waker_tid in by_tid and waker_tid != tid else others[:_MOST_CHILDREN]
-        for other in running:
-            blocked_on = self._objects.of(pid, other, sampled.target.memory if sampled else None)
-            words = self._words(sampled, other, by_tid)
-            yield self._key(
-                pid, SampleRole.SAME_PROCESS, pid, other, _category(blocked_on), blocked_on, words
+        process, by_tid = self._python(pid, now_ns)
+        other_tids = [other_tid for other_tid in by_tid if other_tid != tid][:64]
+        sampled_tids = [other_tid for other_tid in other_tids if self._state(pid, other_tid) == b"R"][
+            :_MOST_THREADS
+        ]
+        if not sampled_tids:
+            sampled_tids = (
+                [waker_tid] if waker_tid in by_tid and waker_tid != tid else other_tids[:_MOST_CHILDREN]
             )
-        yield from self._of_children(pid, now_ns)
+        for other_tid in sampled_tids:
+            blocked_on = self._objects.blocked_call(
+                pid, other_tid, process.target.memory if process else None
+            )
+            words = self._words(process, other_tid, by_tid)
+            yield self._key(
+                pid, SampleRole.SAME_PROCESS, pid, other_tid, _category(blocked_on), blocked_on, words
+            )
+        yield from self._child_samples(pid, now_ns)
 
-    def _of_children(self, pid: int, now_ns: int) -> Iterator[_Key]:
+    def _child_samples(self, pid: int, now_ns: int) -> Iterator[_Key]:
         children = self._objects.children(pid)
         first = self._turn * _MOST_CHILDREN % max(len(children), 1)
         for child in (children + children)[first : first + min(_MOST_CHILDREN, len(children))]:
-            sampled, by_tid = self._python(child, now_ns)
-            blocked_on = self._objects.of(child, child, sampled.target.memory if sampled else None)
+            process, by_tid = self._python(child, now_ns)
+            blocked_on = self._objects.blocked_call(child, child, process.target.memory if process else None)
             letter = self._state(child, child)
             if letter in (b"", b"Z", b"X"):
                 continue
-            category = _OF_STATE.get(letter) or _category(blocked_on)
+            category = _CATEGORY_OF_STATE.get(letter) or _category(blocked_on)
             yield self._key(
-                pid, SampleRole.CHILD, child, child, category, blocked_on, self._words(sampled, child, by_tid)
+                pid, SampleRole.CHILD, child, child, category, blocked_on, self._words(process, child, by_tid)
             )
 
-    def _words(self, sampled: _Sampled | None, tid: int, by_tid: dict[int, int]) -> Words:
-        if sampled is None:
+    def _words(self, process: _SampledProcess | None, tid: int, by_tid: dict[int, int]) -> Words:
+        if process is None:
             return ()
         if tid in by_tid:
-            return sampled.words(by_tid[tid])
-        if sampled.target.python is not None or self._peek is None:
+            return process.words(by_tid[tid])
+        if process.target.python is not None or self._peek is None:
             return ()
         try:
-            stacks = sampled.target.now([tid], peek=self._peek, proc=self._proc)
+            stacks = process.target.current_stacks([tid], peek=self._peek, proc=self._proc)
         except Unreadable:
             return ()
         return stacks.get(tid, ())[:_MOST_FRAMES]
@@ -323,19 +333,19 @@ class Samples:
         fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
         return fields[0] if fields else b""
 
-    def _known(self, pid: int) -> _Sampled | None:
-        if pid not in self._sampled:
-            self._sampled[pid] = self._opened(pid)
-        return self._sampled[pid]
+    def _sampled_process(self, pid: int) -> _SampledProcess | None:
+        if pid not in self._sampled_processes:
+            self._sampled_processes[pid] = self._open_process(pid)
+        return self._sampled_processes[pid]
 
-    def _opened(self, pid: int) -> _Sampled | None:
+    def _open_process(self, pid: int) -> _SampledProcess | None:
         memory, code = Memory(pid, self._peek), MappedCode(pid, self._files, self._proc)
         python: Interpreter | None
         try:
             python = interpreter_in(pid, self._proc)
         except UnknownLayout:
             return None
-        return _Sampled(Target(pid, memory, code, python, Codes(memory, python) if python else None))
+        return _SampledProcess(Target(pid, memory, code, python, Codes(memory, python) if python else None))
 
 
 def _category(blocked: BlockedCall | None) -> Category:

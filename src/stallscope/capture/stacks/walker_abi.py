@@ -7,13 +7,13 @@ some milliseconds later, and only if the code objects are still the same.
 import numpy as np
 
 from stallscope.capture.stacks.codes import Codes, Identity
-from stallscope.capture.stacks.frames import Frame, Refused
+from stallscope.capture.stacks.frames import Frame, InvalidFrames
 from stallscope.capture.stacks.interpreter import Interpreter
 from stallscope.capture.stacks.layouts import NONE, Layout
 from stallscope.events import kernel
 from stallscope.events.layout import Array
 
-_SAME = (
+_COPIED_FIELDS = (
     "threads_head",
     "thread_next",
     "thread_id",
@@ -33,7 +33,7 @@ _SAME = (
 def python_row(python: Interpreter) -> Array:
     """One row of kernel.PYTHON."""
     layout, row = python.layout, np.zeros(1, kernel.PYTHON)
-    for name in _SAME:
+    for name in _COPIED_FIELDS:
         row[name] = getattr(layout, name)
     row["interpreters"] = python.runtime + layout.main_interpreter
     row["code_type"] = python.code_type
@@ -44,9 +44,9 @@ def python_row(python: Interpreter) -> Array:
 
 
 def words(row: Array, codes: Codes, layout: Layout) -> tuple[str, ...]:
-    """The frames of a row of kernel.STACK in words, innermost first. Raises Refused, Unreadable."""
+    """The frames of a row of kernel.STACK in words, innermost first. Raises InvalidFrames, Unreadable."""
     return tuple(
-        str(codes.named(_frame(frame, layout), identity=_identity(frame)))
+        str(codes.name_frame(_frame(frame, layout), identity=_identity(frame)))
         for frame in row["frames"][: int(row["n"])]
     )
 
@@ -57,7 +57,7 @@ def _frame(row: Array, layout: Layout) -> Frame:
         return Frame(code, int(np.int32(np.uint32(instruction & 0xFFFFFFFF))))
     unit = (instruction - code - layout.code_instructions) >> 1
     if unit < -1:
-        raise Refused(f"instruction outside the code object at {code:#x}")
+        raise InvalidFrames(f"instruction outside the code object at {code:#x}")
     return Frame(code, max(unit, 0))
 
 
