@@ -84,7 +84,18 @@ def measured(root: Path, repository: Path, part: str) -> Mapping[str, Any]:
     assert line, output[-3000:]
     result: Mapping[str, Any] = json.loads(line[1])
     assert "error" not in result, result
+    record(repository, part, result, kernels[-1].name)
     return result
+
+
+def record(repository: Path, part: str, result: Mapping[str, Any], kernel: str) -> None:
+    """Keep the measurements of one part in bench/results, with the commit of the packages."""
+    path = repository / "bench/results/units.json"
+    parts = json.loads(path.read_text()) if path.exists() else {}
+    commit = (repository / "dist/COMMIT").read_text().strip()
+    path.write_text(
+        json.dumps(parts | {part: {"commit": commit, "kernel": kernel} | dict(result)}, indent=4) + "\n"
+    )
 
 
 def run(*words: str | Path) -> None:
@@ -102,9 +113,7 @@ def test_the_agent_runs_as_its_user_with_exactly_the_five_capabilities(agent: Ma
     assert exposure(unit) <= 3.0
 
 
-def test_the_agent_traces_a_job_and_restarts(agent: Mapping[str, Any]):
-    code, text, errors = agent["explain"]
-    assert code == 20 and "Rank 2" in text, (text, errors)
+def test_the_agent_restarts_after_a_kill_and_ends_without_a_failure(agent: Mapping[str, Any]):
     assert agent["result"] == "success"
 
 

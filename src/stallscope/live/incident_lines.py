@@ -174,6 +174,8 @@ def main() -> None:
             is_over=is_over,
             alerts=Path(task["alerts"]) if task.get("alerts") else None,
         )
+    except BrokenPipeError:  # the agent was killed; a flush at exit would raise again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except StallscopeError as error:
         print(f"stallscope: the continuous diagnosis ended: {error}", file=sys.stderr)
 
