@@ -14,6 +14,7 @@ import numpy as np
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, Category, Op
+from stallscope.exporters.node_health import ATTEMPTS
 from stallscope.health.cohorts import Cohorts
 from stallscope.health.node_state import NodeState
 from stallscope.health.windows import Windows
@@ -41,7 +42,7 @@ class Fault:
 class Jitter:
     """The differences of healthy machines. pause_every_s: mean time between pauses of one machine, 0: none.
 
-    lost: share of the reports that do not reach the hub.
+    lost: share of the attempts to report that do not reach the hub.
     """
 
     speed: float = 0.0
@@ -143,7 +144,7 @@ class Job:
             return
         machine.signals.append(window.signals)
         answer = None
-        if self.draw.random() >= self.jitter.lost:
+        if self.draw.random() >= self.jitter.lost**ATTEMPTS:
             report = {
                 "node": machine.name,
                 "cluster": "c1",

@@ -106,7 +106,7 @@ def test_one_window_below_the_threshold_is_only_suspect():
     assert states == ["suspect", "healthy", "suspect", "straggler"] + ["straggler"] * LEAVE_WINDOWS
     for _ in range(3):
         state.update({"cpu": 0.9}, None)
-        assert state.state == "straggler"  # the last thresholds still count
+        assert state.state == "straggler"
     state.update({"cpu": 0.9}, None)
     assert (state.state, state.reason) == ("unknown", "the hub does not answer with thresholds")
 

@@ -19,6 +19,11 @@ from stallscope.health import state_file
 from stallscope.health.node_state import STATES, NodeState
 from stallscope.health.windows import Window, Windows
 
+ATTEMPTS = 2
+"""Of a report that the hub does not answer, within its window."""
+
+_RETRY_S = 1.0
+
 Ask = Callable[[bytes], bytes | None]
 """Sends a report; returns the answer, None without one."""
 
@@ -86,11 +91,15 @@ class NodeHealth:
             "score": state.score,
             "reason": state.reason,
         }
-        try:
-            answer = self._ask(json.dumps(report).encode())
-            return dict(json.loads(answer)) if answer is not None else None
-        except (ValueError, TypeError):
-            return None
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(_RETRY_S)
+            try:
+                if (answer := self._ask(json.dumps(report).encode())) is not None:
+                    return dict(json.loads(answer))
+            except (ValueError, TypeError):
+                continue
+        return None
 
     def _publish(self, window: Window) -> None:
         state = self._state

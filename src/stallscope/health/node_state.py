@@ -36,17 +36,19 @@ class NodeState:
     reason: str = "the first window is not complete"
     _low: dict[str, list[float]] = field(default_factory=dict)
     _n_good: int = 0
-    _latest: Mapping[str, Any] | None = None
     _n_unanswered: int = 0
     _history: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=_HISTORY_WINDOWS))
 
     def update(self, signals: Mapping[str, float], answer: Mapping[str, Any] | None) -> None:
-        """Judge a window. answer: of the hub; None if it did not answer: its last answer counts for three windows."""
+        """Judge a window. answer: of the hub; None if it did not answer.
+
+        A window without an answer is not judged: older thresholds are wrong after a change of all machines. The state
+        stays for three such windows.
+        """
         self._n_unanswered = 0 if answer is not None else self._n_unanswered + 1
-        if answer is not None:
-            self._latest = answer
-        elif self._n_unanswered <= _UNANSWERED_WINDOWS:
-            answer = self._latest
+        if 0 < self._n_unanswered <= _UNANSWERED_WINDOWS:
+            self._history.append(signals)
+            return
         thresholds: Thresholds = (answer or {}).get("signals") or {}
         medians = {name: each["median"] for name, each in thresholds.items()} or self._own_medians()
         self._history.append(signals)
