@@ -21,7 +21,7 @@ from stallscope.health.signals import SIGNALS
 QUORUM = 4
 """With fewer machines, the median says little about the typical machine: two slow machines of four would define it."""
 
-DEVIATIONS = 4.0
+DEVIATIONS = 3.5
 """Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen."""
 
 _FRESH_S = 3.0 * WINDOW_S
