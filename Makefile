@@ -103,7 +103,7 @@ prove-kernels: setup ## trace on other kernels in virtual machines; KERNELS="7/s
 	@if setup/need.sh kernels; then setup/kernels.sh build/kernels $(KERNELS); fi
 	@$(PY) -m pytest -rA --prove tests/kernels
 
-prove-alerts: setup ## deliver alerts under 45 random schedules of faults
+prove-alerts: setup ## deliver alerts under 45 random schedules of faults, and from a hub that is killed
 	@$(PY) -m pytest -rA --prove -m prove tests/alerts
 
 prove-slurm: setup ## run a job and an idle allocation under Debian's Slurm, and check owner and idle GPUs; needs root

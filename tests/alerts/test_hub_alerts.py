@@ -28,10 +28,10 @@ from stallscope.store.hub.store import Batch, HubStore
 PATIENCE_S = 30.0
 
 
-def row(*, is_open: bool) -> pa.Table:
+def row(*, is_open: bool, severity: str = "high") -> pa.Table:
     """The row of `verdicts` of an incident that began a minute ago."""
     now = datetime.now(UTC)
-    values = incident(since_ns=time.time_ns() - 60 * 10**9).row
+    values = incident(since_ns=time.time_ns() - 60 * 10**9, severity=severity).row
     lists = {field.name for field in FIELDS if field.type in ("texts", "integers")}
     stored = {name: json.dumps(value) if name in lists else value for name, value in values.items()}
     stored |= {"verdict_id": "v1", "cluster_id": "c1", "state": "open" if is_open else "closed"}
@@ -41,15 +41,15 @@ def row(*, is_open: bool) -> pa.Table:
     )
 
 
-def commit(store: HubStore, *, is_open: bool) -> None:
+def commit(store: HubStore, *, is_open: bool, severity: str = "high") -> None:
     """Store the row, and an event, because a tenant without events has no data."""
-    tables = {"verdicts": row(is_open=is_open), "events": events(["started"])}
+    tables = {"verdicts": row(is_open=is_open, severity=severity), "events": events(["started"])}
     store.append(Batch("", "default", tables)).result(30)
 
 
-def until(condition: Callable[[], Any]) -> Any:
+def until(condition: Callable[[], Any], *, patience_s: float = PATIENCE_S) -> Any:
     """The first true value of the condition."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < end_s
         time.sleep(0.05)
@@ -131,6 +131,12 @@ def alerts_of(url: str) -> list[dict[str, Any]]:
         return list(json.load(answer))
 
 
+def with_severity(url: str, severity: str) -> list[dict[str, Any]]:
+    """All alerts, if the severity of each is this severity."""
+    alerts = alerts_of(url)
+    return alerts if all(alert["annotations"]["severity"] == severity for alert in alerts) else []
+
+
 def test_alertmanager_shows_one_alert_until_the_incident_is_over(tmp_path: Path, alertmanager: str):
     config = validated(
         {
@@ -140,16 +146,19 @@ def test_alertmanager_shows_one_alert_until_the_incident_is_over(tmp_path: Path,
         },
         "alerts.yaml",
     )
-    with (
-        closing(HubStore.open(tmp_path / "hub")) as store,
-        closing(service.of_hub(store, AlertState(state_path(store.folder)), config)),
-    ):
-        commit(store, is_open=True)
-        (alert,) = until(lambda: alerts_of(alertmanager))
-        assert alert["labels"]["alertname"] == "StallscopeIncident"
-        assert alert["annotations"]["summary"] == "Rank 2 (host node-a) slows down the job."
-        commit(store, is_open=False)
-        until(lambda: not alerts_of(alertmanager))
+    with closing(HubStore.open(tmp_path / "hub")) as store:
+        with closing(service.of_hub(store, AlertState(state_path(store.folder)), config)):
+            commit(store, is_open=True)
+            (alert,) = until(lambda: alerts_of(alertmanager))
+            assert alert["labels"]["alertname"] == "StallscopeIncident"
+            assert alert["annotations"]["summary"] == "Rank 2 (host node-a) slows down the job."
+            assert alert["annotations"]["severity"] == "high"
+        with closing(service.of_hub(store, AlertState(state_path(store.folder)), config)):  # after a restart
+            commit(store, is_open=True, severity="critical")
+            (changed,) = until(lambda: with_severity(alertmanager, "critical"))
+            assert changed["fingerprint"] == alert["fingerprint"]
+            commit(store, is_open=False)
+            until(lambda: not alerts_of(alertmanager))
 
 
 def test_prometheus_rules_fire_as_their_test_file_states(repository: Path):
