@@ -1,6 +1,6 @@
 """The cost of a watch of 2,000 pods for the agent: memory and CPU, with changes and with watches that end.
 
-The API is a second process. Every watch ends after 5 s, so that it restarts often; 20 pods change each second. Limits:
+The API is a second process. Every watch ends after 5 s, so that it restarts often; 5 pods change each second. Limits:
 less than 20 MB of memory and 0.5 % of a core. Results go to results/owners_kubernetes.json.
 """
 
@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from report import report
 
-N_PODS, CHANGES_PER_S, WATCH_S, SECONDS = 2_000, 20, 5.0, 60.0
+N_PODS, CHANGES_PER_S, WATCH_S, SECONDS = 2_000, 5, 5.0, 60.0
 PARTS = ("metadata", "spec", "status")
 MOST_BYTES, MOST_SHARE = 20_000_000, 0.005
 

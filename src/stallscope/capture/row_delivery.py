@@ -180,7 +180,10 @@ class Delivery:
     def _append_idle_gpus(self, now_ns: int) -> None:
         if self._idle_gpus:
             processes = self._gpu_calls.processes(
-                self._processes.pids(), self._owners.labels, self._processes.members()
+                self._processes.pids(),
+                self._owners.labels,
+                self._processes.members(),
+                self._owners.gpu_uuid,
             )
             rows = self._idle_gpus.rows(now_ns, self._owners.allocations(), processes)
             self._append_named(layout.IDLE_GPUS, rows)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from stallscope.capture.owners.gpu_calls import GpuCalls
 from stallscope.capture.owners.idle_gpus import NO_CALLS, NO_PROCESS, GpuProcess, IdleGpus
+from stallscope.capture.owners.owners import Owners
 from stallscope.capture.owners.source import Allocation
 from stallscope.events import layout
 from stallscope.events.names import Op
@@ -98,15 +99,33 @@ def test_a_job_that_reads_data_is_at_work():
 
 
 def test_gpus_of_a_job_without_a_process_on_them_are_idle_while_the_others_are_used():
-    machine = Machine()
-    rows = []
-    for second in range(100, 500, 20):
-        using = process(used_ns=second * S, gpu="2")
-        rows += machine.rows(second + 1, [JOB], [using], from_s=second)
-    assert rows == []  # begins with the first use of the process, which is always now here
-    steady = [process(used_ns=(100 + AFTER_S) * S, gpu="2"), process(pid=8, used_ns=110 * S, gpu="3")]
-    shown = machine.rows(500, [JOB], steady, from_s=420)
-    assert {row[1:4] for row in shown} == {("0", 1, NO_PROCESS), ("1", 1, NO_PROCESS)}
+    machine, rows = Machine(), []
+    for second in range(100, 500, 10):
+        using = [process(used_ns=second * S, gpu="2"), process(pid=8, used_ns=second * S, gpu="3")]
+        rows += machine.rows(second + 1, [JOB], using, from_s=second)
+    assert {row[1:] for row in rows} == {("0", 1, NO_PROCESS, 100), ("1", 1, NO_PROCESS, 100)}
+    assert min(row[0] for row in rows) == 100 + AFTER_S
+    using.append(process(pid=9, used_ns=500 * S, gpu="0"))
+    ended = machine.rows(501, [JOB], using, from_s=500)
+    assert [(row[1], row[2]) for row in ended if not row[2]] == [("0", 0)]
+
+
+def test_mig_instances_are_gpus_of_their_own():
+    """Two instances on one GPU: one is in use, the other is held by the same pod without a process."""
+    pod = Allocation(("pod", "p"), {"pod": "p"}, ("MIG-1", "MIG-2"), (WALL_S + 100) * S)
+    owned = Owners(process_labels=lambda pid, variables: {"pod": "p"})
+    owned.rows({7: {"NVIDIA_VISIBLE_DEVICES": "MIG-1"}}, node=0, now_ns=1, first_ns={})
+    calls = GpuCalls()
+    calls.located(7, 0)
+    calls.take(layout.GPU_USE, used := layout.empty(layout.GPU_USE, 1))
+    used["pid"], used["sm_percent"], used["ts_ns"] = 7, 50, 150 * S
+    calls.take(layout.GPU_USE, used)
+    (first,) = calls.processes([7], owned.labels, set(), owned.gpu_uuid)
+    assert first.gpu == "MIG-1"
+    machine, rows = Machine(), []
+    for second in range(100, 500, 50):
+        rows += machine.rows(second + 1, [pod], [replace(first, used_ns=second * S)], from_s=second)
+    assert {row[1:4] for row in rows} == {("MIG-2", 1, NO_PROCESS)}
 
 
 def test_processes_of_another_namespace_are_not_the_pod_s():

@@ -46,16 +46,24 @@ class GpuCalls:
         self._used_ns.pop(pid, None)
         self._device.pop(pid, None)
 
+    def _number(self, pid: int) -> str:
+        device = self._device.get(pid, UNKNOWN)
+        return "" if device == UNKNOWN else str(device)
+
     def processes(
-        self, pids: Iterable[int], labels: Callable[[int], Mapping[str, str]], members: Collection[int]
+        self,
+        pids: Iterable[int],
+        labels: Callable[[int], Mapping[str, str]],
+        members: Collection[int],
+        gpu_uuid: Callable[[int], str] = lambda pid: "",
     ) -> list[GpuProcess]:
-        """The traced processes. members: processes of communicators."""
+        """The traced processes. members: processes of communicators. gpu_uuid: of a GPU or MIG instance, if known."""
         return [
             GpuProcess(
                 pid,
                 labels(pid),
                 self._used_ns.get(pid, 0),
-                "" if (device := self._device.get(pid, UNKNOWN)) == UNKNOWN else str(device),
+                gpu_uuid(pid) or self._number(pid),
                 pid in members,
             )
             for pid in pids

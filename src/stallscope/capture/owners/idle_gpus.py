@@ -67,6 +67,7 @@ class IdleGpus:
     wall_offset_ns: Callable[[], int] = lambda: 0
     private: Callable[[Mapping[str, str]], dict[str, str]] = dict
     _measured: dict[tuple[str, str], _Measured] = field(default_factory=dict)
+    _free_ns: dict[tuple[tuple[str, str], str], int] = field(default_factory=dict)
     _process_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     _reported: dict[tuple[tuple[str, str], str], tuple[int, _Idle]] = field(default_factory=dict)
 
@@ -84,6 +85,9 @@ class IdleGpus:
                 key = ("pid", str(process.pid))
                 if found_alone := self._of_processes(key, [process], process.labels, now_ns):
                     idle[key, process.gpu] = found_alone
+        keys = {allocation.key for allocation in allocations}
+        self._free_ns = {key: since_ns for key, since_ns in self._free_ns.items() if key[0] in keys}
+        self._process_ns = {key: seen_ns for key, seen_ns in self._process_ns.items() if key in keys}
         self._measured = {
             key: value for key, value in self._measured.items() if now_ns - value.at_ns < self.after_ns
         }
@@ -104,11 +108,17 @@ class IdleGpus:
         in_use = {process.gpu for process in own}
         if not own or "" in in_use or not in_use <= set(all_gpus):
             return {}
-        begin_ns = max(self._monotonic(allocation.since_ns), min(p.used_ns or now_ns for p in own))
-        if now_ns - begin_ns < self.after_ns:
-            return {}
-        free = _Idle(begin_ns, NO_PROCESS, 0, allocation.owner)
-        return {gpu: free for gpu in all_gpus if gpu not in in_use}
+        free = {(allocation.key, gpu) for gpu in all_gpus if gpu not in in_use}
+        self._free_ns = {
+            key: since_ns
+            for key, since_ns in self._free_ns.items()
+            if key[0] != allocation.key or key in free
+        } | dict.fromkeys(free - self._free_ns.keys(), now_ns)
+        return {
+            gpu: _Idle(self._free_ns[key, gpu], NO_PROCESS, 0, allocation.owner)
+            for key, gpu in free
+            if now_ns - self._free_ns[key, gpu] >= self.after_ns
+        }
 
     def _of_processes(
         self,

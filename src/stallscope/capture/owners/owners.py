@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from stallscope.capture.owners.privacy import Privacy
-from stallscope.capture.owners.source import HINTS, Allocation, Source
+from stallscope.capture.owners.source import HINTS, VISIBLE, Allocation, Source
 from stallscope.capture.process.workload import workload
 from stallscope.events import layout
 from stallscope.events.layout import Array
@@ -86,6 +86,11 @@ class Owners:
         for source in self._sources:
             known = known | dict(source.labels(known, hints))
         return known
+
+    def gpu_uuid(self, pid: int) -> str:
+        """The only GPU or MIG instance that a process sees, if its environment names it by UUID; otherwise empty."""
+        named = [self._hints.get(pid, {}).get(name, "") for name in VISIBLE]
+        return next((text for text in named if text.startswith(("GPU-", "MIG-")) and "," not in text), "")
 
     def allocations(self) -> list[Allocation]:
         """The GPUs that jobs hold, by all sources."""

@@ -7,8 +7,9 @@ from typing import Protocol
 Labels = Mapping[str, str]
 """Labels of events/owner.py."""
 
-HINTS = ("ECS_CONTAINER_METADATA_URI_V4",)
-"""Variables of a process's environment that a source needs."""
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+HINTS = ("ECS_CONTAINER_METADATA_URI_V4", *VISIBLE)
+"""Variables of a process's environment that a source needs, or that name its GPU."""
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _owner(owner: Mapping[str, str]) -> str:
     """Job, user, account and location, empty without them; ids that only programs use are in the JSON."""
     name = f" ({owner['job_name']})" if "job_name" in owner else ""
     parts = [f"job {owner['job']}{name}"] if "job" in owner else []
-    shown = ("user", "account", "partition", "namespace", "pod", "task", "unit")
+    shown = ("user", "account", "partition", "namespace", "workload", "pod", "queue", "model", "task", "unit")
     parts += [f"{label} {owner[label]}" for label in shown if label in owner]
     return ", ".join(parts)
 
