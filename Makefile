@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-health prove-slurm page prove-page prove-live clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-health prove-slurm page prove-page prove-live test-inference clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -115,6 +115,11 @@ prove-health: $(STAMPS)/dev ## name the slow machine of 16 emulated machines, an
 
 prove-live: setup ## attach 60 s after the start of a job, and compare the page, OTLP, explain and the hub
 	@$(PY) -m pytest -rA --prove -m prove tests/live
+
+test-inference: setup ## compare recorded times with the times of a client, on uvicorn, threads and llama.cpp
+	@[ -x build/inference/bin/python ] || $(PYTHON) -m venv build/inference
+	@build/inference/bin/python -m pip --quiet --disable-pip-version-check install 'uvicorn>=0.30' 'starlette>=0.40' 'gguf>=0.10' 'xllamacpp>=2025.1'
+	@$(PY) bench/prove_serving.py build/inference/bin/python
 
 prove-page: setup ## open the page of 10,240 ranks in Chromium, and sign in, list and job in Firefox
 	@setup/need.sh firefox || true

@@ -321,6 +321,33 @@ INLINE bool self(struct thread **thread, struct process **process, struct slot *
 	return true;
 }
 
+#define N_ENGINES 1024
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, N_ENGINES);
+	__type(key, u32);
+	__type(value, u8);
+} engines __weak SEC(".maps"); /* processes of inference engines */
+
+INLINE bool is_engine(void)
+{
+	u32 tgid = bpf_get_current_pid_tgid() >> 32;
+
+	return bpf_map_lookup_elem(&engines, &tgid);
+}
+
+/* From now on the ledger follows the calling thread, if there is room. */
+INLINE void follow_thread(void)
+{
+	struct process *p;
+	struct thread *t;
+	struct slot *s;
+	u64 now;
+
+	self(&t, &p, &s, &now);
+}
+
 /* Adds the cost of probes to this thread: n is two for a call with its return, one for a call inside it. */
 INLINE void count_hit(struct slot *s, u8 group, u32 n)
 {

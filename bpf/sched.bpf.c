@@ -459,8 +459,11 @@ int BPF_PROG(on_tick, struct task_struct *task, u64 grown_ns)
 	if (task->pid != (u32)bpf_get_current_pid_tgid())
 		return 0;
 	s = slot_of(task, &p, &index);
-	if (!s)
+	if (!s) {
+		if (is_engine()) /* it computes, and makes no traced call */
+			follow_thread();
 		return 0;
+	}
 	if (s->off)
 		repair_missed_switch(p, s, index, task);
 	compare_runtime(p, s, index, task);

@@ -15,7 +15,6 @@ const volatile struct {
 	struct connection connection[0];
 } serving_layouts = { .n_bytes = sizeof(struct request_event) };
 
-#define N_ENGINES 1024
 #define N_CONNECTIONS 16384
 #define N_PORTS 256
 #define HEADER_BYTES 4096 /* a power of two: a longer header is read as far as this */
@@ -63,13 +62,6 @@ struct {
 } served_tokens SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, N_ENGINES);
-	__type(key, u32);
-	__type(value, u8);
-} engines SEC(".maps");
-
-struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, N_CONNECTIONS);
 	__type(key, u64); /* address of the socket */
@@ -107,13 +99,6 @@ INLINE struct scratch *scratch(void)
 	u32 zero = 0;
 
 	return bpf_map_lookup_elem(&scratches, &zero);
-}
-
-INLINE bool is_engine(void)
-{
-	u32 tgid = bpf_get_current_pid_tgid() >> 32;
-
-	return bpf_map_lookup_elem(&engines, &tgid);
 }
 
 /* ---- headers ---- */
@@ -432,16 +417,6 @@ INLINE bool segments_of(u64 n, struct segments *out)
 	return true;
 }
 
-INLINE void follow_thread(void)
-{
-	struct process *p;
-	struct thread *t;
-	struct slot *s;
-	u64 now;
-
-	self(&t, &p, &s, &now);
-}
-
 /* A connection on which a request begins, or NULL. */
 INLINE struct connection *new_connection(struct sock *sk, struct scratch *s, u64 base, u32 n)
 {
@@ -470,7 +445,7 @@ INLINE int has_read(struct sock *sk, long n, int flags)
 	u64 key = (u64)sk;
 	s64 *early;
 
-	if (!s || flags & MSG_PEEK || !is_engine())
+	if (!is_engine() || !s || flags & MSG_PEEK)
 		return 0;
 	follow_thread();
 	r.c = bpf_map_lookup_elem(&connections, &key);
@@ -661,7 +636,7 @@ INLINE int has_sent(struct sock *sk, long n)
 	u64 key = (u64)sk;
 	u8 kind;
 
-	if (!s || !is_engine())
+	if (!is_engine() || !s)
 		return 0;
 	follow_thread();
 	c = bpf_map_lookup_elem(&connections, &key);
@@ -721,29 +696,18 @@ int BPF_PROG(serving_arrival, struct sock *sk)
 	u16 port;
 	s64 now;
 
+	port = sk->__sk_common.skc_num; /* 0: a Unix socket */
+	if (port && !bpf_map_lookup_elem(&serving_ports, &port))
+		return 0;
 	c = bpf_map_lookup_elem(&connections, &key);
 	if (c) {
 		if (!c->arrived_ns)
 			c->arrived_ns = bpf_ktime_get_ns();
 		return 0;
 	}
-	port = sk->__sk_common.skc_num;
-	if (!port || !bpf_map_lookup_elem(&serving_ports, &port))
+	if (!port)
 		return 0;
 	now = bpf_ktime_get_ns();
 	bpf_map_update_elem(&early_arrivals, &key, &now, BPF_NOEXIST);
-	return 0;
-}
-
-/* A thread of an engine that uses the CPU: its time ledger is kept from now on. */
-SEC("?tp_btf/sched_stat_runtime")
-int BPF_PROG(serving_tick, struct task_struct *task)
-{
-	struct process *p;
-	u32 index;
-
-	if (task->pid != (u32)bpf_get_current_pid_tgid() || !is_engine() || slot_of(task, &p, &index))
-		return 0;
-	follow_thread();
 	return 0;
 }

@@ -15,7 +15,7 @@ class Feature(NamedTuple):
     alternatives: tuple[tuple[str, ...], ...]
 
 
-SERVING = ("serving_tick", "serving_read", "serving_sent", "serving_state", "serving_arrival")
+SERVING = ("serving_read", "serving_sent", "serving_state", "serving_arrival")
 """Programs that are attached once an inference engine runs."""
 
 FEATURES = (
