@@ -34,10 +34,11 @@ def _idle(verdict: Verdict) -> str:
     gpus = counted(len(evidence.idle_gpus or ()), "GPU")
     of_job = f" ({name})" if name else ""
     user = f" of {verdict.owner['user']}" if verdict.owner.get("user") else ""
+    where = f" on {', '.join(verdict.nodes)}" if verdict.nodes else ""
     minutes = (evidence.idle_s or 0.0) / 60
     long = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
     return (
-        f"{evidence.holder}{of_job}{user} has held {gpus} on {verdict.nodes[0]} without use for {long}: "
+        f"{evidence.holder}{of_job}{user} has held {gpus}{where} without use for {long}: "
         f"{evidence.idle_because}."
     )
 
