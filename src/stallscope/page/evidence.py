@@ -8,7 +8,7 @@ import numpy as np
 
 from stallscope.diagnose import LABELS, Thresholds, budget
 from stallscope.events.names import CATEGORY_NAMES
-from stallscope.page.cells import NO_DATA
+from stallscope.page.cells import NO_DATA, codes
 from stallscope.page.job_list import Jobs
 from stallscope.page.jobs import Job
 from stallscope.page.matrix import matrix
@@ -167,7 +167,7 @@ def _budget(store: "HubStore", job: Job, window: Window) -> list[Row]:
 
 
 def _latest_late_step(jobs: Jobs, job: Job, rank: int, window: Window) -> Row | None:
-    """The ledger of the newest step in which the rank was as late as it typically is when it is late."""
+    """The ledger of the newest step in which the rank was about as late as its verdict reports, or as it ever was."""
     end_s = (window["to_ns"] or job.latest_ns) // _S_NS + 1
     begin_s = max((window["from_ns"] or job.begin_ns or 0) // _S_NS, end_s - SECONDS + 1)
     if begin_s >= end_s:
@@ -178,10 +178,8 @@ def _latest_late_step(jobs: Jobs, job: Job, rank: int, window: Window) -> Row | 
     if rank >= cells.ranks:
         return None
     late = np.where((cells.late[rank] == NO_DATA) | (cells.seq < 0), -1, cells.late[rank].astype(int))
-    for _ in range(_MOST_TRIES):
-        if late.max() <= 0:
-            return None
-        column = int(np.flatnonzero(late >= late.max() - _OCTAVE)[-1])
+    typical = min(_code_of_verdict(jobs, job, rank, window), int(late.max()))
+    for column in np.flatnonzero((late > 0) & (late >= typical - _OCTAVE))[::-1][:_MOST_TRIES].tolist():
         step = late_step(
             jobs.store,
             job,
@@ -192,8 +190,14 @@ def _latest_late_step(jobs: Jobs, job: Job, rank: int, window: Window) -> Row | 
         )
         if step:
             return step
-        late[column] = -1
     return None
+
+
+def _code_of_verdict(jobs: Jobs, job: Job, rank: int, window: Window) -> int:
+    """The lateness that a verdict reports of a rank, as a code: the warm-up of a job is later than any fault."""
+    stored = jobs.verdicts_of(job.tenant, job.key, cluster=job.cluster, from_ns=window["from_ns"])
+    late_ms = next((row["late_ms"] for row in stored if row["rank"] == rank and row["late_ms"]), None)
+    return NO_DATA if late_ms is None else int(codes(np.array([late_ms * 1e6]))[0])
 
 
 def _longest(store: "HubStore", job: Job, question: str, rank: int, window: Window) -> list[Row]:

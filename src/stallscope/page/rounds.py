@@ -20,6 +20,7 @@ _MOST_BACK = 96
 _N_PEERS = 24
 _LEAST_LATE_NS = 1_000_000
 _AROUND_NS = 600 * 10**9
+_CELL_NS = 10**9
 
 Row = Mapping[str, Any]
 
@@ -66,11 +67,18 @@ def late_step(
 ) -> dict[str, Any] | None:
     """The ledger of the late step that a late round of a rank belongs to; None where the rank is not late in it.
 
-    rows: ms by category, of the rank and the median of its peers, the largest excess first.
+    rows: ms by category, of the rank and the median of its peers, the largest excess first. at_ns: begin of the second
+    with the round: of its rounds near `seq`, the round that the rank entered latest counts. None: the round `seq`.
     """
     peers = [peer for peer in range(0, job.n_ranks, max(1, job.n_ranks // _N_PEERS)) if peer != rank]
-    rows = _rows(store, job, comm, seq - _MOST_BACK, seq, at_ns=at_ns, ranks=[rank, *peers])
-    bounds = _bounds(rows, rank, seq)
+    last_seq = seq if at_ns is None else seq + _MOST_BACK
+    rows = _rows(store, job, comm, seq - _MOST_BACK, last_seq, at_ns=at_ns, ranks=[rank, *peers])
+    late = _lateness(rows, rank)
+    if at_ns is not None:
+        arrived = {row["seq"]: row["ts_ns"] for row in rows if row["rank"] == rank}
+        near = [number for number in late if at_ns <= arrived[number] - late[number] < at_ns + _CELL_NS]
+        seq = max(near, key=lambda number: late[number], default=seq)
+    bounds = _bounds(late, seq)
     if bounds is None:
         return None
     last_in_time, first_late, late_ns = bounds
@@ -124,16 +132,20 @@ def _ledger_row(name: str, rank_us: float, peers_us: float) -> dict[str, Any]:
     }
 
 
-def _bounds(rows: Sequence[Row], rank: int, seq: int) -> tuple[int, int, float] | None:
-    """The last round before `seq` that the rank entered in time, the next round, and its lateness in ns."""
+def _lateness(rows: Sequence[Row], rank: int) -> dict[int, float]:
+    """By round: the arrival of a rank minus the median of the given arrivals, in ns."""
     arrivals: dict[int, dict[int, int]] = {}
     for row in rows:
         arrivals.setdefault(row["seq"], {})[row["rank"]] = row["ts_ns"]
-    late = {
+    return {
         number: by_rank[rank] - statistics.median(by_rank.values())
         for number, by_rank in arrivals.items()
         if rank in by_rank and len(by_rank) > 1
     }
+
+
+def _bounds(late: Mapping[int, float], seq: int) -> tuple[int, int, float] | None:
+    """The last round before `seq` that the rank entered in time, the next round, and its lateness in ns."""
     if late.get(seq, 0.0) < _LEAST_LATE_NS:
         return None
     border_ns = late[seq] / 2
