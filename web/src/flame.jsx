@@ -1,7 +1,9 @@
 // Stacks as a flame graph: outermost frame at the top, width by the time that the process was off the CPU.
 import { num } from './format.js'
+import { Scroll } from './parts.jsx'
 
-const ROW = 18
+const ROW = 20
+const LETTER = 6.6
 const MOST_DEPTH = 14
 
 function tree(stacks) {
@@ -29,6 +31,9 @@ function* boxes(node, x, depth, total) {
   }
 }
 
+/** A frame without the folders of its file: the title has the whole path. */
+const short = frame => frame.replace(/^\S*\/(?=[^/\s]+:\d+ )/, '')
+
 export function Flame({ stacks, rank }) {
   if (!stacks?.length) return null
   const root = tree(stacks)
@@ -36,17 +41,20 @@ export function Flame({ stacks, rank }) {
   const depth = 1 + Math.max(...drawn.map(box => box.depth))
   const top = stacks[0]
   return (
-    <>
-      <h3>Code of rank {rank} while off the CPU: {num(root.ms)} ms</h3>
-      <svg viewBox={`0 0 1000 ${depth * ROW}`} class="flame" role="img" aria-label={`Flame graph. Longest: ${top.frames.at(-1)}, ${num(top.ms)} ms, ${top.category}.`}>
+    <section class="card" aria-label="Code">
+      <h2>Code of rank {rank} while it was off the CPU</h2>
+      <p class="dim">{num(root.ms / 1000)} s on all of its traced threads; the width is the time, the innermost frame is at the bottom.</p>
+      <Scroll name="Flame graph">
+      <svg viewBox={`0 0 1000 ${depth * ROW}`} class="flame wide" role="img" aria-label={`Flame graph. Longest: ${top.frames.at(-1)}, ${num(top.ms)} ms, ${top.category}.`}>
         {drawn.map((box, at) => (
           <g key={at} transform={`translate(${box.x} ${box.depth * ROW})`}>
             <title>{`${box.name}: ${num(box.ms)} ms`}</title>
             <rect width={Math.max(1, box.width - 1)} height={ROW - 2} />
-            {box.width > 60 && <text x="4" y="12">{box.name.slice(0, Math.floor(box.width / 6.6))}</text>}
+            {box.width > 40 && <text x="4" y="13">{short(box.name).slice(0, Math.floor((box.width - 8) / LETTER))}</text>}
           </g>
         ))}
       </svg>
-    </>
+      </Scroll>
+    </section>
   )
 }

@@ -85,6 +85,7 @@ export function Job() {
       <HeatMap />
       <Round />
       <Timeline />
+      {evidence.value && <Flame stacks={evidence.value.stacks} rank={evidence.value.rank} />}
       <Incidents />
     </main>
   )
@@ -192,7 +193,6 @@ function Evidence({ row }) {
       {hasNothing && <p class="dim">No time ledger was recorded for rank {facts.rank}{row.state === 'hang' ? ' in the stored rows' : ''}.</p>}
       <Longest rows={facts.off_cpu} title="Longest intervals off the CPU" />
       <Longest rows={facts.slow_calls} title="Longest calls" />
-      <Flame stacks={facts.stacks} rank={facts.rank} />
       <Gpu rows={facts.gpu} />
     </section>
   )

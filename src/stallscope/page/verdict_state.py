@@ -50,6 +50,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     flat = stored_verdict(row)
     return {
         **bounded(flat),
+        "advice": flat["advice"],
         **losses(row),
         "n_victims": len(flat["victims"]),
         "n_ranks_named": len(flat["ranks"]),
