@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 
+from stallscope.alerts.state import AlertState, state_path
 from stallscope.page.identity_provider import IdentityProvider
 from stallscope.page.page import Page, is_open, opened
 from stallscope.page.sessions import Sessions
 from stallscope.page.sign_in import SignIn
 from stallscope.rates import load
+from stallscope.serve import alerts_api
 from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.hub_api import front
@@ -34,6 +36,7 @@ class Served:
     tokens: Tokens
     sign_in: SignIn
     page: Page
+    alerts: AlertState
 
     def token(self, *scopes: str, tenant: str = "a") -> str:
         return self.tokens.create(scopes or ("read", "sql"), tenant)
@@ -67,6 +70,7 @@ def served(
         sign_in = SignIn(tokens, Sessions(folder / "sessions.json", tokens), is_tls=is_tls, provider=provider)
         page = stack.enter_context(opened(store, sign_in, **changes))
         parts, lifespan = stack.enter_context(front(store, load(Settings().rates), n_workers=1))
+        alerts = stack.enter_context(closing(AlertState(state_path(folder))))
         context = AppContext(
             tokens=tokens,
             audit=audit,
@@ -74,9 +78,10 @@ def served(
             is_open=is_open,
             requests_per_minute=1_000_000,
         )
-        app = create_app([*parts, *page.routes], context=context, lifespan=lifespan)
+        routes = [*parts, *alerts_api.routes(alerts, has_receivers=True), *page.routes]
+        app = create_app(routes, context=context, lifespan=lifespan)
         listener = stack.enter_context(bound(f"127.0.0.1:{port}", "--api"))
         server = RunningServer(app, listener, context=None, name="api")
         stack.callback(server.stop)
         stack.callback(page.stop)
-        yield Served(f"http://127.0.0.1:{server.port}", folder, store, tokens, sign_in, page)
+        yield Served(f"http://127.0.0.1:{server.port}", folder, store, tokens, sign_in, page, alerts)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from stallscope.events import layout
@@ -21,8 +22,9 @@ from stallscope.page.assets import script_and_style
 from stallscope.receive import arrow
 from stallscope.stress import load
 
+from ..alerts.builders import config, incident
 from ..store.hub.rows import appended
-from .jobs import COMM, S, arrivals, job_row, recent_s, verdict_row
+from .jobs import COMM, MS, S, arrivals, job_row, recent_s, verdict_row
 from .servers import Served, served
 
 pytestmark = pytest.mark.browser
@@ -42,6 +44,7 @@ from .browsing import (  # noqa: E402  (imports playwright)
 
 N_RANKS, CULPRIT, LATE_MS = 1024, 517, 60
 EU_COMM = f"{7:016x}"
+SENT_EPOCH_S = 1_760_000_000  # of incident()
 IMAGE = "<img src=x onerror=alert(1)>"
 
 
@@ -409,6 +412,67 @@ def test_sql_runs_lists_and_saves_its_rows(hub: Served, browser, problems):
     page.fill("#statement", "SELECT nothing FROM nowhere")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector("header [role=alert]")
+
+
+def test_an_alert_is_acknowledged_and_silenced_on_the_card_of_its_incident(hub: Served, browser, problems):
+    hub.alerts.note([incident("large", tenant="a", begin_s=time.time() - SENT_EPOCH_S - 60)])
+    hub.alerts.evaluate(config(), time.time_ns())
+    page = signed_in(context(browser), hub, problems)
+    open_job(page, "llama-70b")
+    page.click("text=Acknowledge")
+    page.wait_for_selector("text=acknowledged by token")
+    (alert,) = hub.alerts.listed("a")
+    assert alert["acknowledged_by"].startswith("token ")
+    page.click("text=Undo")
+    page.wait_for_selector("text=Acknowledge")
+    page.click("text=Silence for 2 hours")
+    page.wait_for_selector("text=Silenced until")
+    (silence,) = hub.alerts.silences(time.time_ns(), "a")
+    assert silence.match["cluster"] == ["llama-70b"] and silence.match["kind"] == ["straggler"]
+    page.click("text=End the silence")
+    page.wait_for_selector("text=Silence for 2 hours")
+    assert hub.alerts.silences(time.time_ns(), "a") == []
+
+
+def test_stacks_are_a_flame_graph_and_the_window_opens_in_perfetto(hub: Served, browser, problems):
+    pb = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    process = {"node_id": "gpu-a", "cluster_id": "llama-70b", "pid": 1000 + CULPRIT}
+    frames = json.dumps(["nanosleep (libc.so.6)", "/app/train.py:41 load_batch", "/app/train.py:7 <module>"])
+    intervals = [
+        process
+        | {"ts_ns": time.time_ns() - number * S, "tid": 1, "duration_ns": 60 * MS, "category": "sleep"}
+        for number in range(3, 12)
+    ]
+    appended(hub.store, stacks=pa.Table.from_pylist([process | {"ts_ns": 0, "stack": 5, "frames": frames}]))
+    appended(hub.store, offcpu=pa.Table.from_pylist([row | {"stack": 5} for row in intervals]))
+    page = signed_in(context(browser), hub, problems)
+    open_job(page, "llama-70b")
+    flame = page.locator("section[aria-label=Code] svg")
+    flame.wait_for()
+    assert "Longest: nanosleep (libc.so.6)" in flame.get_attribute("aria-label")
+    assert "train.py:41 load_batch" in flame.inner_html()
+    with page.expect_download() as download:
+        page.click("text=Save this window for Perfetto")
+    trace = pb.Trace()
+    trace.ParseFromString(download.value.path().read_bytes())
+    names = {entry.name for packet in trace.packet for entry in packet.interned_data.event_names}
+    assert "sleep" in names, names  # the interval of the culprit that the timeline shows, too
+
+
+def test_an_inconclusive_answer_shows_its_reasons_and_the_data_that_would_decide(
+    hub: Served, browser, problems
+):
+    rows = arrivals(4, 6, begin_s=recent_s(), cluster="young", comm=f"{12:016x}", first_pid=800)
+    reasons = [("only 2 steps examined", "Trace at least 20 steps.")]
+    appended(hub.store, tenant="y", collectives=rows)
+    appended(hub.store, tenant="y", jobs=job_row(rows, answer="inconclusive", reasons=reasons))
+    page = signed_in(context(browser), hub, problems, hub.token(tenant="y"))
+    page.wait_for_selector("text=1 job cannot be judged yet")
+    assert "only 2 steps examined" in page.locator("tr.row").inner_text()
+    page.click("tr.row a")
+    card = page.locator("section[aria-label=Verdict]")
+    card.locator("text=what would decide it").wait_for()
+    assert "only 2 steps examined" in card.inner_text() and "Trace at least 20 steps." in card.inner_text()
 
 
 def test_a_new_hub_shows_how_to_connect_the_first_agent(hub: Served, browser, problems):
