@@ -440,8 +440,8 @@ def test_stacks_are_a_flame_graph_and_the_window_opens_in_perfetto(hub: Served, 
     frames = json.dumps(["nanosleep (libc.so.6)", "/app/train.py:41 load_batch", "/app/train.py:7 <module>"])
     intervals = [
         process
-        | {"ts_ns": time.time_ns() - number * S, "tid": 1, "duration_ns": 60 * MS, "category": "sleep"}
-        for number in range(3, 12)
+        | {"ts_ns": time.time_ns() - number * S // 10, "tid": 1, "duration_ns": 60 * MS, "category": "sleep"}
+        for number in range(-600, 400)  # whatever window the page opens
     ]
     appended(hub.store, stacks=pa.Table.from_pylist([process | {"ts_ns": 0, "stack": 5, "frames": frames}]))
     appended(hub.store, offcpu=pa.Table.from_pylist([row | {"stack": 5} for row in intervals]))
@@ -451,6 +451,9 @@ def test_stacks_are_a_flame_graph_and_the_window_opens_in_perfetto(hub: Served, 
     flame.wait_for()
     assert "Longest: nanosleep (libc.so.6)" in flame.get_attribute("aria-label")
     assert "train.py:41 load_batch" in flame.inner_html()
+    for span in (500, 250, 125):
+        page.click("text=Shorter")
+        page.wait_for_selector(f"section[aria-label=Timeline] >> text={span} ms")
     with page.expect_download() as download:
         page.click("text=Save this window for Perfetto")
     trace = pb.Trace()
