@@ -94,8 +94,8 @@ const worstText = side => {
 
 /** GPUs that wait for collectives: the share of this category in the time budget, times the ranks. */
 function waitingGpus(side) {
-  const share = side.facts.budget.find(row => row.category === 'wait_gpu')?.share
-  return share == null ? null : share * side.map.ranks
+  if (!side.facts.budget.length) return null
+  return (side.facts.budget.find(row => row.category === 'wait_gpu')?.share ?? 0) * side.map.ranks
 }
 
 /** The price of a GPU hour, from the cost of a verdict; null where no verdict has a price. */

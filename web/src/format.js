@@ -4,12 +4,15 @@ export const clock = (ms, zone) =>
 
 const day = (ms, zone) => new Date(ms).toLocaleDateString('en-CA', { timeZone: zone })
 
-/** A time in the reader's zone and in UTC; with the date if it is not today. */
-export function when(ms) {
-  if (ms == null || Number.isNaN(ms)) return '–'
-  const date = day(ms) === day(Date.now()) ? '' : `${day(ms)} `
-  return `${date}${clock(ms)} (${clock(ms, 'UTC')} UTC)`
-}
+const isKnown = ms => ms != null && !Number.isNaN(ms)
+
+/** A time in the reader's zone; with the date if it is not today. */
+export const local = ms => (!isKnown(ms) ? '–' : `${day(ms) === day(Date.now()) ? '' : `${day(ms)} `}${clock(ms)}`)
+
+export const utc = ms => (!isKnown(ms) ? '' : `${clock(ms, 'UTC')} UTC`)
+
+/** A time in the reader's zone and in UTC. */
+export const when = ms => (!isKnown(ms) ? '–' : `${local(ms)} (${utc(ms)})`)
 
 export const num = (value, digits = 1) =>
   value == null || Number.isNaN(value) ? '–' : value.toLocaleString('en', { maximumFractionDigits: digits })

@@ -98,10 +98,17 @@ function onKey(event) {
   const c = cursor.value ?? firstCell(m, v)
   const by = event.shiftKey ? 10 : 1
   const step = { ArrowLeft: [0, -by], ArrowRight: [0, by], ArrowUp: [-by, 0], ArrowDown: [by, 0] }[event.key]
+  // The marked cell must not move in time before Enter opens its round.
+  if (step || event.key === 'Enter') hold.isOn = true
   if (step) cursor.value = { r: Math.max(v.r0, Math.min(v.r1 - 1, c.r + step[0])), b: Math.max(v.b0, Math.min(v.b1 - 1, c.b + step[1])) }
   else if (event.key === '+' || event.key === '=') zoom(0.5, c)
   else if (event.key === '-') zoom(2, c)
-  else if (event.key === '0' || event.key === 'Escape') view.value = whole(m)
+  else if (event.key === '0') view.value = whole(m)
+  else if (event.key === 'Escape') {
+    view.value = whole(m)
+    cursor.value = null
+    hold.isOn = false
+  }
   else if (event.key === 'Enter' || event.key === ' ') open(c)
   else return
   event.preventDefault()
@@ -188,7 +195,7 @@ function Map({ m, v, rows, kind }) {
         <div class="frame">
           <canvas
             ref={canvas} class="map" style={{ height: `${HEIGHT}px` }} tabIndex={0} role="application"
-            aria-label={`Heat map of ${m.ranks} ranks and ${m.n} time steps. Arrow keys move the mark, plus and minus zoom, zero shows all, Enter opens the round.`}
+            aria-label={`Heat map of ${m.ranks} ranks and ${m.n} time steps. Arrow keys move the mark, plus and minus zoom, zero shows all, Enter opens the round, Escape removes the mark.`}
             onKeyDown={onKey} onPointerDown={onDown} onPointerMove={onMove} onPointerUp={onUp} onPointerLeave={leave} onBlur={leave}
             onDblClick={() => { view.value = whole(m) }}
           />

@@ -128,8 +128,8 @@ function Verdict({ row }) {
       </h2>
       <p class="summary">{row.summary}</p>
       <dl class="facts">
-        <Fact name="late (median)">{row.late_ms == null ? '–' : millis(row.late_ms)}</Fact>
-        <Fact name="how often">{howOften(verdict)}</Fact>
+        {row.late_ms != null && <Fact name="late (median)">{millis(row.late_ms)}</Fact>}
+        {howOften(verdict) !== '–' && <Fact name="how often">{howOften(verdict)}</Fact>}
         {row.ended_ms ? <Fact name="lost">{gpuTime(row.gpu_seconds_lost)}</Fact> : <Fact name="GPUs lost now">{range(row.gpus_lost)}</Fact>}
         {row.ended_ms ? row.usd_lost && <Fact name="dollars">{range(row.usd_lost, '$')}</Fact> : row.usd_per_hour && <Fact name="dollars an hour">{range(row.usd_per_hour, '$')}</Fact>}
         <Fact name="ranks that wait">{verdict ? num(verdict.n_victims, 0) : '–'}</Fact>
@@ -138,11 +138,11 @@ function Verdict({ row }) {
       <p class="dim">Since {when(row.since_ms)}.{!row.ended_ms && ` Last confirmed ${when(row.confirmed_ms)}.`}</p>
       {row.others.map(other => <p key={other} class="dim">Also open: {other}</p>)}
       <Reasons of={row.reasons} />
-      {!snapshot && !user.value?.job && !health.value?.trace && <Alerts row={row} verdict={verdict} />}
       {verdict?.n_rows_not_examined > 0 && <p class="inconclusive">{plural(verdict.n_rows_not_examined, 'row')} arrived too fast and were not examined.</p>}
       <Causes causes={verdict?.causes} />
       {location && <p>Code location: <code>{plain(location)}</code></p>}
       {verdict?.advice?.length > 0 && !row.reasons.length && <div><h3>Action</h3><ul>{verdict.advice.map(line => <li key={line}>{line}</li>)}</ul></div>}
+      {!snapshot && !user.value?.job && !health.value?.trace && <Alerts row={row} verdict={verdict} />}
     </section>
   )
 }

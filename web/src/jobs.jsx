@@ -1,6 +1,6 @@
 // All jobs, the worst first; recent incidents; the hub's own health.
 import { duration, gpuTime, millis, num, plural, range, when } from './format.js'
-import { Scroll, State, Strip } from './parts.jsx'
+import { Moment, Scroll, State, Strip } from './parts.jsx'
 import { health, inPage, incidents, linkTo, rows } from './state.js'
 
 const URGENCY = ['hang', 'mismatch', 'failure', 'straggler', 'device', 'process', 'imbalance', 'inconclusive', 'unknown', 'quiet', 'recovered', 'healthy', 'ended']
@@ -53,7 +53,7 @@ function JobTable({ all }) {
             <th scope="col" class="num">Ranks</th>
             <th scope="col">Culprit</th>
             <th scope="col" class="opt">Cause</th>
-            <th scope="col" class="opt">Worst lateness, 10 min</th>
+            <th scope="col" class="opt">Lateness, 10 min</th>
             <th scope="col" class="num">Late</th>
             <th scope="col" class="num opt">{isOver ? 'Lost' : 'GPUs lost now'}</th>
             {hasPrices && <th scope="col" class="num opt">{isOver ? '$' : '$ an hour'}</th>}
@@ -79,13 +79,13 @@ function JobRow({ row, hasOwners, hasPrices }) {
       </td>
       {hasOwners && <td class="opt">{ownerOf(row)}</td>}
       <td class="num">{num(row.n_ranks, 0)}</td>
-      <td>{culprit(row)}</td>
-      <td class="opt">{row.cause ?? ''}{!row.cause && row.reasons[0] && <span class="dim">{row.reasons[0].reason}</span>}</td>
+      <td class="line">{culprit(row)}</td>
+      <td class="opt">{row.cause_label ?? ''}{!row.cause && row.reasons[0] && <span class="dim">{row.reasons[0].reason}</span>}</td>
       <td class="opt"><Strip codes={row.strip} /></td>
       <td class="num">{row.late_ms == null ? '' : millis(row.late_ms)}</td>
       <td class="num opt">{row.ended_ms ? row.gpu_seconds_lost && gpuTime(row.gpu_seconds_lost) : row.gpus_lost && range(row.gpus_lost)}</td>
       {hasPrices && <td class="num opt">{row.ended_ms ? row.usd_lost && range(row.usd_lost, '$') : row.usd_per_hour && range(row.usd_per_hour, '$')}</td>}
-      <td class="opt">{row.since_ms ? when(row.since_ms) : ''}</td>
+      <td class="opt line">{row.since_ms ? <Moment ms={row.since_ms} /> : ''}</td>
     </tr>
   )
 }
@@ -119,7 +119,7 @@ function RecentIncidents() {
                 <td><a href={linkTo({ job: row.job })} onClick={inPage({ job: row.job })}>{row.cluster}</a></td>
                 <td class="opt">{row.summary}</td>
                 <td class="num opt">{num(row.gpu_seconds)}</td>
-                <td>{when(Date.parse(row.since))}</td>
+                <td class="line"><Moment ms={Date.parse(row.since)} /></td>
               </tr>
             ))}
           </tbody>

@@ -61,6 +61,7 @@ const toggleTheme = () => {
 
 function LiveMark() {
   if (state.snapshot) return <span class="dim">Snapshot of {new Date(state.snapshot.made_ms).toISOString()}, read only</span>
+  if (!state.user.value) return null
   const { trace, is_live: isLive } = state.health.value ?? {}
   if (trace && !isLive) return <span class="dim">■ recording, ended</span>
   if (state.isPaused.value) return <span class="dim">❚❚ paused</span>

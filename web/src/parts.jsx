@@ -1,6 +1,6 @@
 // Small parts that several views share.
 import { useEffect, useRef } from 'preact/hooks'
-import { num, percent } from './format.js'
+import { local, num, percent, utc } from './format.js'
 import { paint } from './heat.js'
 import { NO_DATA, codeMs, colours } from './palette.js'
 import { labels, theme } from './state.js'
@@ -30,6 +30,9 @@ export function Strip({ codes }) {
   const text = latest === undefined ? 'no rounds' : `latest ${num(codeMs(latest))} ms, worst ${num(codeMs(Math.max(...codes.filter(code => code !== NO_DATA))))} ms`
   return <canvas class="strip" ref={canvas} width="150" height="14" role="img" aria-label={`Worst lateness of 10 minutes: ${text}`} />
 }
+
+/** A time on two lines: in the reader's zone and in UTC. */
+export const Moment = ({ ms }) => <>{local(ms)}<br /><span class="dim">{utc(ms)}</span></>
 
 /** Why a job is unknown: each reason with the next step that would decide it. */
 export function Reasons({ of }) {

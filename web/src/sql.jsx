@@ -3,9 +3,8 @@ import { signal } from '@preact/signals'
 import { useEffect } from 'preact/hooks'
 import { post, request, save, shown } from './api.js'
 import { num, plural } from './format.js'
-import { go, inPage, query, user } from './state.js'
+import { about, go, inPage, query, user } from './state.js'
 
-const TABLES = ['events', 'collectives', 'verdicts', 'causal_chains', 'calls', 'offcpu', 'snapshots', 'processes', 'communicators', 'spans', 'node_metrics', 'nodes', 'gpu_rates']
 const EXAMPLES = {
   'Open verdicts': "SELECT cluster_id, kind, rank, late_ms, cause, summary\nFROM verdicts WHERE state = 'open'",
   'Latest ranks of 5 minutes': "SELECT cluster_id, rank, count(*) AS rounds, max(late_ns) / 1e6 AS max_late_ms\nFROM collectives\nWHERE ts > now() - INTERVAL 5 MINUTE\nGROUP BY ALL ORDER BY max_late_ms DESC NULLS LAST LIMIT 20",
@@ -72,7 +71,7 @@ export function Sql() {
       <div class="sql">
         <section class="card" aria-label="Tables">
           <h2>Tables</h2>
-          {TABLES.map(table => (
+          {about.value.tables.map(table => (
             <details key={table} onToggle={event => describe(table, event.target.open)}>
               <summary>{table}</summary>
               <ul class="columns">{(columns.value[table] ?? []).map(name => <li key={name}><code>{name}</code></li>)}</ul>
@@ -91,7 +90,7 @@ export function Sql() {
             </select></label>
             {result.value && <><button onClick={saveCsv}>Save CSV</button><button onClick={saveParquet}>Save Parquet</button></>}
           </div>
-          <p role="status" class="dim">{isRunning.value ? 'Running' : result.value ? about(result.value) : 'The hub limits time, memory and rows of a statement.'}</p>
+          <p role="status" class="dim">{isRunning.value ? 'Running' : result.value ? summary(result.value) : 'The hub limits time, memory and rows of a statement.'}</p>
           {result.value && <Rows result={result.value} />}
         </section>
       </div>
@@ -99,7 +98,7 @@ export function Sql() {
   )
 }
 
-function about(answer) {
+function summary(answer) {
   const parts = [`${plural(answer.rows.length, 'row')} in ${num(answer.ms, 0)} ms`]
   if (answer.rows.length > MOST_SHOWN) parts.push(`the first ${MOST_SHOWN} are listed; the files contain all of them`)
   if (answer.truncated) parts.push('more rows exist')

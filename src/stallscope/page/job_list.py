@@ -11,7 +11,7 @@ import numpy as np
 from stallscope.page.cells import NO_DATA
 from stallscope.page.jobs import Job, JobTable
 from stallscope.page.memory import JobMemory, job_id
-from stallscope.page.verdict_state import LOSSES, bounded, is_fault, losses, urgency
+from stallscope.page.verdict_state import LOSSES, bounded, cause_label, is_fault, losses, urgency
 from stallscope.serve.tools.verdict_row import stored_verdict
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ def _of_verdicts(verdicts: Sequence[Row], confirmed_ns: Mapping[str, int]) -> Ro
         "rank": row["rank"],
         "n_ranks_named": len(json.loads(row["ranks"] or "[]")),
         "cause": row["cause"],
+        "cause_label": cause_label(row["cause"]),
         "late_ms": row["late_ms"],
         "since_ms": row["since_ns"] and row["since_ns"] // 10**6,
         "confirmed_ms": confirmed // 10**6,
@@ -196,7 +197,7 @@ def _of_verdicts(verdicts: Sequence[Row], confirmed_ns: Mapping[str, int]) -> Ro
 
 def _of_state(state: JobState) -> Row:
     """The same fields for a job without an open verdict."""
-    names = ("verdict_id", "rank", "cause", "late_ms", "since_ms", "confirmed_ms", *LOSSES)
+    names = ("verdict_id", "rank", "cause", "cause_label", "late_ms", "since_ms", "confirmed_ms", *LOSSES)
     return {
         "state": state.state,
         "reasons": bounded([dict(reason) for reason in state.reasons]),

@@ -26,6 +26,7 @@ from stallscope.page.requests import SHARE_SCOPE, Params, answered, job_of, pack
 from stallscope.page.rounds import one_round
 from stallscope.page.snapshot import SnapshotView, snapshot
 from stallscope.serve.tokens import Identity
+from stallscope.store.hub import schema
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -118,9 +119,9 @@ def _about(context: PageContext) -> Endpoint:
             "job": identity.job,
             "id": identity.token_id,
         }
-        version = {"version": __version__} if identity else {}
+        after_sign_in = {"version": __version__, "tables": list(schema.TABLES)} if identity else {}
         return answered(
-            request, {"sign_in": list(context.sign_in), "user": user, "labels": labels(), **version}
+            request, {"sign_in": list(context.sign_in), "user": user, "labels": labels(), **after_sign_in}
         )
 
     return about

@@ -63,8 +63,13 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_label(cause: Mapping[str, Any]) -> dict[str, Any]:
     """A cause with its name in words, as in the text of `explain`."""
+    return {**cause, "label": cause_label(cause["cause"])}
+
+
+def cause_label(name: str | None) -> str:
+    """A cause in words; "" without a cause."""
     labels = {known.name: known.noun or known.title for known in all_causes()}
-    return {**cause, "label": labels.get(cause["cause"], cause["cause"])}
+    return labels.get(name or "", name or "")
 
 
 def bounded(value: Any) -> Any:
