@@ -31,7 +31,11 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @dataclass(frozen=True)
 class Load:
-    """One job. late_ms: of the culprit in each round; a tenth of the round, so that it is worth a verdict."""
+    """One job. late_ms: of the culprit in each round.
+
+    It is a large part of the round: a delay of 5 % is not worth a verdict, and a hub without enough processor time
+    examines every fourth round only, so that its steps seem to be longer.
+    """
 
     n_ranks: int
     culprit: int
@@ -39,7 +43,7 @@ class Load:
 
     @property
     def late_ms(self) -> float:
-        return self.round_s * 100
+        return self.round_s * 300
 
 
 LOADS = [Load(1_024, 517, 0.5), Load(10_240, 7_003, 5.0)]
@@ -84,7 +88,7 @@ def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         stack.enter_context(running("hub", "--db", str(db), "--insecure-no-tls", *addresses, log=log))
         begin_s = time.monotonic()
         while not (ready := re.search(r"gRPC at port (\d+).*API at (\d+)", log.read_text())):
-            assert time.monotonic() < begin_s + 60, log.read_text()
+            assert time.monotonic() < begin_s + PATIENCE_S, log.read_text()
             time.sleep(0.2)
         for first in range(0, load.n_ranks, MOST_A_MACHINE):
             flags = [text for option in stress_options(load, first).items() for text in option]

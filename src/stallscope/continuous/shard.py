@@ -69,6 +69,7 @@ class Shard:
         self._confirmed_ns: dict[Key, dict[str, int]] = {}
         self._continued = ContinuedIncidents()
         self._job_rows = JobRows()
+        self._unwritten_jobs: dict[Key, dict[str, dict[str, Any]]] = {}
         self._backlog = Backlog(bounds, owns=owns)
         self._ticked_s = 0.0
         self._resumed_s = time.monotonic()
@@ -291,12 +292,17 @@ class Shard:
                 self._examine(ClusterTurn(key, tables, sum(map(len, tables.values()))))
 
     def _write_jobs(self, key: Key, jobs: list[JobState]) -> None:
-        """Store the changed rows of jobs. Raises Overloaded if the store has no room for them."""
-        rows = self._job_rows.changed(*key, jobs, time.monotonic())
-        if rows:
-            now_us = time.time_ns() // 1000
-            table = table_of(schema.JOBS, [row | {"updated_at": now_us} for row in rows])
+        """Store the changed rows of jobs; rows that the store has no room for are retried."""
+        changed = self._job_rows.changed(*key, jobs, time.monotonic())
+        rows = self._unwritten_jobs.pop(key, {}) | {row["job"]: row for row in changed}
+        if not rows:
+            return
+        now_us = time.time_ns() // 1000
+        table = table_of(schema.JOBS, [row | {"updated_at": now_us} for row in rows.values()])
+        try:
             self._store.append(Batch("", key[0], {"jobs": table}))
+        except Overloaded:
+            self._unwritten_jobs[key] = rows
 
     def _close_expired(self) -> None:
         """Close incidents that no stream has seen again since a restart or a gap."""
