@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.events.ledger import ThreadEvents, account, combined, states_of, waits_or_device
+from stallscope.events.ledger import ThreadEvents, account, combine, states_of, waits_or_device
 from stallscope.events.names import N_CATEGORIES, Category
 
 OPEN = 1 << 62
@@ -158,7 +158,7 @@ def test_edges_are_where_the_state_changes():
     edges, states = states_of(thread([(10, 20, Category.COPY)], first_ns=0, last_ns=50))
     output = dict(zip(edges.tolist(), states.tolist(), strict=True))
     assert output == {0: Category.ON_CPU, 10: Category.COPY, 20: Category.ON_CPU, 50: Category.NONE}
-    both, _ = combined([(edges, states), (np.array([15]), np.array([int(Category.LOCK)]))])
+    both, _ = combine([(edges, states), (np.array([15]), np.array([int(Category.LOCK)]))])
     assert both.tolist() == [0, 10, 15, 20, 50]
 
 

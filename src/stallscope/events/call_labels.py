@@ -11,8 +11,8 @@ CALL_LABEL = b"call"
 SCHEDULE_FACT = "profiler_schedule"
 """The key in Trace.facts of profiles whose schedule marked the steps and so leaves out the warm-up."""
 
-_MOST_BYTES = 128
-_MOST_GROUP, _MOST_OPERATION = 40, 40
+_MAX_BYTES = 128
+_MAX_GROUP, _MAX_OPERATION = 40, 40
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def call_label(operation: str, group: str, line: str) -> bytes:
     """The words of a call as the value of an annotation, without the folders of the file."""
     location, _, function = line.rpartition(" ")
     short = f"{PurePosixPath(location).name} {function}".strip()
-    parts = (operation[:_MOST_OPERATION], group[:_MOST_GROUP], short)
+    parts = (operation[:_MAX_OPERATION], group[:_MAX_GROUP], short)
     text = "|".join(part.replace("|", "/") for part in parts)
-    return text.encode("utf-8", "replace")[:_MOST_BYTES].decode("utf-8", "ignore").encode()
+    return text.encode("utf-8", "replace")[:_MAX_BYTES].decode("utf-8", "ignore").encode()
 
 
 def call_words(value: bytes) -> CallWords:

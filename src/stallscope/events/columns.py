@@ -1,8 +1,8 @@
 """A table stored column by column, for traces too large to be stored as rows.
 
 It is indexed like an array of rows: a name selects a column; an index, a mask or several indices select rows. A
-field without a stored column has one value in all rows: unknown, or zero. A column filled by one value takes
-no memory either.
+field without a stored column has one value in all rows: unknown, or zero. A column that holds the same
+value in all rows also takes no memory.
 """
 
 from collections.abc import Mapping

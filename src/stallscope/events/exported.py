@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 EXPORTED = "exported_verdicts"
 """The key in Trace.facts."""
 
-_MOST = 10_000
+_MAX_VERDICTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ExportedVerdict:
 
 def as_fact(verdicts: list[ExportedVerdict]) -> str:
     """The value of the fact."""
-    return json.dumps([asdict(verdict) for verdict in verdicts[:_MOST]])
+    return json.dumps([asdict(verdict) for verdict in verdicts[:_MAX_VERDICTS]])
 
 
 def exported(fact: str) -> list[ExportedVerdict]:

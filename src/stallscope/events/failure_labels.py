@@ -16,7 +16,7 @@ FAILURE_LABELS = {
 STATED = "stated_by"
 """The key in Trace.facts of a trace that holds statements instead of measurements."""
 
-_MOST_BYTES = 128
+_MAX_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FailureWords:
 def failure_label(words: str, status: int, *, pid: int = -1, host: str = "") -> bytes:
     """The value of the annotation."""
     text = f"{status}|{pid}|{host[:24].replace('|', '/')}|{' '.join(words.split())}"
-    return text.encode("utf-8", "replace")[:_MOST_BYTES].decode("utf-8", "ignore").encode()
+    return text.encode("utf-8", "replace")[:_MAX_BYTES].decode("utf-8", "ignore").encode()
 
 
 def failure_words(value: bytes) -> FailureWords:

@@ -80,7 +80,7 @@ OFF_CPU = np.dtype(
         ("stack", "<u8"),
     ]
 )
-"""struct off_event: a long interval off the CPU. device, file: of the file that blocked the thread."""
+"""struct off_event: a long interval off the CPU. device, file: the file that blocked the thread."""
 
 ENDS = np.dtype(
     [
@@ -88,7 +88,7 @@ ENDS = np.dtype(
         ("peer", "u1", (16,)),
     ]
 )
-"""struct ends: of a connection; the peer's port is in network order."""
+"""struct ends: both ends of a connection; the peer's port is in network order."""
 
 HOST = np.dtype(
     [
@@ -106,7 +106,7 @@ HOST = np.dtype(
 """struct host_event: an event of the machine that affected a process; op: names.HostKind."""
 
 HOST_SUMS = np.dtype([("n_migrations", "<u8"), ("n_short", "<u8", (2,)), ("short_ns", "<u8", (2,))])
-"""struct host_sums: of a process."""
+"""struct host_sums: migrations and short stalls of a process."""
 
 N_DELAYS = 32
 DISK_KEY = np.dtype([(name, "<u4") for name in ("pid", "device", "request", "spare")])
@@ -128,7 +128,7 @@ LIFE = np.dtype(
         ("spare", "<u8", (2,)),
     ]
 )
-"""struct life_event: of a process or a communicator."""
+"""struct life_event: start or end of a process or a communicator."""
 
 RAW = np.dtype([*_HEAD, ("sp", "<u8"), ("syscall_nr", "<i4"), ("state", "<u4"), ("spare", "<u8", (9,))])
 """struct raw_event: the input of the ledger."""
@@ -174,7 +174,7 @@ PEEK_BYTES = 4096
 """A piece of memory. The valid part ends with the page in which it begins; the rest is undefined."""
 
 PEEK_PIECES = 6
-"""The most requests at a time."""
+"""Maximum number of pieces in a request."""
 
 REGISTERS = np.dtype([(name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15")])
 """struct registers: the user-mode registers that lead to the caller."""
@@ -240,7 +240,7 @@ SLOT = np.dtype(
         ("walked_at", "<u8"),
     ]
 )
-"""struct slot: a GPU thread as other threads see it; tid 0: empty."""
+"""struct slot: the state of a GPU thread that other threads may read; tid 0: empty."""
 
 PROCESS = np.dtype(
     [
@@ -405,7 +405,7 @@ class Kind(IntEnum):
 
 
 FIRST_RAW = Kind.ENTER
-"""Kinds from here on occur only while everything is recorded."""
+"""Kinds from this number on occur only with Options.record_all."""
 
 
 class Counter(IntEnum):

@@ -37,7 +37,7 @@ class Table(NamedTuple):
     fields: tuple[Field, ...]
 
 
-_WHO = (
+_PROCESS_FIELDS = (
     Field("node", "u4", "number of the event's node; its name is in `nodes`"),
     Field("pid", "u4", "process (the kernel's tgid)"),
 )
@@ -52,7 +52,7 @@ COLLECTIVES = Table(
     "A rank enters a collective: one row per arrival.",
     (
         Field("ts_ns", "i8", "arrival on the host (grouped calls: arrival at ncclGroupEnd)"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("tid", "u4", "thread that made the call"),
         Field(
             "comm_hash",
@@ -104,7 +104,7 @@ CALLS = Table(
     (
         Field("ts_ns", "i8", "entry"),
         Field("duration_ns", "i8", "time until it returned; unknown while it is open", True),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("tid", "u4", "thread that made the call"),
         Field("op", "u2", "class of the call, names.Op"),
         Field("symbol", "u2", "exported function; its name is in `symbols`"),
@@ -122,7 +122,7 @@ OFFCPU = Table(
     (
         Field("ts_ns", "i8", "the thread left the CPU"),
         Field("duration_ns", "i8", "until it ran again; unknown while it has not", True),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("tid", "u4", "the thread"),
         Field("category", "u1", "names.Category"),
         Field("flags", "u1", "names.OffCpuFlag"),
@@ -141,7 +141,7 @@ SNAPSHOTS = Table(
     "State of a traced process between arrivals, about once a second and at the end.",
     (
         Field("ts_ns", "i8", "when"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("alive", "u1", "1 while the process runs; 0 once it has ended"),
         Field("category", "u1", "present state of its most active GPU thread, names.Category"),
         Field("syscall_nr", "i4", "system call that thread is blocked in", True),
@@ -159,7 +159,7 @@ COMMUNICATORS = Table(
     (
         Field("ts_ns", "i8", "created"),
         Field("ended_ns", "i8", "destroyed or aborted", True),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("comm_hash", "u8", "the communicator"),
         Field("comm_rank", "i4", "rank of the process in it", True),
         Field("nranks", "i4", "its size", True),
@@ -180,7 +180,7 @@ PROCESSES = Table(
     (
         Field("ts_ns", "i8", "first seen"),
         Field("ended_ns", "i8", "exited", True),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("rank", "i4", "rank in the job", True),
         Field("local_rank", "i4", "rank on the node", True),
         Field("nranks", "i4", "ranks in the job", True),
@@ -195,7 +195,7 @@ SPANS = Table(
     (
         Field("ts_ns", "i8", "begin"),
         Field("duration_ns", "i8", "length"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("op", "u2", "names.Op"),
         Field("step", "i8", "training step", True),
         Field("label", "S32", "the source's name for it"),
@@ -207,7 +207,7 @@ ANNOTATIONS = Table(
     "A label that the job set: it is valid until the next label of its kind from the same process.",
     (
         Field("ts_ns", "i8", "begin of its validity"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("label", "S32", "its kind: step, epoch, phase, container, or a word chosen by the job"),
         Field("value", "S128", "its value"),
     ),
@@ -219,7 +219,7 @@ OWNERS = Table(
     "The owner of a process: a row at its start, and a row after each change; the last row is valid.",
     (
         Field("ts_ns", "i8", "time at which these values became known"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         *(Field(column(label), "S128", meaning) for label, meaning in OWNER_LABELS.items()),
     ),
 )
@@ -229,7 +229,7 @@ IDLE_GPUS = Table(
     "A GPU that a job holds without using it: a row at the begin, every minute, and at the end.",
     (
         Field("ts_ns", "i8", "time of observation"),
-        _WHO[0],
+        _PROCESS_FIELDS[0],
         Field("pid", "u4", "process that holds the GPU; 0 none"),
         Field("gpu", "S64", "the GPU, as the scheduler names it; empty where unknown"),
         Field("holder", "S160", "holder: kind and number, such as `job 4711`"),
@@ -250,7 +250,7 @@ OPERATIONS = Table(
             "i8",
             "its length: a second, or longer if the probes are on for a part of the time",
         ),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("op", "u2", "class of the call, names.Op"),
         Field("symbol", "u2", "exported function; its name is in `symbols`"),
         Field("direction", "u1", "of a copy, names.Direction"),
@@ -276,7 +276,7 @@ MEMORY = Table(
     "Memory held by a process: one row per process, device and kind of memory, for each second with a change.",
     (
         Field("ts_ns", "i8", "when"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("device", "i4", "CUDA device that was current at the allocation", True),
         Field("kind", "u1", "names.MemoryKind"),
         Field("live_bytes", "i8", "bytes allocated during the capture and not freed"),
@@ -294,7 +294,7 @@ CALL_ARGUMENTS = Table(
     "Further arguments of a call in `calls`: same ts_ns, pid and tid.",
     (
         Field("ts_ns", "i8", "entry of the call"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("tid", "u4", "thread that made the call"),
         Field("direction", "u1", "of a copy, names.Direction"),
         Field("host_memory", "u1", "of a copy from or to the host, names.HostMemory"),
@@ -302,8 +302,8 @@ CALL_ARGUMENTS = Table(
         Field("address", "u8", "of the memory allocated, freed or copied to; 0 none"),
         Field("handle", "u8", "kernel, graph, event or module that the call is about; 0 none"),
         *(
-            Field(f"{what}_{axis}", "u4", f"{what} of a launch")
-            for what in ("grid", "block")
+            Field(f"{dimension}_{axis}", "u4", f"{dimension} of a launch")
+            for dimension in ("grid", "block")
             for axis in "xyz"
         ),
     ),
@@ -315,7 +315,7 @@ HOST_EVENTS = Table(
     (
         Field("ts_ns", "i8", "begin"),
         Field("duration_ns", "i8", "duration; for kinds summed over a second, the total", True),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("tid", "u4", "thread; 0 the whole process"),
         Field("kind", "u1", "names.HostKind"),
         Field("comm", "S16", "name of the process"),
@@ -339,7 +339,7 @@ POSITIONS = Table(
     "Code location of a thread, sampled from outside while its process made no collective for a long time.",
     (
         Field("ts_ns", "i8", "when"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("tid", "u4", "the thread"),
         Field("stack", "i8", "row in `stacks`", True),
     ),
@@ -350,7 +350,7 @@ GPUS = Table(
     "State of a GPU as reported by its driver: a row for a change above noise, and at long intervals.",
     (
         Field("ts_ns", "i8", "time of the driver query"),
-        _WHO[0],
+        _PROCESS_FIELDS[0],
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
         Field("mig", "i2", "number of the partition (MIG) on it; NULL for the GPU itself", True),
         Field("uuid", "S48", "its UUID, as in CUDA_VISIBLE_DEVICES"),
@@ -383,7 +383,7 @@ GPU_PROCESSES = Table(
     "A process uses a GPU: a row at its first appearance, at each large change of its memory, and at its end.",
     (
         Field("ts_ns", "i8", "time of observation"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
         Field("mig", "i2", "number of the partition (MIG) on it; NULL for the GPU itself", True),
         Field("alive", "u1", "1 while it uses the GPU; 0 once it has ended"),
@@ -397,7 +397,7 @@ SAMPLES = Table(
     "Code locations of threads, sampled about ten times a second: one row per thread, state and stack each second.",
     (
         Field("ts_ns", "i8", "end of the second that the row counts"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("role", "u1", "names.SampleRole: the reason for sampling the thread"),
         Field("owner_pid", "u4", "process of the thread: pid, or a child process of it"),
         Field("tid", "u4", "the thread"),
@@ -417,7 +417,7 @@ GPU_USE = Table(
     "Share of a GPU's time that its driver counts for a process: a row per process and second, without zeros.",
     (
         Field("ts_ns", "i8", "time of the driver query"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
         Field(
             "sm_percent", "i2", "share of the driver's samples since the last row in which its kernels ran"
@@ -430,7 +430,7 @@ REQUESTS = Table(
     "A request over HTTP/1.1 to an inference engine: one row at its end. No contents are recorded.",
     (
         Field("ts_ns", "i8", "its first byte reached the socket of the server"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("tid", "u4", "thread that read it"),
         Field("writer_tid", "u4", "thread that wrote the response; 0 none"),
         Field("engine", "S16", "vllm, sglang, triton, tgi, tensorrt-llm, llama.cpp, ollama or python"),
@@ -459,7 +459,7 @@ TOKENS = Table(
     "Times between tokens: one row per process, path and second.",
     (
         Field("ts_ns", "i8", "end of the second"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("path", "S64", "path of the requests"),
         Field("n", "i8", "times between two tokens of a response"),
         Field("total_ns", "i8", "their sum"),
@@ -475,7 +475,7 @@ SERVERS = Table(
     "A process of an inference engine: a row at first, and one per second while it has open requests.",
     (
         Field("ts_ns", "i8", "when"),
-        *_WHO,
+        *_PROCESS_FIELDS,
         Field("group_pid", "u4", "first process of the engine: its processes share this number"),
         Field("engine", "S16", "as in `requests`"),
         Field("model", "S64", "as in `requests`"),
@@ -550,15 +550,15 @@ def dtype(table: Table) -> np.dtype[Any]:
     return np.dtype([(field.name, field.format) for field in table.fields])
 
 
-def joined(parts: Sequence[Array]) -> Array:
-    """The concatenation of all parts, which have one dtype; a single part is returned unchanged.
+def joined(arrays: Sequence[Array]) -> Array:
+    """The concatenation of arrays of the same dtype; a single array is returned unchanged.
 
     Concatenated as bytes, because numpy takes long to compare fields and copies them one at a time.
     """
-    if len(parts) == 1:
-        return parts[0]
-    together = np.concatenate([part.view(np.uint8) for part in parts])
-    return together.view(parts[0].dtype)
+    if len(arrays) == 1:
+        return arrays[0]
+    joined_bytes = np.concatenate([array.view(np.uint8) for array in arrays])
+    return joined_bytes.view(arrays[0].dtype)
 
 
 def empty(table: Table, n: int = 0) -> Array:

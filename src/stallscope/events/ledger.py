@@ -3,10 +3,10 @@
 The kernel side keeps the same ledger while it runs (bpf/sched.bpf.c). This module computes it afterwards from calls
 and scheduler events, for recordings, and checks the kernel's arithmetic.
 
-Every thread is at each moment in one Category. Inside a traced call it is in the call's category, the
-outermost call counts; off the CPU it is in the reason's category; preempted and stopped come before the call.
-The process is in the state of its most active GPU thread (see names.Category). So an account always fills its
-time exactly.
+Every thread is at each moment in one Category. Inside a traced call it is in the category of the
+outermost call. Off the CPU it is in the category of the reason; preempted and stopped take precedence over the call.
+The process is in the state of its most active GPU thread (see names.Category). So the categories always sum to the
+elapsed time.
 """
 
 from dataclasses import dataclass
@@ -41,23 +41,23 @@ class ThreadEvents:
 
 
 def account(threads: list[ThreadEvents], at_ns: Array) -> Array:
-    """ns the process has spent in each category until each moment.
+    """Time in ns that the process has spent in each category until each moment.
 
     at_ns: int64 (n,), sorted. Returns int64 (n, N_CATEGORIES), running sums from the first thread's first
     event; open intervals are charged up to the moment. Rows sum to at_ns minus that first event.
     """
-    out = np.zeros((len(at_ns), N_CATEGORIES), np.int64)
+    sums_ns = np.zeros((len(at_ns), N_CATEGORIES), np.int64)
     if not threads or not len(at_ns):
-        return out
-    edges, states = combined([states_of(thread) for thread in threads])
+        return sums_ns
+    edges, states = combine([states_of(thread) for thread in threads])
     lengths = np.diff(edges, append=max(int(at_ns[-1]), int(edges[-1])))
     segment = np.searchsorted(edges, at_ns, side="right") - 1
-    inside = np.where(segment >= 0, at_ns - edges[np.maximum(segment, 0)], 0)
+    since_edge_ns = np.where(segment >= 0, at_ns - edges[np.maximum(segment, 0)], 0)
     for category in range(1, N_CATEGORIES + 1):
-        done = np.concatenate([[0], np.cumsum(np.where(states == category, lengths, 0))])
-        part = np.where(states[np.maximum(segment, 0)] == category, inside, 0)
-        out[:, category - 1] = np.where(segment >= 0, done[np.maximum(segment, 0)] + part, 0)
-    return out
+        finished_ns = np.concatenate([[0], np.cumsum(np.where(states == category, lengths, 0))])
+        current_ns = np.where(states[np.maximum(segment, 0)] == category, since_edge_ns, 0)
+        sums_ns[:, category - 1] = np.where(segment >= 0, finished_ns[np.maximum(segment, 0)] + current_ns, 0)
+    return sums_ns
 
 
 def states_of(thread: ThreadEvents) -> tuple[Array, Array]:
@@ -72,9 +72,11 @@ def states_of(thread: ThreadEvents) -> tuple[Array, Array]:
         ).astype(np.int64)
     )
     edges = edges[(edges >= thread.first_ns) & (edges <= thread.last_ns)]
-    call = _inside(edges, thread.call_enter_ns, thread.call_leave_ns, thread.call_category)
-    blocked = _inside(edges, thread.off_ns, thread.woken_ns, thread.off_category)
-    runnable = _inside(edges, thread.woken_ns, thread.on_ns, np.full(len(thread.on_ns), Category.PREEMPTED))
+    call = _category_at(edges, thread.call_enter_ns, thread.call_leave_ns, thread.call_category)
+    blocked = _category_at(edges, thread.off_ns, thread.woken_ns, thread.off_category)
+    runnable = _category_at(
+        edges, thread.woken_ns, thread.on_ns, np.full(len(thread.on_ns), Category.PREEMPTED)
+    )
     off = np.where(blocked > 0, blocked, runnable)
     state = np.where(np.isin(off, _OVERRIDING), off, np.where(call > 0, call, off))
     state = np.where(state == 0, int(Category.ON_CPU), state)
@@ -82,13 +84,13 @@ def states_of(thread: ThreadEvents) -> tuple[Array, Array]:
     return edges, state
 
 
-def combined(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+def combine(threads: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     """The state of a process: the largest state of its threads at each moment. Shapes as in states_of()."""
-    edges = np.unique(np.concatenate([edges for edges, _ in parts]))
+    edges = np.unique(np.concatenate([edges for edges, _ in threads]))
     state = np.zeros(len(edges), np.int64)
-    for own_edges, own_state in parts:
-        at = np.searchsorted(own_edges, edges, side="right") - 1
-        state = np.maximum(state, np.where(at >= 0, own_state[np.maximum(at, 0)], 0))
+    for own_edges, own_state in threads:
+        index = np.searchsorted(own_edges, edges, side="right") - 1
+        state = np.maximum(state, np.where(index >= 0, own_state[np.maximum(index, 0)], 0))
     return edges, state
 
 
@@ -100,12 +102,12 @@ def waits_or_device(enter_ns: Array, leave_ns: Array, enqueued_ns: Array) -> Arr
     Returns categories (n,): WAIT_GPU where a collective was enqueued since the previous call ended, or DEVICE.
     """
     previous_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(leave_ns)[:-1]])
-    before = np.searchsorted(enqueued_ns, enter_ns, side="right")
-    counted = np.searchsorted(enqueued_ns, np.minimum(previous_end, enter_ns), side="right")
-    return np.where(before > counted, int(Category.WAIT_GPU), int(Category.DEVICE))
+    n_before_entry = np.searchsorted(enqueued_ns, enter_ns, side="right")
+    n_before_previous_end = np.searchsorted(enqueued_ns, np.minimum(previous_end, enter_ns), side="right")
+    return np.where(n_before_entry > n_before_previous_end, int(Category.WAIT_GPU), int(Category.DEVICE))
 
 
-def _inside(at_ns: Array, begin_ns: Array, end_ns: Array, category: Array) -> Array:
+def _category_at(at_ns: Array, begin_ns: Array, end_ns: Array, category: Array) -> Array:
     """The category of the interval that each moment lies in, 0 outside; intervals sorted, not overlapping."""
     if not len(begin_ns):
         return np.zeros(len(at_ns), np.int64)

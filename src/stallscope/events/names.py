@@ -1,4 +1,4 @@
-"""The enumerations of the vocabulary. bpf/events.h has the same numbers; a test compares both.
+"""The enumerations used in records. bpf/events.h has the same numbers; a test compares both.
 
 Every enumeration starts with 0 = unknown or none, so that a zeroed record makes no statement.
 """
@@ -9,9 +9,9 @@ from enum import IntEnum, IntFlag
 class Category(IntEnum):
     """The states of the GPU threads of a process; exclusive, and together they fill the interval.
 
-    The outermost CUDA call comes before the off-CPU state, except preempted and stopped, which always count
-    as such. The number is also the precedence when the threads of one process are combined: the process is in
-    state of its most active GPU thread, which has the largest number. The wait of an idle thread
+    The outermost CUDA call takes precedence over the off-CPU state, except preempted and stopped, which always
+    count as such. The number is also the precedence when the threads of one process are combined: the process is in
+    the state of its most active GPU thread, which has the largest number. The wait of an idle thread
     (futex, poll, sleep) is therefore below a synchronise call.
     """
 
@@ -21,7 +21,7 @@ class Category(IntEnum):
     SLEEP = 3  # blocked in nanosleep, clock_nanosleep; poll and select without descriptors
     NET = 4  # blocked in poll, select, epoll_wait, recv*, send*
     CHILD = 5  # blocked until a child process woke it (data loader workers)
-    WAIT_GPU = 6  # in a synchronise call or a copy to the host, with a collective enqueued since the last
+    WAIT_GPU = 6  # in a synchronise call or a copy to the host, with a collective enqueued since the previous such call
     DEVICE = (
         7  # inside a synchronise call without a collective: the rank's own device time, not a wait for others
     )

@@ -1,6 +1,6 @@
 """The category of a wait by its system call (x86-64 numbers, arch/x86/entry/syscalls/syscall_64.tbl).
 
-bpf/sched.bpf.c has the same table by name, so that it holds for arm64 too.
+bpf/sched.bpf.c has the same table by name, so it is valid for arm64 as well.
 """
 
 import numpy as np
@@ -34,14 +34,14 @@ _STREAM_CALLS = (0, 1, 19, 20)
 """read, write, readv, writev: on a pipe or socket the wait is interruptible, on a disk it is not."""
 
 
-def _table() -> Array:
+def _category_table() -> Array:
     table = np.zeros(512, np.int64)
     for category, numbers in _BY_NUMBER.items():
         table[list(numbers)] = category
     return table
 
 
-_CATEGORY_BY_NUMBER = _table()
+_CATEGORY_BY_NUMBER = _category_table()
 
 
 def blocked_category(syscall_nr: Array, *, is_interruptible: Array) -> Array:
@@ -49,8 +49,8 @@ def blocked_category(syscall_nr: Array, *, is_interruptible: Array) -> Array:
 
     syscall_nr: int64 (n,), USER_MODE for a thread outside system calls. is_interruptible: bool (n,).
     """
-    known = (syscall_nr >= 0) & (syscall_nr < len(_CATEGORY_BY_NUMBER))
-    category = np.where(known, _CATEGORY_BY_NUMBER[np.where(known, syscall_nr, 0)], 0)
+    is_listed = (syscall_nr >= 0) & (syscall_nr < len(_CATEGORY_BY_NUMBER))
+    category = np.where(is_listed, _CATEGORY_BY_NUMBER[np.where(is_listed, syscall_nr, 0)], 0)
     category = np.where(np.isin(syscall_nr, _STREAM_CALLS) & is_interruptible, int(Category.NET), category)
     category = np.where(syscall_nr == USER_MODE, int(Category.FAULT), category)
     return np.where(category == 0, int(Category.OTHER_OFF), category)

@@ -20,7 +20,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class WallClock:
-    """The kernel's state of the wall clock: whether NTP or PTP keeps it, and its maximum error."""
+    """The kernel's state of the wall clock: whether NTP or PTP synchronises it, and its maximum error."""
 
     is_synchronised: bool
     max_error_us: int
@@ -51,15 +51,15 @@ class Coverage:
     gaps: tuple[Gap, ...] = ()
 
     @staticmethod
-    def joined(parts: Iterable["Coverage"]) -> "Coverage":
+    def joined(coverages: Iterable["Coverage"]) -> "Coverage":
         """The coverage of several traces read together."""
         blind_spots: dict[str, None] = {}
         omitted: dict[str, int] = {}
         gaps: dict[Gap, None] = {}
-        for part in parts:
-            blind_spots |= dict.fromkeys(part.blind_spots)
-            gaps |= dict.fromkeys(part.gaps)
-            for reason, n in part.omitted.items():
+        for coverage in coverages:
+            blind_spots |= dict.fromkeys(coverage.blind_spots)
+            gaps |= dict.fromkeys(coverage.gaps)
+            for reason, n in coverage.omitted.items():
                 omitted[reason] = omitted.get(reason, 0) + n
         return Coverage(tuple(blind_spots), omitted, tuple(gaps))
 
@@ -72,11 +72,11 @@ class Coverage:
         """The coverage that to_text() wrote. Raises ValueError, KeyError, TypeError for other text."""
         if not text:
             return Coverage()
-        data = json.loads(text)
+        fields = json.loads(text)
         return Coverage(
-            blind_spots=tuple(map(str, data["blind_spots"])),
-            omitted={str(reason): int(n) for reason, n in data["omitted"].items()},
-            gaps=tuple(Gap(**gap) for gap in data["gaps"]),
+            blind_spots=tuple(map(str, fields["blind_spots"])),
+            omitted={str(reason): int(n) for reason, n in fields["omitted"].items()},
+            gaps=tuple(Gap(**gap) for gap in fields["gaps"]),
         )
 
 

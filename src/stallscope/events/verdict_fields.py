@@ -22,7 +22,7 @@ FieldType = Literal["text", "number", "integer", "boolean", "time", "texts", "in
 
 @dataclass(frozen=True)
 class VerdictField:
-    """name: in rows and columns.
+    """name: the name in rows and columns.
 
     hub_schema: the version of the hub's schema that added the column; a new field takes the next version.
     A time is int64 ns since 1970; in JSON its name lacks the `_ns`, and its value is ISO 8601.
