@@ -293,7 +293,7 @@ class _Writer:
         now_ns = time.monotonic_ns()
         reading = clock.reading(self.node, wall_ns=self._options.wall_ns)
         synchronisation = clock.synchronisation()
-        self._store.clock(reading, kept=synchronisation)
+        self._store.clock(reading, kernel_clock=synchronisation)
         if self._hub:
             self._hub.send(
                 reading, is_synchronised=synchronisation.is_synchronised if synchronisation else None

@@ -400,7 +400,7 @@ def test_a_trace_of_an_earlier_version_is_read_as_it_is_and_gets_what_it_lacks_w
 def test_a_clock_reading_is_kept_with_its_bracket_and_how_well_the_wall_clock_is_kept(tmp_path):
     path = tmp_path / "t.db"
     with closing(NodeTrace(path)) as store:
-        store.clock(Clock(0, 5, 6, 7), kept=WallClock(True, 120, 30, -1.5, 9))
+        store.clock(Clock(0, 5, 6, 7), kernel_clock=WallClock(True, 120, 30, -1.5, 9))
         store.clock(Clock(0, 8, 9, 7))
     with closing(sqlite3.connect(path)) as plain:
         rows = plain.execute(

@@ -1,4 +1,4 @@
-"""Owner and mode of files: private files, and files that root makes for a hub that runs as another user."""
+"""Owner and mode of files: private files, and files that root creates for a hub that runs as another user."""
 
 import os
 import threading
@@ -13,16 +13,16 @@ def give_to_owner_of_folder(path: Path) -> None:
 
 
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace a file atomically, with the owner of its folder: readers see the old or the new file, whole.
+    """Replace a file atomically, with the owner of its folder: readers see either the old or the new file.
 
     It has this mode from its first byte on, independent of the old file. Raises OSError.
     """
-    part = path.with_name(f".{path.name}.part-{os.getpid()}-{threading.get_ident()}")
-    part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    temporary = path.with_name(f".{path.name}.part-{os.getpid()}-{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(fd)
-    give_to_owner_of_folder(part)
-    part.replace(path)
+    give_to_owner_of_folder(temporary)
+    temporary.replace(path)

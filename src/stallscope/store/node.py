@@ -58,9 +58,9 @@ class NodeTrace:
     """A node trace open for writing. Rows become visible to readers at commit()."""
 
     def __init__(self, path: Path):
-        """Open the trace at `path`, made if missing. Raises StorageFailed, BadTrace, NewerSchema."""
+        """Open the trace at `path`, created if missing. Raises StorageFailed, BadTrace, NewerSchema."""
         self.path = path
-        with _storage(path):
+        with _storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(
                 path, isolation_level=None, timeout=10.0, cached_statements=_STATEMENTS
@@ -91,77 +91,82 @@ class NodeTrace:
 
     def session(self, node: int, source: str, *, started_ns: int, facts: dict[str, str] | None = None) -> int:
         """Begin a session, with the writer and the source of the events. Returns its id."""
-        with _storage(self.path):
-            done = self._connection.execute(
+        with _storage_errors(self.path):
+            cursor = self._connection.execute(
                 "INSERT INTO sessions (node, started_ns, source, version, facts) VALUES (?, ?, ?, ?, ?)",
                 (node, started_ns, source, __version__, json.dumps(facts or {}, sort_keys=True)),
             )
-        return int(done.lastrowid or 0)
+        return int(cursor.lastrowid or 0)
 
     def end_session(self, session: int, ended_ns: int) -> None:
         """Record the session's end so far; call it once a second, so that a crash loses little."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute("UPDATE sessions SET ended_ns=? WHERE id=?", (ended_ns, session))
 
     def node(self, name: str) -> int:
         """The number of a node, assigned on first use."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute("INSERT OR IGNORE INTO nodes (name) VALUES (?)", (name,))
             return int(self._connection.execute("SELECT node FROM nodes WHERE name=?", (name,)).fetchone()[0])
 
     def symbol(self, name: str) -> int:
         """The number of an exported function, assigned on first use."""
         if name not in self._symbols:
-            with _storage(self.path):
-                done = self._connection.execute("INSERT INTO symbols (name) VALUES (?)", (name,))
-            self._symbols[name] = int(done.lastrowid or 0)
+            with _storage_errors(self.path):
+                cursor = self._connection.execute("INSERT INTO symbols (name) VALUES (?)", (name,))
+            self._symbols[name] = int(cursor.lastrowid or 0)
         return self._symbols[name]
 
     def stack(self, node: int, pid: int, frames: Sequence[str]) -> int:
         """The number of a stack, as a new row. frames: in words, innermost first."""
-        with _storage(self.path):
-            done = self._connection.execute(
+        with _storage_errors(self.path):
+            cursor = self._connection.execute(
                 "INSERT INTO stacks (node, pid, frames) VALUES (?, ?, ?)",
                 (node, pid, json.dumps(frames, ensure_ascii=False)),
             )
-        return int(done.lastrowid or 0)
+        return int(cursor.lastrowid or 0)
 
     def append(self, table: Table, rows: Array) -> None:
         """Add rows to a table (see events.layout); `node` must come from node()."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             for statement, values in sqlite_columns.insertions(table, rows):
                 self._connection.executemany(statement, values)
 
     def insert(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add rows to a table without events. names: the columns of the rows."""
         text = ", ".join("?" * len(names))
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({text})", rows)
 
     def next_number(self, table: str, column: str) -> int:
         """The smallest number above all numbers in the column."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             row = self._connection.execute(f"SELECT COALESCE(MAX({column}), 0) + 1 FROM {table}").fetchone()
         return int(row[0])
 
-    def clock(self, reading: Clock, *, kept: WallClock | None = None) -> None:
+    def clock(self, reading: Clock, *, kernel_clock: WallClock | None = None) -> None:
         """Store one reading of the monotonic against the wall clock, and the state of the wall clock."""
         row = (reading.node, reading.monotonic_ns, reading.wall_ns, reading.error_ns)
-        message = (
-            (kept.is_synchronised, kept.max_error_us, kept.estimated_error_us, kept.frequency_ppm)
-            if kept
+        state = (
+            (
+                kernel_clock.is_synchronised,
+                kernel_clock.max_error_us,
+                kernel_clock.estimated_error_us,
+                kernel_clock.frequency_ppm,
+            )
+            if kernel_clock
             else (None,) * 4
         )
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute(
                 "INSERT INTO clocks (node, monotonic_ns, wall_ns, error_ns, is_synchronised, max_error_us,"
                 " estimated_error_us, frequency_ppm) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, *message),
+                (*row, *state),
             )
 
     def lost(self, node: int, ts_ns: int, losses: Iterable[tuple[str, int | None, int]]) -> None:
         """Store losses since the last call: (kind, cpu or None, records)."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.executemany(
                 "INSERT INTO losses VALUES (?, ?, ?, ?, ?)",
                 [(node, ts_ns, kind, cpu, n_lost) for kind, cpu, n_lost in losses],
@@ -169,7 +174,7 @@ class NodeTrace:
 
     def process_ended(self, node: int, pid: int, ended_ns: int) -> None:
         """Record the end of a traced process."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute(
                 "UPDATE processes SET ended_ns=? WHERE node=? AND pid=? AND ended_ns IS NULL",
                 (ended_ns, node, pid),
@@ -177,7 +182,7 @@ class NodeTrace:
 
     def process_placed(self, node: int, pid: int, rank: int, *, nranks: int) -> None:
         """Record the rank of a running process that was not known at its first record."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute(
                 "UPDATE processes SET rank=?, nranks=? WHERE node=? AND pid=? AND ended_ns IS NULL",
                 (rank, nranks, node, pid),
@@ -185,7 +190,7 @@ class NodeTrace:
 
     def process_located(self, node: int, pid: int, device: int) -> None:
         """Record the GPU of a running process that was not known at its first record."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute(
                 "UPDATE processes SET device=? WHERE node=? AND pid=? AND ended_ns IS NULL",
                 (device, node, pid),
@@ -194,7 +199,7 @@ class NodeTrace:
     def communicator_ended(self, node: int, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Record that a process left a communicator."""
         signed = comm_hash - (1 << 64) if comm_hash >> 63 else comm_hash
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute(
                 "UPDATE communicators SET ended_ns=?"
                 " WHERE node=? AND pid=? AND comm_hash=? AND ended_ns IS NULL",
@@ -203,7 +208,7 @@ class NodeTrace:
 
     def commit(self) -> None:
         """Make the appended rows visible. Raises StorageFailed; no row of the batch is then stored."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             self._connection.execute("COMMIT")
             self._connection.execute("BEGIN")
 
@@ -213,7 +218,7 @@ class NodeTrace:
         max_bytes: 0 sets no limit. before_ns: events up to this monotonic time are deleted in any case.
         """
         n_deleted = 0
-        with _storage(self.path):
+        with _storage_errors(self.path):
             if before_ns is not None:
                 n_deleted += self._delete_until(before_ns)
             while max_bytes and self._bytes() > max_bytes:
@@ -233,8 +238,8 @@ class NodeTrace:
         """Delete the events up to this time, and free their pages. Returns the rows deleted."""
         n_deleted = 0
         for name, column in _PRUNED:
-            done = self._connection.execute(f"DELETE FROM {name} WHERE {column} <= ?", (limit_ns,))
-            n_deleted += done.rowcount
+            cursor = self._connection.execute(f"DELETE FROM {name} WHERE {column} <= ?", (limit_ns,))
+            n_deleted += cursor.rowcount
         n_deleted += self._connection.execute(_DELETE_OWNERS, (limit_ns,)).rowcount
         self.commit()
         if n_deleted:
@@ -253,7 +258,7 @@ class NodeTrace:
 
     def close(self) -> None:
         """Commit and close; the WAL is merged into the file."""
-        with _storage(self.path):
+        with _storage_errors(self.path):
             try:
                 if self._connection.in_transaction:  # a full disk ends the transaction
                     self._connection.execute("COMMIT")
@@ -262,7 +267,7 @@ class NodeTrace:
 
 
 def write(path: Path, trace: Trace) -> None:
-    """Write a whole trace as a new file: complete, or not at all. Raises StorageFailed.
+    """Write a whole trace as a new file: completely or not at all. Raises StorageFailed.
 
     An existing file is never touched.
     """
@@ -278,19 +283,19 @@ def new_file(path: Path) -> Iterator[NodeTrace]:
     """
     if path.exists():
         raise StorageFailed(f"{path} exists already: choose another name, or remove it first")
-    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.part-{os.getpid()}")
     try:
-        store = NodeTrace(part)
+        store = NodeTrace(temporary)
         try:
             yield store
         finally:
             store.close()
-        with _storage(path):
-            os.link(part, path)  # fails if the path exists by now, where rename would replace it
+        with _storage_errors(path):
+            os.link(temporary, path)  # fails if the path exists by now, where rename would replace it
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
             with suppress(OSError):  # the first error is the relevant one
-                part.with_name(part.name + suffix).unlink(missing_ok=True)
+                temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
 
 
 def add(store: NodeTrace, trace: Trace) -> None:
@@ -327,16 +332,18 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
     with reading(path) as db:
         last_ns: dict[int, int] = {}
         if not part.is_whole:
-            chosen = windows(db, part)
-            narrow(db, chosen)
-            last_ns = {node: each[-1][1] for node, each in chosen.items() if each}
+            chosen_windows = windows(db, part)
+            narrow(db, chosen_windows)
+            last_ns = {
+                node: node_windows[-1][1] for node, node_windows in chosen_windows.items() if node_windows
+            }
         db.execute("BEGIN")  # one snapshot of all tables: an agent may be writing
         names = dict(db.execute("SELECT node, name FROM nodes"))
         numbers = {node: i for i, node in enumerate(sorted(names))}
-        tables = _whole_tables(db) if part.is_whole else {t.name: _read_table(db, t) for t in ARRAYS}
-        for result in tables.values():
-            result["node"] = _renumbered(result["node"], numbers)
-        _forget_ends(
+        tables = _read_all_tables(db) if part.is_whole else {t.name: _read_table(db, t) for t in ARRAYS}
+        for rows in tables.values():
+            rows["node"] = _renumbered(rows["node"], numbers)
+        _clear_later_ends(
             tables["processes"], {numbers[node]: ns for node, ns in last_ns.items() if node in numbers}
         )
         clocks = db.execute(
@@ -345,15 +352,17 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
         ended = dict(db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
         sessions = db.execute("SELECT source, facts FROM sessions ORDER BY id").fetchall() or [("", "{}")]
         facts = [json.loads(text) for _, text in sessions]
-        coverage = Coverage.joined(Coverage.from_text(of_one.pop(COVERAGE, "")) for of_one in facts)
+        coverage = Coverage.joined(
+            Coverage.from_text(session_facts.pop(COVERAGE, "")) for session_facts in facts
+        )
         symbols = dict(db.execute("SELECT symbol, name FROM symbols"))
         return Trace(
             **tables,
             probed=(),
-            stacks=_stacks_of(db, tables.values()),
+            stacks=_read_stacks(db, tables.values()),
             nodes=tuple(names[node] for node in sorted(names)) or ("",),
             symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
-            clocks=tuple(Clock(numbers[node], *rest) for node, *rest in clocks if node in numbers),
+            clocks=tuple(Clock(numbers[node], *times) for node, *times in clocks if node in numbers),
             lost=dict(db.execute(question("losses"))),
             ends_ns=tuple(
                 min(_or_unknown(ended.get(node)), last_ns.get(node, 1 << 62)) for node in sorted(names)
@@ -364,7 +373,7 @@ def read(path: Path, since_ns: int | None = None, *, part: Part | None = None) -
         )
 
 
-def _forget_ends(processes: Array, last_ns: Mapping[int, int]) -> None:
+def _clear_later_ends(processes: Array, last_ns: Mapping[int, int]) -> None:
     """Processes that ended after the part of a trace that is read count as running."""
     for node, ns in last_ns.items():
         processes["ended_ns"][(processes["node"] == node) & (processes["ended_ns"] >= ns)] = UNKNOWN
@@ -409,7 +418,7 @@ def question(name: str) -> str:
     return files("stallscope.store").joinpath("sql", f"{name}.sql").read_text()
 
 
-def _whole_tables(db: sqlite3.Connection) -> dict[str, Array]:
+def _read_all_tables(db: sqlite3.Connection) -> dict[str, Array]:
     """All tables. Large tables are read from the pages of the file, as that is several times as fast."""
     existing = [table for table in ARRAYS if not _is_missing(db, table)]
     large = [table for table in existing if _is_large(db, table)]
@@ -418,19 +427,19 @@ def _whole_tables(db: sqlite3.Connection) -> dict[str, Array]:
     return {
         table.name: _read_table(db, table)
         if (rows := from_pages.get(table.name)) is None
-        else _in_order(rows)
+        else _sorted_by_time(rows)
         for table in ARRAYS
     }
 
 
 def _is_large(db: sqlite3.Connection, table: Table) -> bool:
-    """Whether asking SQLite for each row of a table would take longer than a copy of the file."""
+    """Whether a query for each row of the table would take longer than a copy of the file."""
     (n_ids,) = db.execute(f"SELECT (SELECT MAX(id) FROM {table.name}) - MIN(id) FROM {table.name}").fetchone()
     (n_pages,) = db.execute("PRAGMA page_count").fetchone()
     return n_ids is not None and n_ids >= n_pages
 
 
-def _in_order(rows: Array) -> Array:
+def _sorted_by_time(rows: Array) -> Array:
     """Rows in order of id, sorted by time."""
     ts_ns = rows["ts_ns"]
     return rows if (ts_ns[1:] >= ts_ns[:-1]).all() else rows[np.argsort(ts_ns, kind="stable")]
@@ -447,16 +456,16 @@ def _is_missing(db: sqlite3.Connection, table: Table) -> bool:
     return table.name in LATER_TABLES and not has_table(db, table.name)
 
 
-def _stacks_of(db: sqlite3.Connection, tables: Iterable[Array]) -> dict[int, tuple[str, ...]]:
+def _read_stacks(db: sqlite3.Connection, tables: Iterable[Array]) -> dict[int, tuple[str, ...]]:
     """The stacks that rows of these tables name; entries that are not lists of frames are left out."""
-    named = (rows["stack"] for rows in tables if "stack" in (rows.dtype.names or ()))
-    wanted = {number for column in named for number in np.unique(column).tolist()} - {UNKNOWN}
-    if not wanted:
+    columns = (rows["stack"] for rows in tables if "stack" in (rows.dtype.names or ()))
+    numbers = {number for column in columns for number in np.unique(column).tolist()} - {UNKNOWN}
+    if not numbers:
         return {}
-    result = (
-        (number, text) for number, text in db.execute("SELECT stack, frames FROM stacks") if number in wanted
+    stored = (
+        (number, text) for number, text in db.execute("SELECT stack, frames FROM stacks") if number in numbers
     )
-    return {number: frames for number, text in result if (frames := _frames(text))}
+    return {number: frames for number, text in stored if (frames := _frames(text))}
 
 
 def _frames(text: str) -> tuple[str, ...]:
@@ -468,10 +477,10 @@ def _frames(text: str) -> tuple[str, ...]:
 
 
 def _renumbered(column: Array, numbers: Sequence[int] | dict[int, int]) -> Array:
-    out = column.copy()
+    renumbered = column.copy()
     for old in np.unique(column).tolist():
-        out[column == old] = numbers[old]
-    return out
+        renumbered[column == old] = numbers[old]
+    return renumbered
 
 
 def _or_unknown(value: int | None) -> int:
@@ -499,39 +508,39 @@ _CLOCK_SINCE_2 = {"max_error_us": "INTEGER", "estimated_error_us": "INTEGER", "f
 def _upgrade(db: sqlite3.Connection) -> None:
     """Add the missing tables to a trace, which may be from an earlier version."""
     existing = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    (result,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
-    missing = [table for table in NODE_TABLES if table.name not in existing]
+    (version,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
+    missing_tables = [table for table in NODE_TABLES if table.name not in existing]
     clock_has = {row[1] for row in db.execute("PRAGMA table_info(clocks)")}
-    lacking = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
-    if not missing and not lacking and result == SCHEMA_VERSION:
+    missing_columns = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
+    if not missing_tables and not missing_columns and version == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
-    _create(db, missing)
-    for name in lacking:
+    _create(db, missing_tables)
+    for name in missing_columns:
         db.execute(f"ALTER TABLE clocks ADD COLUMN {name} {_CLOCK_SINCE_2[name]}")
-    if result < SCHEMA_VERSION:
+    if version < SCHEMA_VERSION:
         db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
     db.execute("COMMIT")
 
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     try:
-        row = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
+        version = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise BadTrace(
             f"{path} is not a stallscope trace ({error}): check the path, or import it first"
         ) from error
-    if row is None:
+    if version is None:
         raise BadTrace(f"{path} has no schema version: it is damaged")
-    if row > SCHEMA_VERSION:
+    if version > SCHEMA_VERSION:
         raise NewerSchema(
-            f"{path} was written by a newer stallscope (schema {row}, this version supports {SCHEMA_VERSION}): "
+            f"{path} was written by a newer stallscope (schema {version}, this version supports {SCHEMA_VERSION}): "
             "upgrade stallscope"
         )
 
 
 @contextmanager
-def _storage(path: Path) -> Iterator[None]:
+def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.OperationalError, OSError) as error:

@@ -11,10 +11,10 @@ import numpy as np
 from stallscope.events.layout import UNKNOWN, Array, Field, Table, dtype
 from stallscope.events.names import CATEGORY_NAMES
 
-_MANY = 100
+_MIN_GROUPED_ROWS = 100
 """The number of rows above which a separate statement is worth its compilation, about 0.1 ms."""
 
-_VERY_MANY, _TOGETHER = 400, 4
+_MIN_MULTI_ROW, _ROWS_PER_STATEMENT = 400, 4
 """The number of rows in a statement that inserts many rows."""
 
 
@@ -32,45 +32,47 @@ def create_statement(table: Table) -> str:
 @cache
 def insert_statement(table: Table) -> str:
     """INSERT of one row; unknown values become NULL."""
-    return f"{_insert_into(table)} ({', '.join(_places(table))})"
+    return f"{_insert_into(table)} ({', '.join(_placeholders(table))})"
 
 
 def insertions(table: Table, rows: Array) -> list[tuple[str, Iterable[tuple[object, ...]]]]:
     """Statements and their values, to add rows to a table.
 
     Numbers that are equal in many rows become literals of the statement. Half of a collective's numbers are equal, and
-    passing a value costs more than storing it. Some rows share a statement, for each execution has a
-    price.
+    passing a value costs more than storing it. Some rows share a statement, because each execution has a
+    cost.
     """
     flat = np.ascontiguousarray(rows).view(_flat(table))
-    if len(flat) < _MANY:
+    if len(flat) < _MIN_GROUPED_ROWS:
         return [(insert_statement(table), values(table, rows))]
-    indexes, bound = [], []
-    for name, index in zip(flat.dtype.names or (), _places(table), strict=True):
+    literals, parameters = [], []
+    for name, placeholder in zip(flat.dtype.names or (), _placeholders(table), strict=True):
         column = flat[name]
         if column.dtype.kind in "iu" and column[0] == column[-1] and (column == column[0]).all():
-            is_unknown = column[0] == UNKNOWN and index != "?"
-            indexes.append("NULL" if is_unknown else str(column[0]))
+            is_unknown = column[0] == UNKNOWN and placeholder != "?"
+            literals.append("NULL" if is_unknown else str(column[0]))
         else:
-            has_unknown = index != "?" and (column.dtype.kind == "S" or (column == UNKNOWN).any())
-            indexes.append(index if has_unknown else "?")
-            bound.append(list(map(_text, column.tolist())) if column.dtype.kind == "S" else column.tolist())
-    if not bound:
+            has_unknown = placeholder != "?" and (column.dtype.kind == "S" or (column == UNKNOWN).any())
+            literals.append(placeholder if has_unknown else "?")
+            parameters.append(
+                list(map(_decoded, column.tolist())) if column.dtype.kind == "S" else column.tolist()
+            )
+    if not parameters:
         return [(insert_statement(table), values(table, rows))]
-    row = f"({', '.join(indexes)})"
-    n_together = _TOGETHER if len(flat) >= _VERY_MANY else 1
+    row = f"({', '.join(literals)})"
+    n_together = _ROWS_PER_STATEMENT if len(flat) >= _MIN_MULTI_ROW else 1
     n_in_groups = len(flat) // n_together * n_together
-    together = [column[i:n_in_groups:n_together] for i in range(n_together) for column in bound]
-    rest = [column[n_in_groups:] for column in bound]
+    grouped = [column[i:n_in_groups:n_together] for i in range(n_together) for column in parameters]
+    remaining = [column[n_in_groups:] for column in parameters]
     return [
-        (f"{_insert_into(table)} {', '.join([row] * n_together)}", zip(*together, strict=True)),
-        (f"{_insert_into(table)} {row}", zip(*rest, strict=True)),
+        (f"{_insert_into(table)} {', '.join([row] * n_together)}", zip(*grouped, strict=True)),
+        (f"{_insert_into(table)} {row}", zip(*remaining, strict=True)),
     ]
 
 
 def select_list(table: Table) -> str:
     """The columns as rows() expects them."""
-    return ", ".join(_readable(field, name) for field in table.fields for name in _names(field))
+    return ", ".join(_select_expression(field, name) for field in table.fields for name in _names(field))
 
 
 def values(table: Table, rows: Array) -> Iterable[tuple[object, ...]]:
@@ -80,10 +82,10 @@ def values(table: Table, rows: Array) -> Iterable[tuple[object, ...]]:
         tuples: list[tuple[object, ...]] = flat.tolist()
         return tuples
     columns = (flat[name].tolist() for name in flat.dtype.names or ())
-    return zip(*(map(_text, column) for column in columns), strict=True)
+    return zip(*(map(_decoded, column) for column in columns), strict=True)
 
 
-def _text(value: object) -> object:
+def _decoded(value: object) -> object:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
@@ -113,7 +115,7 @@ def _insert_into(table: Table) -> str:
 
 
 @cache
-def _places(table: Table) -> tuple[str, ...]:
+def _placeholders(table: Table) -> tuple[str, ...]:
     return tuple(
         f"NULLIF(?, {UNKNOWN})" if field.may_be_unknown else "?"
         for field in table.fields
@@ -129,7 +131,7 @@ def _sql_type(field: Field) -> str:
     return "TEXT" if field.format.startswith("S") else "INTEGER"
 
 
-def _readable(field: Field, name: str) -> str:
+def _select_expression(field: Field, name: str) -> str:
     if field.format.startswith("S"):
         return f"CAST({name} AS BLOB)"
     return f"COALESCE({name}, {UNKNOWN})" if field.may_be_unknown else name

@@ -19,7 +19,7 @@ _PAGES_AT_ONCE = 512
 """Leaf pages per operation: their values stay in the processor's cache."""
 
 _INTERIOR, _LEAF = 5, 13
-_REAL, _HIGHEST_INTEGER, _EMPTY_TEXT = 7, 9, 13
+_REAL, _MAX_INTEGER_TYPE, _EMPTY_TEXT = 7, 9, 13
 _SIZES = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0, *((n - 12) // 2 for n in range(12, 128))], np.int64)
 """Bytes of a value by its serial type; longer texts have types of two bytes."""
 _WITHOUT_BYTES = np.array([UNKNOWN, 0, 0, 0, 0, 0, 0, 0, 0, 1], np.int64)
@@ -55,17 +55,17 @@ class Pages:
             n_cells = self._u2[leaves + 3].astype(np.int64)
             if n_cells.max() * len(names) > self.page_bytes:
                 return None
-            out = sqlite_columns.flat_rows(table, int(n_cells.sum()))
+            flat = sqlite_columns.flat_rows(table, int(n_cells.sum()))
             nullable = sqlite_columns.nullable_names(table)
             end = 0
-            for first in range(0, len(leaves), _PAGES_AT_ONCE):
-                part = slice(first, first + _PAGES_AT_ONCE)
-                begin, end = end, end + int(n_cells[part].sum())
-                if not self._decode(leaves[part], n_cells[part], names, nullable, out[begin:end]):
+            for start in range(0, len(leaves), _PAGES_AT_ONCE):
+                group = slice(start, start + _PAGES_AT_ONCE)
+                begin, end = end, end + int(n_cells[group].sum())
+                if not self._decode(leaves[group], n_cells[group], names, nullable, flat[begin:end]):
                     return None
         except IndexError:  # a page or a cell beyond the end of the file
             return None
-        return sqlite_columns.structured(table, out)
+        return sqlite_columns.structured(table, flat)
 
     def _leaves(self, root: int) -> Array:
         """The offsets of a table's leaf pages, in order. Raises IndexError for pages that are not a b-tree."""
@@ -142,13 +142,13 @@ class Pages:
         values = self._i8[ends - 8].byteswap(inplace=True) << shift >> shift
         return values if has_bytes.all() else np.where(has_bytes, values, _WITHOUT_BYTES[types])
 
-    def _texts(self, types: Array, ends: Array, most_bytes: int) -> Array:
+    def _texts(self, types: Array, ends: Array, n_bytes: int) -> Array:
         """As _values(), for a column of texts."""
         sizes = _SIZES[types]
-        each_byte = np.arange(most_bytes)
-        slots = np.minimum(ends[:, None] + each_byte, len(self.data) - 1)
+        byte_index = np.arange(n_bytes)
+        slots = np.minimum(ends[:, None] + byte_index, len(self.data) - 1)
         ends += sizes
-        return (self.data[slots] * (each_byte < sizes[:, None])).view(f"S{most_bytes}")[:, 0]
+        return (self.data[slots] * (byte_index < sizes[:, None])).view(f"S{n_bytes}")[:, 0]
 
 
 def _are_texts(types: Array) -> bool:
@@ -156,4 +156,4 @@ def _are_texts(types: Array) -> bool:
 
 
 def _are_integers(types: Array, may_be_null: bool) -> bool:
-    return bool(types.max() <= _HIGHEST_INTEGER and (types != _REAL).all() and (may_be_null or types.all()))
+    return bool(types.max() <= _MAX_INTEGER_TYPE and (types != _REAL).all() and (may_be_null or types.all()))

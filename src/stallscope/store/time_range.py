@@ -1,4 +1,4 @@
-"""A part of a trace: the last seconds, an interval of wall time, or the steps or phase that the job annotated.
+"""A part of a trace: the last seconds, an interval of wall time, or the steps or phase annotated by the job.
 
 A part is a set of windows on each node's clock. On a narrowed connection, the tables of events contain only the rows
 inside them; the tables of processes and communicators stay whole.
@@ -17,7 +17,7 @@ Window = tuple[int, int]
 Windows = Mapping[int, Sequence[Window]]
 """By node: begin and end (exclusive) in ns on its clock, sorted, without overlap."""
 
-_EVER = (-(1 << 62), 1 << 62)
+_ALWAYS = (-(1 << 62), 1 << 62)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class Part:
     """The limits of a part; None: no limit. All limits apply together.
 
     since_ns: the last since_ns before each node's newest event. from_wall_ns, to_wall_ns: wall time. steps: the
-    first and last step, as annotated by the job. phase: the annotated phase. last_rounds: of the communicator
-    with most rounds.
+    first and last step, as annotated by the job. phase: the annotated phase. last_rounds: number of
+    last rounds of the communicator with the most rounds.
     """
 
     since_ns: int | None = None
@@ -48,35 +48,39 @@ def windows(db: sqlite3.Connection, part: Part) -> dict[int, list[Window]]:
     Raises NotFound for steps or a phase without annotations.
     """
     nodes = [node for (node,) in db.execute("SELECT node FROM nodes")]
-    windows_by_node: dict[int, list[Window]] = {node: [_EVER] for node in nodes}
+    windows_by_node: dict[int, list[Window]] = {node: [_ALWAYS] for node in nodes}
     if part.since_ns is not None:
         latest = dict(db.execute(files("stallscope.store").joinpath("sql", "latest.sql").read_text()))
-        windows_by_node = {node: [(latest.get(node, 0) - part.since_ns, _EVER[1])] for node in nodes}
+        windows_by_node = {node: [(latest.get(node, 0) - part.since_ns, _ALWAYS[1])] for node in nodes}
     if part.last_rounds is not None:
-        windows_by_node = _both(windows_by_node, _last_rounds(db, nodes, part.last_rounds))
-    clocks = {node: _Wall(db, node) for node in nodes}
+        windows_by_node = _intersect(windows_by_node, _last_rounds(db, nodes, part.last_rounds))
+    clocks = {node: _WallTime(db, node) for node in nodes}
     if part.from_wall_ns is not None or part.to_wall_ns is not None:
-        windows_by_node = _both(
+        windows_by_node = _intersect(
             windows_by_node,
             {node: [clocks[node].window(part.from_wall_ns, part.to_wall_ns)] for node in nodes},
         )
     if part.steps is not None:
         low, high = part.steps
-        marked = _marked(db, "step", clocks, lambda value: value.isdecimal() and low <= int(value) <= high)
-        windows_by_node = _both(
+        marked = _annotated_windows(
+            db, "step", clocks, lambda value: value.isdecimal() and low <= int(value) <= high
+        )
+        windows_by_node = _intersect(
             windows_by_node,
-            _present(marked, f"no step {low} to {high}: the job annotated none of these steps"),
+            _require(marked, f"no step {low} to {high}: the job annotated none of these steps"),
         )
     if part.phase is not None:
-        marked = _marked(db, "phase", clocks, lambda value: value == part.phase)
-        windows_by_node = _both(windows_by_node, _present(marked, f"no phase {part.phase!r}: {_phases(db)}"))
+        marked = _annotated_windows(db, "phase", clocks, lambda value: value == part.phase)
+        windows_by_node = _intersect(
+            windows_by_node, _require(marked, f"no phase {part.phase!r}: {_phases(db)}")
+        )
     return windows_by_node
 
 
 def narrow(db: sqlite3.Connection, windows_by_node: Windows) -> None:
     """Limit the tables of events to the windows, on this connection only. The file is not changed."""
     db.execute("CREATE TEMP TABLE part_windows (node INTEGER, begin_ns INTEGER, end_ns INTEGER)")
-    rows = [(node, *window) for node, each in windows_by_node.items() for window in each]
+    rows = [(node, *window) for node, node_windows in windows_by_node.items() for window in node_windows]
     db.executemany("INSERT INTO part_windows VALUES (?, ?, ?)", rows)
     db.commit()
     existing = {name for (name,) in db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
@@ -94,18 +98,18 @@ _NARROWED = (
 )
 
 
-class _Wall:
+class _WallTime:
     """Wall time on a node's clock, by its nearest reading."""
 
     def __init__(self, db: sqlite3.Connection, node: int):
-        wanted = "SELECT wall_ns, monotonic_ns FROM clocks WHERE node = ? ORDER BY wall_ns"
-        self._readings = db.execute(wanted, (node,)).fetchall()
+        statement = "SELECT wall_ns, monotonic_ns FROM clocks WHERE node = ? ORDER BY wall_ns"
+        self._readings = db.execute(statement, (node,)).fetchall()
 
     def window(self, begin_ns: int | None, end_ns: int | None) -> Window:
         """An interval of wall time; unlimited without a clock reading."""
         return (
-            _EVER[0] if begin_ns is None else self.at(begin_ns, _EVER[0]),
-            _EVER[1] if end_ns is None else self.at(end_ns, _EVER[1]),
+            _ALWAYS[0] if begin_ns is None else self.at(begin_ns, _ALWAYS[0]),
+            _ALWAYS[1] if end_ns is None else self.at(end_ns, _ALWAYS[1]),
         )
 
     def at(self, wall_ns: int, otherwise: int) -> int:
@@ -124,10 +128,10 @@ class _Wall:
         return int(at_ns - near[1] + near[0])
 
 
-def _marked(
-    db: sqlite3.Connection, label: str, clocks: Mapping[int, _Wall], wanted: Callable[[str], bool]
+def _annotated_windows(
+    db: sqlite3.Connection, label: str, clocks: Mapping[int, _WallTime], is_accepted: Callable[[str], bool]
 ) -> dict[int, list[Window]]:
-    """The windows from each wanted label to the next of its kind from the same process.
+    """The windows from each accepted label to the next label of its kind from the same process.
 
     A node whose processes annotated nothing gets the windows of another node, by wall time.
     """
@@ -137,26 +141,26 @@ def _marked(
     ).fetchall()
     windows_by_node: dict[int, list[Window]] = {}
     for i, (node, pid, ts_ns, value) in enumerate(rows):
-        following = rows[i + 1] if i + 1 < len(rows) else None
-        end_ns = following[2] if following and following[:2] == (node, pid) else _EVER[1]
-        if value is not None and wanted(value):
+        next_row = rows[i + 1] if i + 1 < len(rows) else None
+        end_ns = next_row[2] if next_row and next_row[:2] == (node, pid) else _ALWAYS[1]
+        if value is not None and is_accepted(value):
             windows_by_node.setdefault(node, []).append((ts_ns, end_ns))
-    joined = {node: _joined(each) for node, each in windows_by_node.items()}
-    if not joined:
+    merged = {node: _merge(node_windows) for node, node_windows in windows_by_node.items()}
+    if not merged:
         return {}
-    model = next(iter(joined))
+    reference = next(iter(merged))
     return {
-        node: joined.get(node) or _moved(joined[model], clocks[model], clock)
+        node: merged.get(node) or _translate(merged[reference], clocks[reference], clock)
         for node, clock in clocks.items()
     }
 
 
-def _moved(each: list[Window], source: _Wall, target: _Wall) -> list[Window]:
+def _translate(windows: list[Window], source: _WallTime, target: _WallTime) -> list[Window]:
     def moved(at_ns: int) -> int:
-        wall = source.wall_ns(at_ns) if abs(at_ns) < _EVER[1] else None
+        wall = source.wall_ns(at_ns) if abs(at_ns) < _ALWAYS[1] else None
         return at_ns if wall is None else target.at(wall, at_ns)
 
-    return [(moved(begin), moved(end)) for begin, end in each]
+    return [(moved(begin), moved(end)) for begin, end in windows]
 
 
 def _last_rounds(db: sqlite3.Connection, nodes: list[int], n: int) -> dict[int, list[Window]]:
@@ -165,49 +169,49 @@ def _last_rounds(db: sqlite3.Connection, nodes: list[int], n: int) -> dict[int, 
         "ORDER BY COUNT(DISTINCT seq) DESC LIMIT 1"
     ).fetchone()
     if not largest:
-        return {node: [_EVER] for node in nodes}
+        return {node: [_ALWAYS] for node in nodes}
     first = dict(
         db.execute(
             "SELECT node, MIN(ts_ns) FROM collectives WHERE comm_hash = ? AND seq > ? GROUP BY node",
             (largest[0], largest[1] - n),
         )
     )
-    return {node: [(first.get(node, _EVER[0]), _EVER[1])] for node in nodes}
+    return {node: [(first.get(node, _ALWAYS[0]), _ALWAYS[1])] for node in nodes}
 
 
-def _present(marked: dict[int, list[Window]], otherwise: str) -> dict[int, list[Window]]:
-    if not marked:
-        raise NotFound(f"{otherwise} (annotate with `stallscope annotate`, or stallscope.annotate in Python)")
-    return marked
+def _require(annotated: dict[int, list[Window]], reason: str) -> dict[int, list[Window]]:
+    if not annotated:
+        raise NotFound(f"{reason} (annotate with `stallscope annotate`, or stallscope.annotate in Python)")
+    return annotated
 
 
 def _phases(db: sqlite3.Connection) -> str:
-    windows_by_node = [
-        value
-        for (value,) in db.execute("SELECT DISTINCT value FROM annotations WHERE label = 'phase' LIMIT 9")
+    phases = [
+        phase
+        for (phase,) in db.execute("SELECT DISTINCT value FROM annotations WHERE label = 'phase' LIMIT 9")
     ]
-    return (
-        f"the job annotated {', '.join(map(str, windows_by_node))}"
-        if windows_by_node
-        else "the job annotated no phases"
-    )
+    return f"the job annotated {', '.join(map(str, phases))}" if phases else "the job annotated no phases"
 
 
-def _both(a: Mapping[int, list[Window]], b: Mapping[int, list[Window]]) -> dict[int, list[Window]]:
+def _intersect(a: Mapping[int, list[Window]], b: Mapping[int, list[Window]]) -> dict[int, list[Window]]:
     """The intersections, by node."""
-    out: dict[int, list[Window]] = {}
-    for node, first in a.items():
-        pairs = [(max(m[0], o[0]), min(m[1], o[1])) for m in first for o in b.get(node, [])]
-        out[node] = _joined([pair for pair in pairs if pair[0] < pair[1]])
-    return out
+    intersections: dict[int, list[Window]] = {}
+    for node, windows in a.items():
+        pairs = [
+            (max(window[0], other[0]), min(window[1], other[1]))
+            for window in windows
+            for other in b.get(node, [])
+        ]
+        intersections[node] = _merge([pair for pair in pairs if pair[0] < pair[1]])
+    return intersections
 
 
-def _joined(each: Sequence[Window]) -> list[Window]:
+def _merge(windows: Sequence[Window]) -> list[Window]:
     """The windows in order, with adjacent and overlapping windows merged."""
-    out: list[Window] = []
-    for begin, end in sorted(each):
-        if out and begin <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], end))
+    merged: list[Window] = []
+    for begin, end in sorted(windows):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            out.append((begin, end))
-    return out
+            merged.append((begin, end))
+    return merged

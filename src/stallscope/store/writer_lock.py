@@ -1,4 +1,4 @@
-"""Prepares the writing of a trace: a lock for its only writer, and a new file after each boot."""
+"""Prepares a trace for writing: a lock for its only writer, and a new file after each boot."""
 
 import fcntl
 import json
@@ -19,13 +19,13 @@ _SUFFIXES = ("", "-wal", "-shm")
 def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
     """Inside the with block this process is the only writer of the trace at `path`.
 
-    group: number of the group that may read a new trace; its owner may in any case.
+    group: number of the group that may read a new trace; its owner may always read it.
     The lock is the kernel's (flock) and ends with the process. Raises StorageFailed when
     another process has it, or the file cannot be written. Leave the block after closing the trace.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = _opened(path, group)
+        fd = _open_or_create(path, group)
     except OSError as error:
         raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --db") from error
     try:
@@ -39,8 +39,8 @@ def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
         os.close(fd)
 
 
-def _opened(path: Path, group: int | None) -> int:
-    """The file, made if missing. SQLite gives its additional files the same owner, group and mode."""
+def _open_or_create(path: Path, group: int | None) -> int:
+    """Open the file, or create it. SQLite gives its additional files the same owner, group and mode."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     except FileExistsError:
