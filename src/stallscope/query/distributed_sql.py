@@ -6,7 +6,7 @@ limits, distinct, windows) are computed here, over the rows of all nodes:
 
 rows      no operation over many rows: the result is the concatenation of the nodes' rows
 sorted    ORDER BY, LIMIT: each node returns its first rows with their sort keys
-groups    counts, sums, least, greatest, means: each node returns the parts of its groups
+groups    counts, sums, minima, maxima, means: each node returns the partial aggregates of its groups
 all       any other statement: each node returns the values of its rows
 
 A statement with inner queries over many rows cannot be split, and is refused.
@@ -29,7 +29,7 @@ PARTS = "parts"
 """Name of the table of the nodes' rows in the second statement."""
 
 _OWN_AGGREGATES = ("median", "quantile_cont")
-_OF_NODE = ("rank_of", "wall_time")
+_NODE_FUNCTIONS = ("rank_of", "wall_time")
 """Functions whose first argument is the number of a node, as in the trace."""
 
 _DIALECT = "sqlite"
@@ -55,23 +55,23 @@ class Split:
 
 def split(statement: str) -> Split:
     """The split of a statement. Raises BadInput unless it is a SELECT, RefusedQuery if it cannot be split."""
-    select = _parsed(statement)
+    select = _parse(statement)
     _check_inner(select)
     _resolve(select)
-    if not _looks_at_many(select):
-        return Split("rows", _sql(_with_names(select)))
+    if not _combines_rows(select):
+        return Split("rows", _sql(_with_node_names(select)))
     if not (
         _aggregates(select) or _windows(select) or select.args.get("distinct") or select.args.get("group")
     ):
-        return _sorted(select)
+        return _split_sorted(select)
     if any(isinstance(p, exp.Star) or (isinstance(p, exp.Column) and p.is_star) for p in select.expressions):
         raise RefusedQuery("over several nodes `*` cannot be grouped: name the columns")
-    if _can_be_parted(select):
-        return _groups(select)
-    return _all(select)
+    if _has_mergeable_aggregates(select):
+        return _split_groups(select)
+    return _split_all(select)
 
 
-def _parsed(statement: str) -> exp.Select:
+def _parse(statement: str) -> exp.Select:
     try:
         statements = [
             expression for expression in sqlglot.parse(statement, read=_DIALECT) if expression is not None
@@ -95,8 +95,8 @@ def _check_inner(select: exp.Select) -> None:
     for inner in select.find_all(exp.Select, exp.SetOperation):
         if inner is select:
             continue
-        many = isinstance(inner, exp.SetOperation) or _looks_at_many(inner)
-        if many:
+        combines_rows = isinstance(inner, exp.SetOperation) or _combines_rows(inner)
+        if combines_rows:
             raise RefusedQuery(
                 "each node would answer an inner query that groups, orders or limits separately: query in two "
                 "steps, or merge the traces first (stallscope merge) and query the merged trace"
@@ -107,29 +107,29 @@ def _resolve(select: exp.Select) -> None:
     """Replace column numbers and aliases in GROUP BY, HAVING and ORDER BY with their expressions."""
     aliases = {p.alias: p.this for p in select.expressions if isinstance(p, exp.Alias)}
 
-    def meant(node: exp.Expr) -> exp.Expr:
+    def without_alias(node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.Column) and not node.table and node.name in aliases:
             return aliases[node.name].copy()
         return node
 
-    def by_number(node: exp.Expr) -> exp.Expr:
+    def without_number(node: exp.Expr) -> exp.Expr:
         if not (isinstance(node, exp.Literal) and node.is_int):
-            return node.transform(meant)
+            return node.transform(without_alias)
         index = int(node.this) - 1
         if not 0 <= index < len(select.expressions):
             raise BadInput(f"SQL: GROUP BY or ORDER BY names column {index + 1}, which does not exist")
         return select.expressions[index].unalias().copy()
 
     if group := select.args.get("group"):
-        group.set("expressions", [by_number(expression) for expression in group.expressions])
+        group.set("expressions", [without_number(expression) for expression in group.expressions])
     if having := select.args.get("having"):
-        having.set("this", having.this.transform(meant))
+        having.set("this", having.this.transform(without_alias))
     if order := select.args.get("order"):
         for expression in order.expressions:
-            expression.set("this", by_number(expression.this))
+            expression.set("this", without_number(expression.this))
 
 
-def _of_statement(select: exp.Expr, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
+def _own_expressions(select: exp.Expr, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
     """Expressions of these kinds in the statement itself, outside inner queries."""
     yield from (
         expression for expression in select.find_all(*kinds) if expression.find_ancestor(exp.Select) is select
@@ -144,14 +144,14 @@ def _is_aggregate(node: exp.Expr) -> bool:
 
 
 def _aggregates(select: exp.Expr) -> list[exp.Expr]:
-    return [expression for expression in _of_statement(select, exp.Func) if _is_aggregate(expression)]
+    return [expression for expression in _own_expressions(select, exp.Func) if _is_aggregate(expression)]
 
 
 def _windows(select: exp.Expr) -> list[exp.Expr]:
-    return list(_of_statement(select, exp.Window))
+    return list(_own_expressions(select, exp.Window))
 
 
-def _looks_at_many(select: exp.Expr) -> bool:
+def _combines_rows(select: exp.Expr) -> bool:
     words = ("group", "order", "limit", "offset", "distinct", "having")
     return any(select.args.get(word) for word in words) or bool(_aggregates(select) or _windows(select))
 
@@ -160,20 +160,20 @@ def _sql(select: exp.Expr, dialect: str = _DIALECT) -> str:
     return select.sql(dialect=dialect, normalize_functions=False)
 
 
-def _with_names(select: exp.Select) -> exp.Select:
+def _with_node_names(select: exp.Select) -> exp.Select:
     """The statement with node names in place of node columns, so that WHERE node = 'a' works."""
 
-    def named(node: exp.Expr) -> exp.Expr:
+    def name_node(node: exp.Expr) -> exp.Expr:
         if not isinstance(node, exp.Column) or node.name.lower() != NODE or node.is_star:
             return node
-        if isinstance(node.parent, exp.Anonymous) and node.parent.name.lower() in _OF_NODE:
+        if isinstance(node.parent, exp.Anonymous) and node.parent.name.lower() in _NODE_FUNCTIONS:
             return node
         if node.find_ancestor(exp.Join) or _is_of_nodes(node):
             return node
         name = exp.Anonymous(this="node_name", expressions=[node.copy()])
         return exp.alias_(name, NODE) if isinstance(node.parent, exp.Select) else name
 
-    return select.copy().transform(named)  # type: ignore[return-value]
+    return select.copy().transform(name_node)  # type: ignore[return-value]
 
 
 def _is_of_nodes(node: exp.Expr) -> bool:
@@ -187,20 +187,20 @@ def _is_node_column(node: exp.Expr) -> bool:
     return isinstance(node, exp.Column) and node.name.lower() == NODE
 
 
-def _number(part: exp.Expr | None, clause: str) -> int | None:
-    if part is None:
+def _literal_number(clause_expression: exp.Expr | None, clause: str) -> int | None:
+    if clause_expression is None:
         return None
-    value = part.expression
-    if not (isinstance(value, exp.Literal) and value.is_int):
+    literal = clause_expression.expression
+    if not (isinstance(literal, exp.Literal) and literal.is_int):
         raise RefusedQuery(f"over several nodes {clause} has to be a number")
-    return int(value.this)
+    return int(literal.this)
 
 
-def _ends(select: exp.Select) -> tuple[int | None, int]:
+def _limit_and_offset(select: exp.Select) -> tuple[int | None, int]:
     """LIMIT and OFFSET."""
     return (
-        _number(select.args.get("limit"), "LIMIT"),
-        _number(select.args.get("offset"), "OFFSET") or 0,
+        _literal_number(select.args.get("limit"), "LIMIT"),
+        _literal_number(select.args.get("offset"), "OFFSET") or 0,
     )
 
 
@@ -211,8 +211,8 @@ def _direction(expression: exp.Expr) -> str:
     return f"{'DESC' if is_down else 'ASC'} NULLS {'FIRST' if first or (first is None and not is_down) else 'LAST'}"
 
 
-def _sorted(select: exp.Select) -> Split:
-    limit, offset = _ends(select)
+def _split_sorted(select: exp.Select) -> Split:
+    limit, offset = _limit_and_offset(select)
     order = select.args.get("order")
     terms = list(order.expressions) if order else []
     node_select = select.copy()
@@ -225,7 +225,7 @@ def _sorted(select: exp.Select) -> Split:
         node_select.append("expressions", exp.alias_(term.this.copy(), f"key{i}"))
     return Split(
         "sorted",
-        _sql(_with_names(node_select)),
+        _sql(_with_node_names(node_select)),
         n_keys=len(terms),
         order=", ".join(f"key{i} {_direction(term)}" for i, term in enumerate(terms)),
         limit=limit,
@@ -266,10 +266,10 @@ class _Values:
         node_select.set("distinct", exp.Distinct() if is_distinct else None)
         if group:
             node_select.set("group", exp.Group(expressions=[expression.copy() for expression in group]))
-        return _sql(_with_names(node_select))
+        return _sql(_with_node_names(node_select))
 
 
-def _final(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
+def _final_statement(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
     """The second statement, over the table of parts, with every term of the first statement changed."""
     final = exp.Select()
     names = [f"c{i}" for i in range(len(select.expressions))]
@@ -293,13 +293,13 @@ def _final(select: exp.Select, change: Callable[[exp.Expr], exp.Expr]) -> str:
             for expression in order.expressions
         ]
         text += " ORDER BY " + ", ".join(terms)
-    limit, offset = _ends(select)
+    limit, offset = _limit_and_offset(select)
     text += f" LIMIT {limit}" if limit is not None else ""
     text += f" OFFSET {offset}" if offset else ""
     return _sql(final, "duckdb") + text
 
 
-def _can_be_parted(select: exp.Select) -> bool:
+def _has_mergeable_aggregates(select: exp.Select) -> bool:
     """Whether every term is a group key or an aggregate that sums of parts can compute."""
     if _windows(select) or not (_aggregates(select) or select.args.get("group")):
         return False
@@ -314,16 +314,16 @@ def _can_be_parted(select: exp.Select) -> bool:
     return True
 
 
-def _groups(select: exp.Select) -> Split:
+def _split_groups(select: exp.Select) -> Split:
     group = select.args.get("group")
     keys = list(group.expressions) if group else []
     values = _Values()
     columns = {_sql(key): values.column(key) for key in keys}
 
-    def sums(part: exp.Expr) -> exp.Expr:
-        return exp.Sum(this=values.column(part))
+    def sums(expression: exp.Expr) -> exp.Expr:
+        return exp.Sum(this=values.column(expression))
 
-    def whole(node: exp.Expr) -> exp.Expr:
+    def from_parts(node: exp.Expr) -> exp.Expr:
         """An aggregate, computed from its parts."""
         if isinstance(node, exp.Count):
             total = exp.Coalesce(this=sums(node), expressions=[exp.Literal.number(0)])
@@ -334,22 +334,22 @@ def _groups(select: exp.Select) -> Split:
         return type(node)(this=values.column(node))
 
     def change(node: exp.Expr) -> exp.Expr:
-        def merged(part: exp.Expr) -> exp.Expr:
-            if _sql(part) in columns:
-                return columns[_sql(part)].copy()
-            return exp.paren(whole(part)) if _is_aggregate(part) else part
+        def replace_term(expression: exp.Expr) -> exp.Expr:
+            if _sql(expression) in columns:
+                return columns[_sql(expression)].copy()
+            return exp.paren(from_parts(expression)) if _is_aggregate(expression) else expression
 
-        return node.copy().transform(merged)
+        return node.copy().transform(replace_term)
 
-    final = _final(select, change)
-    bare = [
+    final = _final_statement(select, change)
+    ungrouped = [
         c
         for c in sqlglot.parse_one(final, read="duckdb").find_all(exp.Column)
         if c.name not in values.names.values()
     ]
-    if bare:
+    if ungrouped:
         raise RefusedQuery(
-            f"over several nodes {bare[0].name} must be in GROUP BY or in an aggregate: "
+            f"over several nodes {ungrouped[0].name} must be in GROUP BY or in an aggregate: "
             "its value differs from row to row"
         )
     return Split(
@@ -360,41 +360,41 @@ def _groups(select: exp.Select) -> Split:
     )
 
 
-def _all(select: exp.Select) -> Split:
+def _split_all(select: exp.Select) -> Split:
     values = _Values()
 
     def change(node: exp.Expr) -> exp.Expr:
         """Replace every largest expression over one row with a column."""
-        looks = _is_aggregate(node) or isinstance(node, exp.Window)
-        looks = looks or any(
+        combines_rows = _is_aggregate(node) or isinstance(node, exp.Window)
+        combines_rows = combines_rows or any(
             _is_aggregate(expression) or isinstance(expression, exp.Window) for expression in node.walk()
         )
-        if not looks:
+        if not combines_rows:
             return values.column(node) if any(node.find_all(exp.Column)) else node.copy()
         changed = node.copy()
         for name, child in list(changed.args.items()):
             if isinstance(child, list):
                 changed.set(name, [change(c) if isinstance(c, exp.Expr) else c for c in child])
             elif isinstance(child, exp.Ordered | exp.Order | exp.Distinct | exp.WindowSpec | exp.Where):
-                changed.set(name, inside(child))
+                changed.set(name, change_terms(child))
             elif isinstance(child, exp.Expr) and not isinstance(child, exp.Identifier | exp.Star):
                 changed.set(name, change(child))
         return changed
 
-    def inside(node: exp.Expr) -> exp.Expr:
+    def change_terms(node: exp.Expr) -> exp.Expr:
         """An expression around terms (ORDER BY of a window, DISTINCT): only the terms change."""
         changed = node.copy()
         for name, child in list(changed.args.items()):
             if isinstance(child, list):
                 changed.set(
                     name,
-                    [inside(c) if isinstance(c, exp.Ordered) else change(c) for c in child],
+                    [change_terms(c) if isinstance(c, exp.Ordered) else change(c) for c in child],
                 )
             elif isinstance(child, exp.Expr):
                 changed.set(name, change(child))
         return changed
 
-    final = _final(select, change)
+    final = _final_statement(select, change)
     return Split(
         "all",
         values.node_select(select, is_distinct=not (_aggregates(select) or _windows(select))),

@@ -38,10 +38,10 @@ def query(
 ) -> FleetAnswer:
     """Send one statement to all nodes. Raises BadInput, RefusedQuery, OverLimits; Unreachable if no node answers."""
     columns = _columns(statement)
-    how = split(statement)
-    max_rows = limits.max_rows if how.kind == "rows" else MAX_NODE_ROWS
+    plan = split(statement)
+    max_rows = limits.max_rows if plan.kind == "rows" else MAX_NODE_ROWS
     body = {
-        "sql": how.node_sql,
+        "sql": plan.node_sql,
         "max_rows": max_rows,
         "since_ns": since_ns,
         "timeout_s": limits.timeout_s,
@@ -51,11 +51,11 @@ def query(
         raise Unreachable(
             f"no node answered: {'; '.join(f'{f.address}: {f.reason}' for f in answers.failures)}"
         )
-    if how.kind != "rows":
+    if plan.kind != "rows":
         _check_complete(answers)
     names = distinct_names(answers)
     rows = [_Rows.of(reply, names[reply.address]) for reply in answers.replies]
-    answer = _together(how, rows, columns, limits=limits)
+    answer = _combine(plan, rows, columns, limits=limits)
     return FleetAnswer(answer, answers.failures, list(answers.replies))
 
 
@@ -82,16 +82,16 @@ def _check_complete(answers: "Answers[Any]") -> None:
 
 def distinct_names(answers: "Answers[Any]") -> dict[str, str]:
     """The name of each node, by its address; equal names get the address appended."""
-    often = Counter(reply.name for reply in answers.replies)
+    n_uses = Counter(reply.name for reply in answers.replies)
     return {
-        reply.address: reply.name if often[reply.name] == 1 else f"{reply.name} ({reply.address})"
+        reply.address: reply.name if n_uses[reply.name] == 1 else f"{reply.name} ({reply.address})"
         for reply in answers.replies
     }
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """One node's rows. names: of the machines in its trace, by number."""
+    """One node's rows. names: the names of the machines in its trace, by number."""
 
     name: str
     is_renamed: bool
@@ -115,62 +115,63 @@ class _Rows:
             bool(message["is_cut"]),
         )
 
-    def named(self, value: Any) -> Any:
+    def node_name(self, value: Any) -> Any:
         """The name of a row's node, from its number in the trace or its name."""
         text = self.names.get(value, value) if isinstance(value, int) else value
         return self.name if self.is_renamed and len(self.names) == 1 else text
 
 
-def _together(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
-    if how.kind == "rows":
-        return _listed(rows, columns, limits)
-    if how.kind == "sorted":
-        return _sorted(how, rows, columns, limits=limits)
+def _combine(plan: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
+    if plan.kind == "rows":
+        return _concatenate(rows, columns, limits)
+    if plan.kind == "sorted":
+        return _sort(plan, rows, columns, limits=limits)
     parts = [
-        [each.named(v) if i in how.node_columns else v for i, v in enumerate(row)]
-        for each in rows
-        for row in each.rows
+        [node_rows.node_name(v) if i in plan.node_columns else v for i, v in enumerate(row)]
+        for node_rows in rows
+        for row in node_rows.rows
     ]
     width = len(rows[0].columns)
-    answers = _computed(how.final_sql, [f"v{i}" for i in range(width)], parts, limits=limits)
+    answers = _compute(plan.final_sql, [f"v{i}" for i in range(width)], parts, limits=limits)
     return Answer(columns, answers[: limits.max_rows], len(answers) > limits.max_rows)
 
 
-def _with_node(each: _Rows, row: list[Any], node_index: int | None) -> tuple[Any, ...]:
+def _with_node(node_rows: _Rows, row: list[Any], node_index: int | None) -> tuple[Any, ...]:
     """The row with the node's name in it."""
     if node_index is None:
-        return (each.name, *row)
-    return (*row[:node_index], each.named(row[node_index]), *row[node_index + 1 :])
+        return (node_rows.name, *row)
+    return (*row[:node_index], node_rows.node_name(row[node_index]), *row[node_index + 1 :])
 
 
 def _node_index(columns: Sequence[str]) -> int | None:
     return list(columns).index(NODE) if NODE in columns else None
 
 
-def _listed(rows: list[_Rows], columns: tuple[str, ...], limits: Limits) -> Answer:
+def _concatenate(rows: list[_Rows], columns: tuple[str, ...], limits: Limits) -> Answer:
     node_index = _node_index(columns)
-    out = [_with_node(each, row, node_index) for each in rows for row in each.rows]
-    is_cut = any(each.is_cut for each in rows) or len(out) > limits.max_rows
+    out = [_with_node(node_rows, row, node_index) for node_rows in rows for row in node_rows.rows]
+    is_cut = any(node_rows.is_cut for node_rows in rows) or len(out) > limits.max_rows
     return Answer(columns if node_index is not None else (NODE, *columns), out[: limits.max_rows], is_cut)
 
 
-def _sorted(how: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
+def _sort(plan: Split, rows: list[_Rows], columns: tuple[str, ...], *, limits: Limits) -> Answer:
     """The order of all rows by their keys; the rows themselves stay in Python."""
-    every = [(each, row) for each in rows for row in each.rows]
-    keys = [[number, *row[len(row) - how.n_keys :]] for number, (_, row) in enumerate(every)]
-    order = f"{how.order}, number" if how.order else "number"
-    limit = f" LIMIT {how.limit}" if how.limit is not None else ""
-    sql = f"SELECT number FROM {PARTS} ORDER BY {order}{limit} OFFSET {how.offset}"
-    answers = _computed(sql, ["number", *(f"key{i}" for i in range(how.n_keys))], keys, limits=limits)
+    all_rows = [(node_rows, row) for node_rows in rows for row in node_rows.rows]
+    keys = [[number, *row[len(row) - plan.n_keys :]] for number, (_, row) in enumerate(all_rows)]
+    order = f"{plan.order}, number" if plan.order else "number"
+    limit = f" LIMIT {plan.limit}" if plan.limit is not None else ""
+    sql = f"SELECT number FROM {PARTS} ORDER BY {order}{limit} OFFSET {plan.offset}"
+    answers = _compute(sql, ["number", *(f"key{i}" for i in range(plan.n_keys))], keys, limits=limits)
     node_index = _node_index(columns)
-    chosen = [every[number] for (number,) in answers]
+    chosen = [all_rows[number] for (number,) in answers]
     out = [
-        _with_node(each, row[: len(row) - how.n_keys], node_index) for each, row in chosen[: limits.max_rows]
+        _with_node(node_rows, row[: len(row) - plan.n_keys], node_index)
+        for node_rows, row in chosen[: limits.max_rows]
     ]
     return Answer(columns if node_index is not None else (NODE, *columns), out, len(chosen) > limits.max_rows)
 
 
-def _computed(sql: str, names: list[str], rows: list[list[Any]], *, limits: Limits) -> list[tuple[Any, ...]]:
+def _compute(sql: str, names: list[str], rows: list[list[Any]], *, limits: Limits) -> list[tuple[Any, ...]]:
     """The rows of the second statement."""
     try:
         import duckdb

@@ -39,16 +39,16 @@ def merge(sources: Sequence[Path], out: Path, *, force_node: bool = False) -> li
     A source is a trace, or a file that can be imported. Raises BadInput for a node that two sources name, NotFound,
     BadTrace, NewerSchema, StorageFailed.
     """
-    done: list[Merged] = []
-    taken: dict[str, Path] = {}
+    merged: list[Merged] = []
+    used_names: dict[str, Path] = {}
     with node.new_file(out) as store:
         for source in sources:
             with _as_trace(source) as path, reading(path) as db:
-                names = _names(db, source, taken, force_node=force_node)
-                taken |= dict.fromkeys(names.values(), source)
-                done.append(_Copy(db, store, names).all(source))
+                names = _names(db, source, used_names, force_node=force_node)
+                used_names |= dict.fromkeys(names.values(), source)
+                merged.append(_Copy(db, store, names).copy_all(source))
         store.commit()
-    return done
+    return merged
 
 
 @contextmanager
@@ -74,25 +74,25 @@ def _is_trace(source: Path) -> bool:
 
 
 def _names(
-    db: sqlite3.Connection, source: Path, taken: Mapping[str, Path], *, force_node: bool
+    db: sqlite3.Connection, source: Path, used_names: Mapping[str, Path], *, force_node: bool
 ) -> dict[int, str]:
     """New names of the source's nodes, by their numbers in it."""
     names: dict[int, str] = {}
     for number, name in db.execute("SELECT node, name FROM nodes ORDER BY node"):
-        if name in taken and not force_node:
+        if name in used_names and not force_node:
             raise BadInput(
-                f"{taken[name]} and {source} both have a node {name!r}: "
+                f"{used_names[name]} and {source} both have a node {name!r}: "
                 "give --force-node to keep them apart under new names"
             )
-        names[number] = _free(name, {*taken, *names.values()})
+        names[number] = _unused_name(name, {*used_names, *names.values()})
     return names
 
 
-def _free(name: str, taken: set[str]) -> str:
-    number, new = 2, name
-    while new in taken:
-        new, number = f"{name}-{number}", number + 1
-    return new
+def _unused_name(name: str, used_names: set[str]) -> str:
+    number, candidate = 2, name
+    while candidate in used_names:
+        candidate, number = f"{name}-{number}", number + 1
+    return candidate
 
 
 class _Copy:
@@ -106,7 +106,7 @@ class _Copy:
         self._symbols = {0: 0} | {number: store.symbol(name) for number, name in symbols}
         self._stacks: dict[int, int] = {}
 
-    def all(self, source: Path) -> Merged:
+    def copy_all(self, source: Path) -> Merged:
         """Copy every table and count its rows."""
         counts = {"stacks": self._copy_stacks(), "verdicts": self._copy_verdicts()}
         counts |= {name: self._copy_by_node(name) for name in _BY_NODE}
@@ -132,24 +132,24 @@ class _Copy:
         return n_rows
 
     def _events_after(self, table: Table, last: int, existing: set[str]) -> tuple[Array, int]:
-        lacking = {name: value for name, value in _defaults(table).items() if name not in existing}
-        wanted = sqlite_columns.select_list(table)
+        missing_columns = {name: value for name, value in _defaults(table).items() if name not in existing}
+        columns = sqlite_columns.select_list(table)
         source = table.name
-        if lacking:
-            added = ", ".join(f"{value} AS {name}" for name, value in lacking.items())
+        if missing_columns:
+            added = ", ".join(f"{value} AS {name}" for name, value in missing_columns.items())
             source = f"(SELECT *, {added} FROM {table.name})"
         rows = self._db.execute(
-            f"SELECT {wanted}, id FROM {source} WHERE id > ? ORDER BY id LIMIT {_ROWS_AT_ONCE}", (last,)
+            f"SELECT {columns}, id FROM {source} WHERE id > ? ORDER BY id LIMIT {_ROWS_AT_ONCE}", (last,)
         ).fetchall()
         return sqlite_columns.rows(table, (row[:-1] for row in rows)), rows[-1][-1] if rows else last
 
     def _renumber(self, rows: Array) -> None:
-        rows["node"] = _mapped(rows["node"], self._nodes)
+        rows["node"] = _renumber_column(rows["node"], self._nodes)
         names = rows.dtype.names or ()
         if "symbol" in names:
-            rows["symbol"] = _mapped(rows["symbol"], self._symbols)
+            rows["symbol"] = _renumber_column(rows["symbol"], self._symbols)
         if "stack" in names:
-            rows["stack"] = _mapped(rows["stack"], self._stacks | {UNKNOWN: UNKNOWN})
+            rows["stack"] = _renumber_column(rows["stack"], self._stacks | {UNKNOWN: UNKNOWN})
 
     def _copy_by_node(self, name: str) -> int:
         rows = self._rows(name)
@@ -174,7 +174,7 @@ class _Copy:
 
     def _rows(self, name: str) -> list[dict[str, int]]:
         cursor = self._db.execute(f"SELECT * FROM {name} ORDER BY rowid")
-        names = [each[0] for each in cursor.description]
+        names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def _insert(self, name: str, rows: list[dict[str, int]]) -> int:
@@ -197,7 +197,7 @@ def _defaults(table: Table) -> dict[str, str]:
     return out
 
 
-def _mapped(column: Array, numbers: Mapping[int, int]) -> Array:
+def _renumber_column(column: Array, numbers: Mapping[int, int]) -> Array:
     """The column with its numbers replaced. Raises KeyError for a number that the source does not define."""
     values, inverse = np.unique(column, return_inverse=True)
     return np.array([numbers[int(value)] for value in values], column.dtype)[inverse]

@@ -139,17 +139,17 @@ class Connection:
         """The answer's body."""
         return self._request("GET", path, None)
 
-    def post(self, path: str, what: object) -> Any:
+    def post(self, path: str, body: object) -> Any:
         """The answer's JSON to a JSON body."""
-        return json.loads(self._request("POST", path, json.dumps(what).encode()))
+        return json.loads(self._request("POST", path, json.dumps(body).encode()))
 
     def close(self) -> None:
         """End the connection."""
         self._http.close()
 
     @property
-    def left_s(self) -> float:
-        """Time left for this node."""
+    def remaining_s(self) -> float:
+        """Remaining time for this node."""
         return max(self._end_s - time.monotonic(), 0.05)
 
     def clock(self) -> tuple[str, str, ClockRead]:
@@ -160,20 +160,20 @@ class Connection:
             begin_ns, begin_wall_ns = time.monotonic_ns(), time.time_ns()
             clocks = json.loads(self.get("/api/v1/node/clock"))
             trip_ns = time.monotonic_ns() - begin_ns
-            read = ClockRead(
+            reading = ClockRead(
                 int(clocks["monotonic_ns"]),
                 int(clocks["wall_ns"]),
                 begin_wall_ns + trip_ns // 2,
                 trip_ns // 2 + int(clocks.get("error_ns", 0)),
             )
             if best is None or trip_ns < best[0]:
-                best = (trip_ns, read)
+                best = (trip_ns, reading)
         assert best
         return str(clocks["node"]), str(clocks.get("boot_id", "")), best[1]
 
     def _request(self, method: str, path: str, body: bytes | None) -> bytes:
         if self._http.sock:
-            self._http.sock.settimeout(self.left_s)
+            self._http.sock.settimeout(self.remaining_s)
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
         self._http.request(method, path, body, headers)
         response = self._http.getresponse()
@@ -212,18 +212,18 @@ def tls_context(access: Access) -> ssl.SSLContext | None:
     return context
 
 
-def ask_all(nodes: Sequence[str], access: Access, question: Callable[[Connection], T]) -> Answers[T]:
-    """Send a request to every node at once; returns when all have answered or the time is over."""
+def ask_all(nodes: Sequence[str], access: Access, request: Callable[[Connection], T]) -> Answers[T]:
+    """Send a request to every node at once; returns when every node has answered or the time is over."""
     context = tls_context(access)
-    done: queue.SimpleQueue[Reply[T] | Failure] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[Reply[T] | Failure] = queue.SimpleQueue()
 
     def ask(address: str) -> None:
         connection = Connection(address, access, context)
         try:
             name, boot_id, clock = connection.clock()
-            done.put(Reply(address, name, boot_id, clock, question(connection)))
+            outcomes.put(Reply(address, name, boot_id, clock, request(connection)))
         except (OSError, http.client.HTTPException, ValueError, KeyError, NodeRefused) as error:
-            done.put(Failure(address, _reason(error, access)))
+            outcomes.put(Failure(address, _reason(error, access)))
         finally:
             connection.close()
 
@@ -233,15 +233,15 @@ def ask_all(nodes: Sequence[str], access: Access, question: Callable[[Connection
     end_s = time.monotonic() + access.timeout_s
     while len(by_address) < len(nodes):
         try:
-            outcome = done.get(timeout=max(end_s - time.monotonic(), 0.001))
+            outcome = outcomes.get(timeout=max(end_s - time.monotonic(), 0.001))
         except queue.Empty:
             break
         by_address[outcome.address] = outcome
     late = f"no answer within {access.timeout_s:g} s (--timeout)"
-    each = [by_address.get(address, Failure(address, late)) for address in nodes]
+    in_order = [by_address.get(address, Failure(address, late)) for address in nodes]
     return Answers(
-        [outcome for outcome in each if isinstance(outcome, Reply)],
-        [outcome for outcome in each if isinstance(outcome, Failure)],
+        [outcome for outcome in in_order if isinstance(outcome, Reply)],
+        [outcome for outcome in in_order if isinstance(outcome, Failure)],
     )
 
 

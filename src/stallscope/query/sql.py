@@ -18,7 +18,7 @@ from stallscope.query.sql_functions import add_functions
 from stallscope.store.node import reading
 from stallscope.store.time_range import Part, narrow, windows
 
-_STEPS_BETWEEN_LOOKS = 10_000
+_STEPS_PER_CHECK = 10_000
 _MAX_SQL_BYTES = 1_000_000
 _MAX_VALUE_BYTES = 10_000_000
 _MAX_LIKE_BYTES = 200
@@ -59,11 +59,11 @@ class _Gate:
     def __call__(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if _is_reading(action, first, second):
             return sqlite3.SQLITE_OK
-        self.refused.append(_WORDS.get(action, "an action that is not reading"))
+        self.refused.append(_ACTION_NAMES.get(action, "an action that is not reading"))
         return sqlite3.SQLITE_DENY
 
 
-_WORDS = {
+_ACTION_NAMES = {
     sqlite3.SQLITE_INSERT: "INSERT",
     sqlite3.SQLITE_UPDATE: "UPDATE",
     sqlite3.SQLITE_DELETE: "DELETE",
@@ -97,7 +97,7 @@ def ask(
         # The engine declares these tables at their first use, which the gate would take for a change of the schema.
         db.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')").fetchall()
         db.set_authorizer(gate)
-        db.set_progress_handler(_deadline(limits.timeout_s), _STEPS_BETWEEN_LOOKS)
+        db.set_progress_handler(_deadline(limits.timeout_s), _STEPS_PER_CHECK)
         try:
             cursor = db.execute(statement)
             if cursor.description is None:
@@ -110,8 +110,8 @@ def ask(
             if isinstance(refusal, BadInput):
                 refusal = BadInput(f"{refusal}{_advice(db, str(error))}")
             raise refusal from error
-    columns = tuple(each[0] for each in cursor.description)
-    return Answer(_unique(columns), rows[: limits.max_rows], is_cut=len(rows) > limits.max_rows)
+    columns = tuple(column[0] for column in cursor.description)
+    return Answer(_unique_names(columns), rows[: limits.max_rows], is_cut=len(rows) > limits.max_rows)
 
 
 def rows_by_table(
@@ -189,20 +189,20 @@ def _advice(db: sqlite3.Connection, message: str) -> str:
         return "" if "near" not in message else "; `stallscope query --schema` lists tables and columns"
     db.set_authorizer(None)
     tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    known = tables
+    existing = tables
     if missing[1] == "column":
-        known = [row[1] for table in tables for row in db.execute(f"PRAGMA table_info({table})")]
-    close = difflib.get_close_matches(missing[2], known, n=1)
+        existing = [row[1] for table in tables for row in db.execute(f"PRAGMA table_info({table})")]
+    close = difflib.get_close_matches(missing[2], existing, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     return f"; {meant}`stallscope query --schema` lists tables and columns"
 
 
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+def _unique_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names, with a number appended to repeated names."""
-    out: list[str] = []
+    unique: list[str] = []
     for name in names:
-        number, new = 2, name
-        while new in out:
-            new, number = f"{name}_{number}", number + 1
-        out.append(new)
-    return tuple(out)
+        number, candidate = 2, name
+        while candidate in unique:
+            candidate, number = f"{name}_{number}", number + 1
+        unique.append(candidate)
+    return tuple(unique)

@@ -30,7 +30,7 @@ FUNCTIONS = {
 def add_functions(db: sqlite3.Connection) -> None:
     """Make FUNCTIONS available in the connection's SQL."""
     for name, enumeration in (("op_name", Op), ("category_name", Category), ("datatype_name", Datatype)):
-        db.create_function(name, 1, _named(enumeration), deterministic=True)
+        db.create_function(name, 1, _member_name(enumeration), deterministic=True)
     db.create_function("hash_text", 1, _hash_text, deterministic=True)
     db.create_function("node_name", 1, _node_name(db), deterministic=True)
     db.create_function("wall_time", 2, _wall_time(db), deterministic=True)
@@ -66,7 +66,7 @@ class Quantile:
             self.values.append(float(value))
 
     def finalize(self) -> float | None:
-        """The quantile of the rows taken."""
+        """The quantile of the values so far."""
         return quantile(sorted(self.values), self.q)
 
 
@@ -82,11 +82,11 @@ class Median:
             self.values.append(float(value))
 
     def finalize(self) -> float | None:
-        """The median of the rows taken."""
+        """The median of the values so far."""
         return quantile(sorted(self.values), 0.5)
 
 
-def _named(enumeration: type[IntEnum]) -> Callable[[int | None], str | None]:
+def _member_name(enumeration: type[IntEnum]) -> Callable[[int | None], str | None]:
     names = {int(member): member.name.lower() for member in enumeration}
     return lambda number: names.get(number, str(number)) if number is not None else None
 
@@ -106,8 +106,8 @@ def _node_name(db: sqlite3.Connection) -> Callable[[int | None], str | None]:
 def _wall_time(db: sqlite3.Connection) -> Callable[[int | None, int | None], str | None]:
     @cache
     def readings(node: int) -> tuple[list[int], list[int]]:
-        wanted = "SELECT monotonic_ns, wall_ns FROM main.clocks WHERE node = ? ORDER BY monotonic_ns"
-        pairs = db.execute(wanted, (node,)).fetchall()
+        statement = "SELECT monotonic_ns, wall_ns FROM main.clocks WHERE node = ? ORDER BY monotonic_ns"
+        pairs = db.execute(statement, (node,)).fetchall()
         return [at for at, _ in pairs], [wall - at for at, wall in pairs]
 
     def wall_time(node: int | None, ts_ns: int | None) -> str | None:

@@ -49,12 +49,17 @@ def columns(path: Path) -> list[Column]:
 
 def about(table: str) -> str:
     """The meaning of a row of the table."""
-    meanings = {each.name: each.meaning for each in EVENT_TABLES} | OTHERS
+    meanings = {table_type.name: table_type.meaning for table_type in EVENT_TABLES} | OTHERS
     return meanings.get(table, "")
 
 
 def _meanings(table: str) -> dict[str, str]:
-    fields = {field.name: field for each in EVENT_TABLES if each.name == table for field in each.fields}
+    fields = {
+        field.name: field
+        for table_type in EVENT_TABLES
+        if table_type.name == table
+        for field in table_type.fields
+    }
     meanings = {name: field.meaning for name, field in fields.items() if name != "ledger_ns"}
     if "ledger_ns" in fields:
         meanings |= {f"{name}_ns": _ledger_meaning(name, fields["ledger_ns"]) for name in CATEGORY_NAMES}
