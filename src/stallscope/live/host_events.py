@@ -84,8 +84,8 @@ def _network(rows: Array, title: Titled) -> list[str]:
     rows = rows[rows["kind"] == HostKind.RETRANSMIT]
     if not len(rows):
         return []
-    most = rows[np.argmax(rows["value"])]
-    return [f"{int(rows['value'].sum())} TCP retransmits, most of {title(most)} to {_text(most['file'])}"]
+    worst = rows[np.argmax(rows["value"])]
+    return [f"{int(rows['value'].sum())} TCP retransmits, most of {title(worst)} to {_text(worst['file'])}"]
 
 
 def _text(value: bytes) -> str:

@@ -39,9 +39,9 @@ _RENAMED = {
 }
 """Names of the previous release, sent in addition until the next release."""
 
-_OF_THE_SPAN = ("summary", "since_ns", "until_ns")
+_SPAN_FIELDS = ("summary", "since_ns", "until_ns")
 ATTRIBUTES = {"stallscope.incident": "id of the incident, constant while the incident lasts"} | {
-    f"stallscope.{field.name}": field.meaning for field in FIELDS if field.name not in _OF_THE_SPAN
+    f"stallscope.{field.name}": field.meaning for field in FIELDS if field.name not in _SPAN_FIELDS
 }
 """Attributes of an incident's span; an attribute without a value is left out."""
 
@@ -49,11 +49,11 @@ ATTRIBUTES = {"stallscope.incident": "id of the incident, constant while the inc
 def incident_line(change: Change) -> dict[str, Any]:
     """The change of an incident for the agent, which stores and exports it. Times are wall-clock ns.
 
-    attributes: of the incident's span.
+    attributes: attributes of the incident's span.
     """
     row = verdict_row(change.verdict)
     begin_ns = row["since_ns"] if row["since_ns"] is not None else change.at_ns
-    values = {f"stallscope.{name}": value for name, value in row.items() if name not in _OF_THE_SPAN}
+    values = {f"stallscope.{name}": value for name, value in row.items() if name not in _SPAN_FIELDS}
     attributes = {"stallscope.incident": change.incident_id} | {
         name: value for name, value in values.items() if value not in (None, "")
     }
@@ -125,15 +125,15 @@ def find(
     diagnosis = Diagnosis(db, limits, usd_per_gpu_hour)
     with ExitStack() as stack:
         connection = stack.enter_context(node.reading(db))
-        raising = stack.enter_context(closing(_alerts(db, alerts))) if alerts else None
-        following = TraceTail(connection, since_ns)
+        agent_alerts = stack.enter_context(closing(_alerts(db, alerts))) if alerts else None
+        tail = TraceTail(connection, since_ns)
         is_last = False
         while not is_last:
             is_last = is_over.wait(_EVERY_S)
-            for change in diagnosis.changes(following.with_changes(following.batch())):
-                _report(change, raising)
+            for change in diagnosis.changes(tail.with_changes(tail.batch())):
+                _report(change, agent_alerts)
         for change in diagnosis.end():
-            _report(change, raising)
+            _report(change, agent_alerts)
 
 
 def _alerts(db: Path, config: Path) -> "AgentAlerts":

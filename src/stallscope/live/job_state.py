@@ -25,11 +25,11 @@ _CLASSES = {Op.SYNC: "synchronise", Op.ALLOC: "allocate, free", Op.FREE: "alloca
 _CLASSES |= {Op.LAUNCH: "launch", Op.GRAPH_LAUNCH: "launch"}
 
 _TABLES = {table.name: table for table in (*layout.TABLES, layout.HOST_EVENTS)}
-_LIGHT = np.dtype(
+_USED_COLUMNS = np.dtype(
     [
-        (process_row.name, process_row.format)
-        for process_row in layout.COLLECTIVES.fields
-        if process_row.name
+        (column.name, column.format)
+        for column in layout.COLLECTIVES.fields
+        if column.name
         in (
             *(
                 "ts_ns",
@@ -99,14 +99,14 @@ class LiveState:
     nodes: tuple[str, ...] = ()
     symbols: tuple[str, ...] = ()
     processes: dict[ProcessKey, tuple[int, str]] = field(default_factory=dict)
-    gone: set[ProcessKey] = field(default_factory=set)
+    ended: set[ProcessKey] = field(default_factory=set)
     n_rounds: dict[ProcessKey, int] = field(default_factory=dict)
     n_ops: dict[int, int] = field(default_factory=dict)
     _window: dict[str, deque[Array]] = field(default_factory=dict)
     _counts: dict[ProcessKey, tuple[Array, Array]] = field(default_factory=dict)
     _first: dict[tuple[ProcessKey, int], float] = field(default_factory=dict)
     _first_rounds: dict[int, int] = field(default_factory=dict)
-    _whole: dict[str, Array] = field(default_factory=dict)
+    _window_rows: dict[str, Array] = field(default_factory=dict)
     _matched: tuple[Array, Array] | None = None
     _numbering: Numbering = field(default_factory=Numbering)
     _heat: dict[ProcessKey, dict[int, float]] = field(default_factory=dict)
@@ -119,22 +119,24 @@ class LiveState:
     def feed(self, batch: Trace) -> None:
         """Add new rows."""
         self._matched = None
-        self._whole = {}
+        self._window_rows = {}
         self.nodes, self.symbols = batch.nodes or self.nodes, batch.symbols or self.symbols
         self.n_records += sum(len(getattr(batch, table.name)) for table in layout.TABLES)
         for kind, n in batch.lost.items():
             self.lost[kind] = self.lost.get(kind, 0) + n
         for row in batch.processes:
             self.processes[_process_key(row)] = (int(row["rank"]), row["comm"].decode("utf-8", "replace"))
-        self._take_snapshots(batch.snapshots)
-        self._take_collectives(batch.collectives)
+        self._update_ended(batch.snapshots)
+        self._count_collectives(batch.collectives)
         calls = self._without_first(batch.calls)
         for name, rows in (("collectives", batch.collectives), ("calls", calls), ("offcpu", batch.offcpu)):
-            self._keep(name, rows)
-        self._keep("snapshots", batch.snapshots)
-        self._keep("host_events", batch.host_events)
-        self.now_ns = max(self.now_ns, *batch.ends_ns, *(int(rows["ts_ns"].max()) for rows in _some(batch)))
-        self._forget()
+            self._append_to_window(name, rows)
+        self._append_to_window("snapshots", batch.snapshots)
+        self._append_to_window("host_events", batch.host_events)
+        self.now_ns = max(
+            self.now_ns, *batch.ends_ns, *(int(rows["ts_ns"].max()) for rows in _non_empty_tables(batch))
+        )
+        self._drop_old_batches()
 
     def ranks(self) -> list[RankLine]:
         """A line for each process that has called a collective or is alive, by node and rank.
@@ -146,7 +148,7 @@ class LiveState:
         jobs = self._jobs()
         lines = []
         for key, (rank, comm) in self.processes.items():
-            is_alive = key not in self.gone
+            is_alive = key not in self.ended
             n_rounds = self.n_rounds.get(key, 0)
             if not is_alive and not n_rounds:
                 continue
@@ -175,7 +177,7 @@ class LiveState:
         return sorted(lines, key=lambda line: (line.node, line.rank if line.rank >= 0 else 1 << 40, line.pid))
 
     def operations(self) -> list[OpLine]:
-        """A line for each operation: collectives by how far the rank was ahead of the last rank."""
+        """A line for each operation: collectives by the lead of each rank over the last rank."""
         lines = self._collective_lines()
         calls = self.window("calls")
         waits = self._waits_ms()
@@ -193,13 +195,15 @@ class LiveState:
 
     def hosts(self) -> list[tuple[str, int, float]]:
         """Processes that took the CPU from the job in the last ten seconds: name, pid, ms; the worst three."""
-        away = self.window("offcpu")
-        away = away[(away["by_pid"] != UNKNOWN) & (away["category"] == Category.PREEMPTED)]
-        taken: dict[tuple[str, int], float] = {}
-        for row in away:
+        preempted = self.window("offcpu")
+        preempted = preempted[
+            (preempted["by_pid"] != UNKNOWN) & (preempted["category"] == Category.PREEMPTED)
+        ]
+        ms_by_process: dict[tuple[str, int], float] = {}
+        for row in preempted:
             key = (row["by_comm"].decode("utf-8", "replace"), int(row["by_pid"]))
-            taken[key] = taken.get(key, 0.0) + max(int(row["duration_ns"]), 0) / 1e6
-        return sorted(((*key, ms) for key, ms in taken.items()), key=lambda process_row: -process_row[2])[:3]
+            ms_by_process[key] = ms_by_process.get(key, 0.0) + max(int(row["duration_ns"]), 0) / 1e6
+        return sorted(((*key, ms) for key, ms in ms_by_process.items()), key=lambda entry: -entry[2])[:3]
 
     def machine(self) -> list[str]:
         """Host events that affected the job in the last ten seconds."""
@@ -207,11 +211,11 @@ class LiveState:
 
     def window(self, name: str) -> Array:
         """The rows of the last ten seconds; for collectives only the columns used here."""
-        if name not in self._whole:
-            parts = self._window.get(name)
-            rows = _joined(parts) if parts else _light(name, layout.empty(_TABLES[name]))
-            self._whole[name] = rows[rows["ts_ns"] >= self.now_ns - WINDOW_NS]
-        return self._whole[name]
+        if name not in self._window_rows:
+            batches = self._window.get(name)
+            rows = _concatenate(batches) if batches else _used_columns(name, layout.empty(_TABLES[name]))
+            self._window_rows[name] = rows[rows["ts_ns"] >= self.now_ns - WINDOW_NS]
+        return self._window_rows[name]
 
     @property
     def was_late(self) -> bool:
@@ -233,11 +237,11 @@ class LiveState:
         """Records lost, of all kinds."""
         return sum(self.lost.values())
 
-    def _take_collectives(self, rows: Array) -> None:
+    def _count_collectives(self, rows: Array) -> None:
         for op, n in zip(*np.unique(rows["op"], return_counts=True), strict=True):
             self.n_ops[int(op)] = self.n_ops.get(int(op), 0) + int(n)
         is_round = ~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)
-        for process, n in _counted(rows[is_round]):
+        for process, n in _count_by_process(rows[is_round]):
             self.n_rounds[process] = self.n_rounds.get(process, 0) + n
         for comm in np.unique(rows["comm_hash"]).tolist():
             first = int(rows["seq"][rows["comm_hash"] == comm].min())
@@ -247,28 +251,28 @@ class LiveState:
             before = np.array([int(process_rows[column][0]) for column in _COUNTS.values()])
             self._counts[process] = (self._counts.get(process, (before, now))[0], now)
 
-    def _take_snapshots(self, rows: Array) -> None:
-        self.gone |= {_process_key(row) for row in rows if not row["alive"]}
-        self.gone -= {_process_key(row) for row in rows if row["alive"]}
+    def _update_ended(self, rows: Array) -> None:
+        self.ended |= {_process_key(row) for row in rows if not row["alive"]}
+        self.ended -= {_process_key(row) for row in rows if row["alive"]}
 
     def _without_first(self, calls: Array) -> Array:
         """The calls without the first call of each function in each process, which is counted separately."""
-        kept = np.ones(len(calls), bool)
+        is_later = np.ones(len(calls), bool)
         for i, row in enumerate(calls):
             key = (_process_key(row), int(row["op"]) << 16 | int(row["symbol"]))
             if key not in self._first:
                 self._first[key] = max(int(row["duration_ns"]), 0) / 1e6
-                kept[i] = False
-        return calls[kept]
+                is_later[i] = False
+        return calls[is_later]
 
-    def _keep(self, name: str, rows: Array) -> None:
+    def _append_to_window(self, name: str, rows: Array) -> None:
         if len(rows):
-            self._window.setdefault(name, deque()).append(_light(name, rows))
+            self._window.setdefault(name, deque()).append(_used_columns(name, rows))
 
-    def _forget(self) -> None:
-        for parts in self._window.values():
-            while parts and int(parts[0]["ts_ns"].max()) < self.now_ns - WINDOW_NS:
-                parts.popleft()
+    def _drop_old_batches(self) -> None:
+        for batches in self._window.values():
+            while batches and int(batches[0]["ts_ns"].max()) < self.now_ns - WINDOW_NS:
+                batches.popleft()
 
     def _rounds(self) -> tuple[Array, Array]:
         """The collectives of the window that are rounds and not first rounds, and the round number of each.
@@ -279,10 +283,13 @@ class LiveState:
             rows = self._renumbered(self.window("collectives"))
             rows = rows[~np.isin(rows["op"], P2P_OPS) & (rows["seq"] >= 0)]
             self._group(rows)
-            comms, which = np.unique(rows["comm_hash"], return_inverse=True)
-            first = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
-            rows, which = rows[rows["seq"] > first[which]], which[rows["seq"] > first[which]]
-            self._matched = rows, numbered(which, rows["seq"])[0]
+            comms, comm_index = np.unique(rows["comm_hash"], return_inverse=True)
+            first_rounds = np.array([self._first_rounds.get(int(comm), -1) for comm in comms], np.int64)
+            rows, comm_index = (
+                rows[rows["seq"] > first_rounds[comm_index]],
+                comm_index[rows["seq"] > first_rounds[comm_index]],
+            )
+            self._matched = rows, numbered(comm_index, rows["seq"])[0]
         return self._matched
 
     def _group(self, rows: Array) -> None:
@@ -291,18 +298,18 @@ class LiveState:
         The estimate of an ended process stays: the window loses the rows on which it rests.
         """
         estimated: dict[ProcessKey, set[int]] = {}
-        for process, at in _positions(rows):
-            is_late = _is_late_attach(rows[at])
+        for process, indices in _positions(rows):
+            is_late = _is_late_attach(rows[indices])
             known = self._comms_of.setdefault(process, set())
-            known.update(np.unique(rows["comm_hash"][at[~is_late]]).tolist())
+            known.update(np.unique(rows["comm_hash"][indices[~is_late]]).tolist())
             if is_late.any():
-                estimated[process] = set(np.unique(rows["comm_hash"][at[is_late]]).tolist())
-        for process in estimated.keys() - self.gone:
+                estimated[process] = set(np.unique(rows["comm_hash"][indices[is_late]]).tolist())
+        for process in estimated.keys() - self.ended:
             comms = self._estimated_comms[process] = estimated[process]
             self._job_mates[process] = {other for other in estimated if estimated[other] & comms}
 
     def _renumbered(self, rows: Array) -> Array:
-        """The rows with matching round numbers: shifts found before, or found now from the rows of the window."""
+        """The rows with matching round numbers, by known shifts or by shifts computed from the window."""
         if not _is_late_attach(rows).any():
             return rows
         return self._numbering.matched(rows[np.lexsort((rows["ts_ns"], rows["pid"], rows["node"]))])
@@ -314,10 +321,10 @@ class LiveState:
         for key in self._comms_of:
             late_in_known = self._estimated_comms.get(key, set()) & self._first_rounds.keys() - {0}
             links = {key, *self._comms_of[key], *late_in_known, *self._job_mates.get(key, ())}
-            joined = [group for group in groups if group[0] & links]
+            linked = [group for group in groups if group[0] & links]
             groups = [group for group in groups if not group[0] & links]
-            all_links = links.union(*(group[0] for group in joined))
-            groups.append((all_links, [each for group in joined for each in group[1]] + [key]))
+            all_links = links.union(*(group[0] for group in linked))
+            groups.append((all_links, [process for group in linked for process in group[1]] + [key]))
         order = {key: i for i, key in enumerate(self.processes)}
         for number, (_, keys) in enumerate(
             sorted(groups, key=lambda group: min(order.get(k, 0) for k in group[1]))
@@ -335,10 +342,10 @@ class LiveState:
         oldest = self.now_ns // 10**9 - HEAT_S
         for process, at in _positions(rows):
             seconds = self._heat.setdefault(process, {})
-            which, number = np.unique(rows["ts_ns"][at] // 10**9, return_inverse=True)
-            largest = np.full(len(which), -np.inf)
-            np.maximum.at(largest, number, late_ms[at])
-            seconds |= zip(which.tolist(), largest.tolist(), strict=True)
+            active_seconds, index = np.unique(rows["ts_ns"][at] // 10**9, return_inverse=True)
+            largest = np.full(len(active_seconds), -np.inf)
+            np.maximum.at(largest, index, late_ms[at])
+            seconds |= zip(active_seconds.tolist(), largest.tolist(), strict=True)
             for second in [second for second in seconds if second < oldest]:
                 del seconds[second]
 
@@ -386,25 +393,25 @@ def _is_late_attach(rows: Array) -> Array:
     return (rows["flags"] & CollectiveFlag.LATE_ATTACH) > 0
 
 
-def _light(name: str, rows: Array) -> Array:
+def _used_columns(name: str, rows: Array) -> Array:
     """The rows; for collectives only the used columns, a seventh of the size: they are copied every second."""
     if name != "collectives":
         return rows
-    out = np.empty(len(rows), _LIGHT)
-    for column in _LIGHT.names or ():
+    out = np.empty(len(rows), _USED_COLUMNS)
+    for column in _USED_COLUMNS.names or ():
         out[column] = rows[column]
     return out
 
 
-def _joined(parts: Iterable[Array]) -> Array:
+def _concatenate(parts: Iterable[Array]) -> Array:
     """One array of all batches: np.concatenate is slow at comparing structured dtypes."""
-    each = list(parts)
-    out = np.empty(sum(map(len, each)), each[0].dtype)
+    arrays = list(parts)
+    joined = np.empty(sum(map(len, arrays)), arrays[0].dtype)
     at = 0
-    for rows in each:
-        out[at : at + len(rows)] = rows
+    for rows in arrays:
+        joined[at : at + len(rows)] = rows
         at += len(rows)
-    return out
+    return joined
 
 
 def _process_key(row: Array) -> ProcessKey:
@@ -421,9 +428,9 @@ def _by_process(rows: Array) -> Iterable[tuple[ProcessKey, Array]]:
     return ((process, rows[at]) for process, at in _positions(rows))
 
 
-def _counted(rows: Array) -> Iterable[tuple[ProcessKey, int]]:
+def _count_by_process(rows: Array) -> Iterable[tuple[ProcessKey, int]]:
     return ((process, len(at)) for process, at in _positions(rows))
 
 
-def _some(batch: Trace) -> list[Array]:
+def _non_empty_tables(batch: Trace) -> list[Array]:
     return [rows for rows in (batch.collectives, batch.calls, batch.offcpu, batch.snapshots) if len(rows)]

@@ -12,7 +12,7 @@ from stallscope.events.trace import Clock, Trace
 from stallscope.store import sqlite_columns
 from stallscope.store.node import LATER_TABLES, has_table
 
-_MOST_ROWS = 100_000
+_MAX_ROWS = 100_000
 """Rows per table and batch, so that a reader that starts late catches up in steps."""
 
 _IDS = "SELECT id FROM processes WHERE id > ? AND id <= ? ORDER BY id"
@@ -34,7 +34,7 @@ class TraceTail:
     def batch(self) -> Trace:
         """The new rows since the last call; node numbers as in the file, from 0."""
         names = dict(self.db.execute("SELECT node, name FROM nodes"))
-        tables = {table.name: self._new(table) for table in ARRAYS}
+        tables = {table.name: self._new_events(table) for table in ARRAYS}
         ends = dict(self.db.execute("SELECT node, MAX(ended_ns) FROM sessions GROUP BY node"))
         session = self.db.execute("SELECT source, facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
         symbols = dict(self.db.execute("SELECT symbol, name FROM symbols"))
@@ -45,7 +45,7 @@ class TraceTail:
             nodes=tuple(names.get(node, "") for node in range(n_nodes)),
             symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
             clocks=tuple(
-                Clock(*row) for row in self._fresh("clocks", "node, monotonic_ns, wall_ns, error_ns")
+                Clock(*row) for row in self._new_rows("clocks", "node, monotonic_ns, wall_ns, error_ns")
             ),
             lost=self._lost(),
             ends_ns=tuple(ends.get(node) or -1 for node in range(n_nodes)),
@@ -58,58 +58,58 @@ class TraceTail:
 
         The agent updates both in the existing row.
         """
-        wanted = f"SELECT {sqlite_columns.select_list(PROCESSES)} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
+        query = f"SELECT {sqlite_columns.select_list(PROCESSES)} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
         bounds = (self._all_ended, self._last[PROCESSES.name])
         ids = [number for (number,) in self.db.execute(_IDS, bounds)]
-        rows = sqlite_columns.rows(PROCESSES, self.db.execute(wanted, bounds))
-        now = {number: row.tobytes() for number, row in zip(ids, rows, strict=True)}
+        rows = sqlite_columns.rows(PROCESSES, self.db.execute(query, bounds))
+        current = {number: row.tobytes() for number, row in zip(ids, rows, strict=True)}
         new_ids = ids[len(ids) - len(batch.processes) :]
         stored = self._stored | {n: row.tobytes() for n, row in zip(new_ids, batch.processes, strict=True)}
-        is_changed = [stored.get(number, now[number]) != now[number] for number in ids]
+        is_changed = [stored.get(number, current[number]) != current[number] for number in ids]
         running = [number for number, row in zip(ids, rows, strict=True) if row["ended_ns"] == UNKNOWN]
-        self._stored = now
+        self._stored = current
         self._all_ended = min(running, default=bounds[1] + 1) - 1
         changed = rows[np.array(is_changed, bool)]
         return replace(batch, processes=np.concatenate([batch.processes, changed]))
 
     def verdicts(self) -> list[tuple[int, dict[str, Any]]]:
         """The changes of incidents since the last call: wall time, and the verdict with its incident and state."""
-        rows = self._fresh("verdicts", "made_wall_ns, verdict")
+        rows = self._new_rows("verdicts", "made_wall_ns, verdict")
         return [(at_ns, json.loads(verdict)) for at_ns, verdict in rows]
 
-    def _new(self, table: Table) -> Any:
+    def _new_events(self, table: Table) -> Any:
         if table.name in LATER_TABLES and not has_table(self.db, table.name):
             return empty(table)
         if table.name not in self._last:
-            self._last[table.name] = self._before(table.name)
+            self._last[table.name] = self._last_old_row(table.name)
         last = self._last[table.name]
         names = sqlite_columns.select_list(table)
-        wanted = f"SELECT {names} FROM {table.name} WHERE id > ? ORDER BY id LIMIT {_MOST_ROWS}"
-        rows = sqlite_columns.rows(table, self.db.execute(wanted, (last,)))
+        query = f"SELECT {names} FROM {table.name} WHERE id > ? ORDER BY id LIMIT {_MAX_ROWS}"
+        rows = sqlite_columns.rows(table, self.db.execute(query, (last,)))
         if len(rows):
             newest = f"SELECT MAX(id) FROM (SELECT id FROM {table.name} WHERE id > ? ORDER BY id LIMIT {len(rows)})"
             self._last[table.name] = self.db.execute(newest, (last,)).fetchone()[0]
         return rows
 
-    def _before(self, table: str) -> int:
+    def _last_old_row(self, table: str) -> int:
         """The last row that is too old. Processes and communicators are never too old: other rows refer to them."""
         if table in ("processes", "communicators", "owners"):
             return 0
-        wanted = f"SELECT id FROM {table} WHERE ts_ns < ? ORDER BY ts_ns DESC LIMIT 1"
-        row = self.db.execute(wanted, (self.since_ns,)).fetchone()
+        query = f"SELECT id FROM {table} WHERE ts_ns < ? ORDER BY ts_ns DESC LIMIT 1"
+        row = self.db.execute(query, (self.since_ns,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _fresh(self, table: str, selected: str) -> list[tuple[Any, ...]]:
+    def _new_rows(self, table: str, columns: str) -> list[tuple[Any, ...]]:
         last = self._last.get(table, 0)
         rows = self.db.execute(
-            f"SELECT rowid, {selected} FROM {table} WHERE rowid > ? ORDER BY rowid", (last,)
+            f"SELECT rowid, {columns} FROM {table} WHERE rowid > ? ORDER BY rowid", (last,)
         ).fetchall()
         self._last[table] = rows[-1][0] if rows else last
         return [row[1:] for row in rows]
 
     def _lost(self) -> dict[str, int]:
         lost: dict[str, int] = {}
-        for ts_ns, kind, n in self._fresh("losses", "ts_ns, kind, n_lost"):
+        for ts_ns, kind, n in self._new_rows("losses", "ts_ns, kind, n_lost"):
             if ts_ns >= self.since_ns:
                 lost[kind] = lost.get(kind, 0) + n
         return lost
