@@ -2,8 +2,8 @@
 
 A batch leaves the spool only when the hub has acknowledged it. After a failure the sender waits for the time that the
 hub asked for (RetryInfo), or for a time that doubles up to half a minute. A random part shortens that time, so that
-a thousand agents do not come back at the same moment. Only a batch that the hub rejects as bad leaves the spool
-without having arrived: it is set aside on disk and reported. A batch at which the
+a thousand agents do not reconnect at the same moment. Only a batch that the hub rejects as bad leaves the spool
+without being stored: it is set aside on disk and reported. A batch at which the
 hub fails goes behind the others, so that it holds up no other batch.
 """
 
@@ -29,7 +29,7 @@ FIRST_RETRY_S = 0.2
 MAX_RETRY_S = 30.0
 _MAX_FORMING_BYTES = 64 << 20
 _MAX_BATCH_BYTES = 4 << 20
-_LOOK_EVERY_S = 0.05
+_POLL_EVERY_S = 0.05
 
 
 class Outcome(Enum):
@@ -151,56 +151,56 @@ class HubSender:
         while self._step():
             with self._changed:
                 if not self._answers and not self._is_ending:
-                    self._changed.wait(_LOOK_EVERY_S)
+                    self._changed.wait(_POLL_EVERY_S)
                 elif not self._answers:
-                    self._changed.wait(_LOOK_EVERY_S / 5)
+                    self._changed.wait(_POLL_EVERY_S / 5)
 
     def _step(self) -> bool:
-        """Process answers, write new rows to disk, begin to send. False when all is done."""
+        """Process answers, write new rows to disk, begin to send. False when nothing remains to be sent."""
         with self._changed:
             answers, self._answers = self._answers, []
             for batch, answer in answers:
-                self._settle(batch, answer)
+                self._process_answer(batch, answer)
             forming: dict[str, list[Array]] = {}
             is_free = len(self._in_flight) < MAX_IN_FLIGHT or self._forming_bytes > _MAX_BATCH_BYTES
             if self._forming and (is_free or self._is_ending):
                 forming, self._forming, self._forming_bytes = self._forming, {}, 0
         if forming:
-            joined = {name: np.concatenate(rows) for name, rows in forming.items()}
+            tables = {name: np.concatenate(rows) for name, rows in forming.items()}
             with self._changed:
-                for piece in _pieces(joined):
-                    self._spool.put(piece)
-        self._begin()
+                for batch_tables in _split(tables):
+                    self._spool.put(batch_tables)
+        self._send_next()
         with self._changed:
             is_done = not self._spool.batches() or self._clock_s() >= self._end_s
             is_done = is_done or (self._away_since_s is not None and not self._in_flight)
             return not (self._is_ending and is_done and not self._forming)
 
-    def _begin(self) -> None:
+    def _send_next(self) -> None:
         """Send the oldest batches that are not in flight; a single batch while the hub is unreachable."""
         if self._clock_s() < self._resume_s:
             return
         n_at_once = 1 if self._n_failures else MAX_IN_FLIGHT
         with self._changed:
-            ready = [batch for batch in self._spool.batches() if batch.number not in self._in_flight]
-            ready.sort(key=lambda batch: (self._n_failures_of[batch.number], batch.number))
-            ready = ready[: max(0, n_at_once - len(self._in_flight))]
-            self._in_flight |= {batch.number: batch for batch in ready}
-        for batch in ready:
+            batches = [batch for batch in self._spool.batches() if batch.number not in self._in_flight]
+            batches.sort(key=lambda batch: (self._n_failures_of[batch.number], batch.number))
+            batches = batches[: max(0, n_at_once - len(self._in_flight))]
+            self._in_flight |= {batch.number: batch for batch in batches}
+        for batch in batches:
             try:
-                self._channel.send(batch.batch_id, read(batch), self._answering(batch))
+                self._channel.send(batch.batch_id, read(batch), self._answer_callback(batch))
             except Exception as error:  # noqa: BLE001 (one batch that cannot be sent must not hold up the rest)
-                self._answered(batch, Answer(Outcome.BAD_BATCH, reason=f"{batch.path.name}: {error}"))
+                self._queue_answer(batch, Answer(Outcome.BAD_BATCH, reason=f"{batch.path.name}: {error}"))
 
-    def _answering(self, batch: SpooledBatch) -> Callable[[Answer], None]:
-        return lambda answer: self._answered(batch, answer)
+    def _answer_callback(self, batch: SpooledBatch) -> Callable[[Answer], None]:
+        return lambda answer: self._queue_answer(batch, answer)
 
-    def _answered(self, batch: SpooledBatch, answer: Answer) -> None:
+    def _queue_answer(self, batch: SpooledBatch, answer: Answer) -> None:
         with self._changed:
             self._answers.append((batch, answer))
             self._changed.notify()
 
-    def _settle(self, batch: SpooledBatch, answer: Answer) -> None:
+    def _process_answer(self, batch: SpooledBatch, answer: Answer) -> None:
         self._in_flight.pop(batch.number, None)
         if answer.outcome in (Outcome.ACKNOWLEDGED, Outcome.BAD_BATCH):
             self._n_failures, self._away_since_s, self._resume_s = 0, None, 0.0
@@ -233,11 +233,11 @@ class HubSender:
         return min(MAX_RETRY_S, doubled_s) * (1 - self._jitter() / 2)
 
 
-def _pieces(tables: Mapping[str, Array]) -> list[dict[str, Array]]:
+def _split(tables: Mapping[str, Array]) -> list[dict[str, Array]]:
     """The tables, split into batches below the hub's size limit."""
     n_bytes = sum(rows.nbytes for rows in tables.values())
     n_pieces = -(-n_bytes // _MAX_BATCH_BYTES)
     if n_pieces <= 1:
         return [dict(tables)]
-    parts = {name: np.array_split(rows, n_pieces) for name, rows in tables.items()}
-    return [{name: split[i] for name, split in parts.items() if len(split[i])} for i in range(n_pieces)]
+    splits = {name: np.array_split(rows, n_pieces) for name, rows in tables.items()}
+    return [{name: split[i] for name, split in splits.items() if len(split[i])} for i in range(n_pieces)]
