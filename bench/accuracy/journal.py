@@ -51,7 +51,8 @@ class Journal(NamedTuple):
 
 def _read(file: BinaryIO) -> dict[Any, Any]:
     """The results in a file; a result that was cut at the end is removed from the file."""
-    results, end = {}, 0
+    results: dict[Any, Any] = {}
+    end = 0
     while True:
         try:
             item, result = pickle.load(file)

@@ -82,8 +82,14 @@ def _headline(result: dict[str, Any]) -> str:
         f"**{healthy['n']} healthy jobs: {healthy['accused']} accuse a rank, {healthy['inconclusive']} are "
         f"inconclusive. {faults['n']} faults: {faults['right']} right, {faults['wrong']} with a wrong rank, "
         f"{faults['missed']} missed, {faults['inconclusive']} inconclusive; {cost} costs within the bounds.** "
-        f"Seeds {result['seeds']}, commit {result['commit']}."
+        f"Seeds {result['seeds']}, {_sample(result, healthy['n'] + faults['n'])}commit {result['commit']}."
     )
+
+
+def _sample(result: dict[str, Any], n: int) -> str:
+    """That the numbers are from a part of the planned jobs, where they are."""
+    planned = result.get("n_planned", n)
+    return f"a random sample of {n} of {planned} planned jobs, " if n < planned else ""
 
 
 def _shape(name: str, row: dict[str, Any]) -> tuple[Any, ...]:
@@ -140,8 +146,9 @@ def _matrix(result: dict[str, Any]) -> str:
     ]
     return (
         f"\n## Simulated faults\n{FIT}\n"
-        f"{result['n']} jobs: every fault in every suitable shape, 20 seeds (fewer above 32 ranks). The seed "
-        f"determines the culprit and the moments. **Culprit right in {result['culprit_right_percent']} %, "
+        "Every fault in every suitable shape, 20 seeds (fewer above 32 ranks). The seed determines the culprit and the "
+        f"moments. {result['n']} jobs, {_sample(result, result['n'])}commit {result['commit']}. "
+        f"**Culprit right in {result['culprit_right_percent']} %, "
         f"cause right in {result['cause_right_percent']} %, {result['n_accused']} ranks accused wrongly.**\n\n"
         "The true cost is the additional waiting time of all ranks except the culprits, compared with the same job "
         "without the fault. The last column has the 10th, 50th and 90th percentile. Costs that the report states "
@@ -176,7 +183,8 @@ def _healthy(result: dict[str, Any]) -> str:
     rows = sorted(otherwise.items(), key=lambda item: -item[1])
     return (
         f"\n## Healthy jobs\n\n{result['n']} simulated healthy jobs: four of five with random shape, scatter, clocks "
-        f"and capture, the remaining jobs in the shapes above. **{result['n_ranks_accused']} ranks accused**; "
+        f"and capture, the remaining jobs in the shapes above; {_sample(result, result['n'])}"
+        f"commit {result['commit']}. **{result['n_ranks_accused']} ranks accused**; "
         f"{result['n_called_healthy']} jobs reported as healthy.\n"
         + (f"\n{_table(('report', 'jobs'), rows)}" if rows else "")
     )
