@@ -43,7 +43,9 @@ def test_the_cost_is_right(shape: str, fault: str, seed: int) -> None:
     assert (result.answer.mark, result.answer.cost) == ("right", "right"), result.answer
 
 
-@pytest.mark.parametrize(("shape", "seed"), [("subgroups", 302), ("absorbed", 620), ("gan", 405)])
+@pytest.mark.parametrize(
+    ("shape", "seed"), [("subgroups", 302), ("absorbed", 620), ("gan", 405), ("gpus_differ", 939)]
+)
 def test_the_same_job_without_the_fault_accuses_no_rank(shape: str, seed: int) -> None:
     result = ran(Case(shape, "", seed))
     assert result is not None

@@ -22,7 +22,7 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.excess import excess_ns
 from stallscope.diagnose.timeline.timeline import Timeline
 
-_SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late
+_SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late; of all steps: throughout
 _VICTIM = 0.5  # share of the partner's excess up to which a GPU is the partner's victim
 
 
@@ -65,7 +65,16 @@ def on_device(case: Case, late_steps: list[LateStep]) -> OnDevice:
     )
     named = {process: device.late for process, device in slow.items()}
     least_ns = least_device_ns(case.pace, limits)
+    slow = {process: device for process, device in slow.items() if not _is_by_manufacture(case, device)}
     return OnDevice(slow, stage, moving(line, late, named, table=table, least_ns=least_ns, limits=limits))
+
+
+def _is_by_manufacture(case: Case, device: SlowDevice) -> bool:
+    """Whether a GPU is slower by a small share of the step in nearly all steps: GPUs of a model differ that much."""
+    typical_ns = float(np.median([late.excess_ns for late in device.late]))
+    n_steps = len(np.unique(case.judged.step))
+    is_small = typical_ns < case.limits.late_step_share * case.step_ns
+    return is_small and len(device.late) >= _SAME_STEPS * n_steps
 
 
 def _is_victim(line: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> bool:
