@@ -19,7 +19,7 @@ from stallscope.health.node_state import STATES
 from stallscope.health.signals import SIGNALS
 
 QUORUM = 4
-"""With fewer machines, the median says little about the typical machine: two slow machines of four would define it."""
+"""With fewer machines the median may not be the typical machine: two slow machines of three would define it."""
 
 DEVIATIONS = 3.5
 """Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen."""
