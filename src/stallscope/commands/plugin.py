@@ -10,7 +10,7 @@ import typer
 from stallscope.errors import NotFound
 
 plugin_app = typer.Typer(
-    help="Find the GPU that is late when all hosts look the same: NCCL's profiler plugin.",
+    help="Find the late GPU when all hosts look the same.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -19,7 +19,9 @@ plugin_app = typer.Typer(
 
 @plugin_app.command()
 def path() -> None:
-    """Print the variable that loads the plugin into a job: export $(stallscope plugin path).
+    """Print the variable that loads the plugin into a job.
+
+    Set it with: export $(stallscope plugin path)
 
     The plugin costs nothing measurable until `stallscope plugin record` asks for records. NCCL loads one profiler
     plugin; STALLSCOPE_NCCL_CHAIN names another plugin that receives the same calls.
@@ -39,7 +41,7 @@ def record(
         list[int] | None, typer.Option("--pid", help="Only this process; may be repeated (default: all).")
     ] = None,
 ) -> None:
-    """Record the collectives of the ranks on this machine, with their times on the GPUs.
+    """Record when collectives start on the GPUs of this machine.
 
     The job runs with the plugin (see `stallscope plugin path`). Kernel times cost the job up to a few percent while
     they are recorded.
