@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the files of a dist folder outside the checkout and runs the first commands of a user with each:
-# prove_install.sh DIST RESULT. Writes size in bytes, seconds to the first verdict and exit codes as JSON. Needs root.
+# prove_install.sh DIST RESULT [PART...]. PART: environment, machine, image; without it all. Writes size in bytes, seconds to the first verdict and exit codes as JSON. Needs root.
 # Empty machines need debootstrap, the images need buildah; without these programs their rows are left out.
 set -euo pipefail
 dist=$(realpath "$1") result=$(realpath -m "$2") setup=$(realpath "$(dirname "$0")")
@@ -14,11 +14,12 @@ cleanup() {
 trap cleanup EXIT
 cd "$scratch"
 unset PYTHONPATH
+parts=${*:3}
+parts=" ${parts:-environment machine image} "
 caps=(BPF PERFMON SYS_PTRACE DAC_READ_SEARCH CHECKPOINT_RESTORE)
 
-rows=()
-row() { # row NAME FILE MORE: one line of the result
-	rows+=("{\"artefact\": \"$1\", \"commit\": \"$commit\", \"bytes\": $(stat -c %s "$2")$3}")
+row() { # row NAME FILE MORE: one row of the result
+	python3 "$setup/install_row.py" "$result" "$commit" "{\"artefact\": \"$1\", \"commit\": \"$commit\", \"bytes\": $(stat -c %s "$2")$3}"
 }
 machine() { # machine RELEASE FOLDER [PACKAGE,...]: an empty Debian without a compiler
 	archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
@@ -60,29 +61,31 @@ try() { # try NAME FILE FOLDER COMMAND...: the first minute. FOLDER: for the tra
 
 python3 -m venv wheel
 wheel/bin/pip --quiet --disable-pip-version-check install "$dist"/*.whl
-try wheel "$dist"/*.whl "$scratch" wheel/bin/stallscope
+if [[ $parts == *" environment "* ]]; then
+	try wheel "$dist"/*.whl "$scratch" wheel/bin/stallscope
 
-# A user without root, with exactly the five capabilities and no way to get more.
-five=-all$(printf ',+%s' "${caps[@],,}")
-chmod 755 "$scratch"
-install -d -o 65534 -g 65534 "$scratch/nobody"
-try wheel-uid-65534 "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" setpriv --reuid 65534 --regid 65534 --clear-groups \
-	--no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" "$scratch/wheel/bin/stallscope"
+	# A user without root, with exactly the five capabilities and no way to get more.
+	five=-all$(printf ',+%s' "${caps[@],,}")
+	chmod 755 "$scratch"
+	install -d -o 65534 -g 65534 "$scratch/nobody"
+	try wheel-uid-65534 "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" setpriv --reuid 65534 --regid 65534 --clear-groups \
+		--no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" "$scratch/wheel/bin/stallscope"
 
-# The same under the seccomp profile of the container.
-try wheel-seccomp "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" python3 "$setup/seccomp_exec.py" "$setup/../deploy/seccomp/stallscope-agent.json" \
-	setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" \
-	"$scratch/wheel/bin/stallscope"
+	# The same under the seccomp profile of the container.
+	try wheel-seccomp "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" python3 "$setup/seccomp_exec.py" "$setup/../deploy/seccomp/stallscope-agent.json" \
+		setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" \
+		"$scratch/wheel/bin/stallscope"
 
-clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
-for file in "$dist"/*.pyz; do
-	try pyz "$file" "$scratch" "${clean[@]}" "$file"
-done
-file=$dist/stallscope-$(uname -m)
-if [ -f "$file" ]; then try own-python "$file" "$scratch" "${clean[@]}" "$file"; fi
+	clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
+	for file in "$dist"/*.pyz; do
+		try pyz "$file" "$scratch" "${clean[@]}" "$file"
+	done
+	file=$dist/stallscope-$(uname -m)
+	if [ -f "$file" ]; then try own-python "$file" "$scratch" "${clean[@]}" "$file"; fi
+fi
 
 file=("$dist"/*.deb)
-if command -v debootstrap >/dev/null && [ ${#file[@]} = 1 ]; then
+if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#file[@]} = 1 ]; then
 	root=$scratch/bookworm
 	machine bookworm "$root" rpm
 	cp "$dist"/*.deb "$root/tmp/stallscope.deb"
@@ -129,7 +132,7 @@ image() { # image NAME COMMAND...: runs a command in the image with exactly the 
 	done
 	buildah --storage-driver vfs run "${dropped[@]}" "${caps[@]/#/--cap-add=CAP_}" --isolation chroot "$container" -- stallscope "$@"
 }
-if command -v buildah >/dev/null && [ -f "$dist/agent.tar" ]; then
+if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/agent.tar" ]; then
 	profile=$setup/../deploy/seccomp/stallscope-agent.json
 	container=$(buildah --storage-driver vfs from --quiet --security-opt "seccomp=$profile" "oci-archive:$dist/agent.tar")
 	try image-agent "$dist/agent.tar" /tmp image "$container"
@@ -138,7 +141,7 @@ fi
 hub() { # hub COMMAND...: runs a command in the image of the hub, as its user
 	buildah --storage-driver vfs run --isolation chroot "$container" -- stallscope "$@"
 }
-if command -v buildah >/dev/null && [ -f "$dist/hub.tar" ]; then
+if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/hub.tar" ]; then
 	container=$(buildah --storage-driver vfs from --quiet "oci-archive:$dist/hub.tar")
 	begin=$(date +%s.%N)
 	hub hub quickstart --db /tmp/hub --name localhost >hub.txt
@@ -164,4 +167,3 @@ if command -v buildah >/dev/null && [ -f "$dist/hub.tar" ]; then
 	echo "image-hub: takes data of an agent and answers; first verdict after $seconds s, 20 s of them the job"
 	buildah --storage-driver vfs rm "$container" >/dev/null
 fi
-(IFS=,; printf '{"commit": "%s", "python": "%s", "artefacts": [%s]}\n' "$commit" "$(python3 -V)" "${rows[*]}") | python3 -m json.tool >"$result"
