@@ -79,10 +79,12 @@ function zoom(factor, at) {
 
 function open(cell) {
   const m = map.value
-  const seq = m.seq[cell.b]
+  // A job with rare rounds has seconds without a round: they open the round before them.
+  const column = m.seq.findLastIndex((seq, at) => seq >= 0 && at <= cell.b)
+  const seq = m.seq[column]
   const rank = order.value[cell.r]
-  const at = Math.round(m.from_ms + cell.b * m.bucket_ms)
-  go(seq >= 0 ? { rank, seq, comm: m.comms[m.comm[cell.b]], at } : { rank, seq: null, comm: null, at: null })
+  const at = Math.round(m.from_ms + column * m.bucket_ms)
+  go(column >= 0 ? { rank, seq, comm: m.comms[m.comm[column]], at } : { rank, seq: null, comm: null, at: null })
 }
 
 /** Where the keyboard begins: the culprit, in the newest column with a round. */
