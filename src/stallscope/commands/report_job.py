@@ -36,7 +36,7 @@ def job(
     ca_cert: CaFile = None,
     settings: SettingsFile = None,
 ) -> None:
-    """The post-mortem of one job: timeline, incidents, cost, evidence, changes to make."""
+    """The post-mortem of one job: timeline, incidents, cost and changes."""
     from stallscope.commands import job_page, job_report
     from stallscope.commands.compare import report_of
 
