@@ -11,9 +11,10 @@ from typing import Literal
 from stallscope.events.owner import GROUP_LABELS, OWNER_LABELS, column
 
 KINDS = (
-    *("straggler", "hang", "mismatch", "imbalance", "device", "process", "failure"),
-    *("change", "link", "idle", "inconclusive", "latency", "dead_server"),
+    *("failure", "hang", "mismatch", "dead_server", "straggler", "device", "link"),
+    *("process", "latency", "change", "imbalance", "idle", "inconclusive"),
 )
+"""The kinds of verdicts, the most urgent first."""
 SEVERITIES = ("low", "medium", "high", "critical")
 STATES = ("open", "closed")
 

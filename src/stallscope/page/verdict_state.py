@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stallscope.diagnose import all_causes
+from stallscope.events.verdict_fields import KINDS
 from stallscope.serve.tools.verdict_row import stored_verdict
 
 MOST_LISTED = 3
@@ -13,12 +14,10 @@ MOST_LISTED = 3
 LOSSES = ("gpu_seconds_lost", "usd_lost", "gpus_lost", "usd_per_hour")
 """The fields of losses()."""
 
-_ORDER = ("hang", "mismatch", "failure", "straggler", "device", "process", "imbalance", "inconclusive")
-
 
 def urgency(kind: str) -> int:
     """The position of a kind of verdict: the most urgent first."""
-    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)
 
 
 def is_fault(kind: str) -> bool:

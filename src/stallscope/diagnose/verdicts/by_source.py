@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.verdicts.by_job import together
+from stallscope.events.verdict_fields import KINDS
 
-_RANKED = ("failure", "hang", "mismatch", "straggler", "device", "process", "imbalance", "inconclusive")
 _ENDS = ("failure", "hang")
 _SAME_JOB = ("n_ranks", "n_nodes")
 
@@ -22,7 +22,7 @@ def joint(reports: Sequence[Report]) -> Report:
     whole = together(list(reports))
     kept: list[Verdict] = []
     remarks: list[dict[str, object]] = []
-    for verdict in sorted(whole.verdicts, key=lambda each: _RANKED.index(each.kind)):
+    for verdict in sorted(whole.verdicts, key=lambda each: KINDS.index(each.kind)):
         same = next((i for i, known in enumerate(kept) if _is_same(known, verdict)), None)
         if same is not None:
             victims = sorted({*kept[same].victims, *verdict.victims} - set(verdict.ranks))
