@@ -66,7 +66,7 @@ def test_without_an_agent_labels_are_dropped_and_counted(path):
     assert (note.n_sent, note.n_dropped) == (0, 100)
 
 
-def test_an_agent_that_goes_away_is_no_matter(path):
+def test_labels_are_dropped_after_the_agent_has_ended(path):
     labels = Labels(path)
     note = Annotator(str(path))
     note.step(1)
@@ -87,7 +87,7 @@ def test_more_than_fits_is_dropped_not_waited_for(path, monkeypatch):
     assert note.n_dropped == 15
 
 
-def test_a_fork_tells_for_itself(path, labels):
+def test_a_forked_process_sends_labels_with_its_own_pid(path, labels):
     note = Annotator(str(path))
     note.step(1)
     assert note.flush(20)
@@ -121,7 +121,7 @@ def test_only_the_standard_library_is_loaded():
     }
 
 
-def test_a_lightning_trainer_s_hooks_tell(path, labels, monkeypatch):
+def test_lightning_callbacks_send_labels(path, labels, monkeypatch):
     """The module is a stand-in with the name and the base class that Lightning has."""
     module = types.ModuleType("lightning.pytorch.callbacks")
     module.Callback = type("Callback", (), {})
@@ -145,7 +145,7 @@ def test_a_lightning_trainer_s_hooks_tell(path, labels, monkeypatch):
     ]
 
 
-def test_a_ray_report_tells_and_reports(path, labels):
+def test_a_ray_report_sends_labels_and_forwards_the_metrics(path, labels):
     note, reported = Annotator(str(path)), []
     report = ray_report(note, lambda metrics, **named: reported.append((metrics, named)))
     report({"loss": 1.0})
@@ -154,7 +154,7 @@ def test_a_ray_report_tells_and_reports(path, labels):
     assert told(labels, note) == [("step", "1"), ("epoch", "3"), ("step", "21")]
 
 
-def test_our_own_process_is_told_by_the_kernel(path, labels):
+def test_the_pid_of_the_sender_comes_from_the_kernel(path, labels):
     note = Annotator(str(path))
     note.step(1)
     assert note.flush(20)

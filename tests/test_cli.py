@@ -78,13 +78,13 @@ def test_version(run):
     assert run("version") == (0, f"stallscope {__version__}\n", "")
 
 
-def test_explain_says_it_in_words(run, db):
+def test_explain_prints_the_verdict_as_text(run, db):
     code, out, err = run("explain", "--db", db)
     assert (code, err) == (Answer.FOUND.exit_code, "")
     assert "slows down the job: 50.0 ms late every 7 steps, asleep in nanosleep." in out
 
 
-def test_explain_as_json_is_as_the_schema_says(run, db):
+def test_explain_json_matches_the_schema(run, db):
     code, out, err = run("explain", "--db", db, "--json", "--usd-per-gpu-hour", "2.5")
     assert (code, err) == (Answer.FOUND.exit_code, "")
     data = json.loads(out)
@@ -153,7 +153,7 @@ def test_durations_that_are_none(given):
         duration_ns(given, "--since")
 
 
-def test_since_that_is_no_duration(run, db):
+def test_an_invalid_since_duration_is_refused(run, db):
     assert_one_line(run("explain", "--db", db, "--since", "soon"), 2, "--since", "'soon'", "5m")
 
 
@@ -166,12 +166,12 @@ def test_no_such_recording(run, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_no_recording(run, tmp_path):
+def test_importing_a_folder_without_a_recording_is_refused(run, tmp_path):
     assert_one_line(run("import", tmp_path, "--db", tmp_path / "x.db"), 2, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recording_is_no_trace(run):
+def test_explaining_a_recording_advises_to_import_it(run):
     assert_one_line(run("explain", "--db", RECORDED), 2, "stallscope import")
 
 
@@ -231,7 +231,7 @@ def test_settings_come_from_the_environment(run, db, monkeypatch):
     assert json.loads(run("explain", "--json")[1])["healthy"] is True
 
 
-def test_a_process_of_its_own_fails_in_one_line_too(tmp_path):
+def test_the_installed_command_fails_with_one_line(tmp_path):
     folder = two_ranks().write(tmp_path / "recording")
     (folder / "events.parquet").write_bytes(b"PAR1")
     for words, code in (
@@ -244,7 +244,7 @@ def test_a_process_of_its_own_fails_in_one_line_too(tmp_path):
     assert not (tmp_path / "x.db").exists()
 
 
-def test_a_reader_that_goes_away_is_told_nothing(db):
+def test_a_closed_output_pipe_prints_no_error(db):
     code = "from stallscope.cli import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", code, "explain", "--db", db], stdout=-1, stderr=-1, env=clean()
@@ -300,7 +300,7 @@ def test_a_package_that_is_not_installed_is_named(db, words, package):
     assert (done.returncode, done.stderr) == (2, wanted)
 
 
-def test_serving_a_trace_that_is_not_there_is_an_error_and_leaves_nothing(tmp_path):
+def test_serving_a_missing_trace_is_an_error_and_leaves_no_files(tmp_path):
     done = command("serve", "--db", tmp_path / "missing.db", "--listen", "127.0.0.1:0")
     assert_one_line((done.returncode, done.stdout, done.stderr), 3, "no trace at", "missing.db")
     assert not list(tmp_path.iterdir())

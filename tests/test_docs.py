@@ -38,7 +38,7 @@ def test_every_setting_column_and_category_is_on_its_page(generate: ModuleType):
     assert all(f"| `{name}` |" in pages["reference/categories.md"] for name in names.CATEGORY_NAMES)
 
 
-def test_every_option_the_help_tells_is_on_the_page_of_commands(generate: ModuleType):
+def test_every_option_in_the_help_is_on_the_commands_page(generate: ModuleType):
     page = generate.pages()["reference/commands.md"]
     for name, _ in generate.commands_of(cli.app):
         output = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "200"}).output
@@ -47,7 +47,7 @@ def test_every_option_the_help_tells_is_on_the_page_of_commands(generate: Module
         assert options == set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE))
 
 
-def test_every_category_says_what_it_means(generate: ModuleType):
+def test_every_category_has_a_description(generate: ModuleType):
     rows = re.findall(
         r"^\| \d+ \| `\w+` \| (.*) \|$", generate.pages()["reference/categories.md"], re.MULTILINE
     )

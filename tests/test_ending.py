@@ -12,7 +12,7 @@ from stallscope.ending import set_by_signals, signal_descriptor
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_asks_for_the_end_and_nothing_else(number):
+def test_a_signal_sets_the_stop_event_and_handlers_are_restored(number):
     stop = threading.Event()
     before = signal.getsignal(number)
     with set_by_signals(stop, agent._SIGNALS):
@@ -21,7 +21,7 @@ def test_a_signal_asks_for_the_end_and_nothing_else(number):
     assert signal.getsignal(number) == before
 
 
-def test_who_waits_for_a_descriptor_is_told_of_a_signal_too():
+def test_the_signal_descriptor_becomes_readable_on_a_signal():
     before = signal.set_wakeup_fd(-1)
     stop = threading.Event()
     with set_by_signals(stop), signal_descriptor() as reading:

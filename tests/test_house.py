@@ -54,7 +54,7 @@ def test_no_file_or_folder_is_a_drawer(our_files: list[Path], repository: Path):
 
 
 @pytest.mark.parametrize("what", NOT_OURS)
-def test_nothing_points_outside_the_house(ours: list[Path], repository: Path, what: str):
+def test_no_file_has_machine_paths_issue_numbers_or_todos(ours: list[Path], repository: Path, what: str):
     result = [
         f"{path.relative_to(repository)}:{number}: {line.strip()[:80]}"
         for path in ours
@@ -64,7 +64,7 @@ def test_nothing_points_outside_the_house(ours: list[Path], repository: Path, wh
     assert not result
 
 
-def test_every_module_says_first_what_it_is(repository: Path):
+def test_every_module_has_a_docstring(repository: Path):
     silent = [
         str(path.relative_to(repository))
         for folder in ("src", "bench", "docs", "tests")
@@ -74,7 +74,7 @@ def test_every_module_says_first_what_it_is(repository: Path):
     assert not silent
 
 
-def test_every_question_says_first_what_it_asks(repository: Path):
+def test_every_sql_file_starts_with_a_comment(repository: Path):
     silent = [
         path.name for path in (repository / "src").rglob("*.sql") if not path.read_text().startswith("--")
     ]
@@ -88,7 +88,7 @@ def test_every_bpf_file_carries_both_licences(repository: Path):
     assert not silent
 
 
-def test_help_tells_every_word_of_make(repository: Path):
+def test_make_help_lists_every_target(repository: Path):
     stdout = subprocess.run(
         ["make", "help"], cwd=repository, capture_output=True, text=True, check=True
     ).stdout

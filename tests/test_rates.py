@@ -43,7 +43,7 @@ def test_the_model_with_most_fitting_words_is_taken(table):
     assert price(table, "NVIDIA A100-SXM4-40GB", "aws") == (4.0, "provider")
 
 
-def test_an_unknown_provider_falls_back_and_says_so(table):
+def test_an_unknown_provider_uses_the_fallback_price(table):
     assert price(table, "NVIDIA H100 80GB HBM3", "nobody") == (6.0, "fallback")
     assert price(table, "NVIDIA H100 80GB HBM3") == (6.0, "fallback")
     assert price(table, "Tesla T4", "aws") == (0.5, "fallback")
@@ -57,7 +57,7 @@ def test_a_price_that_is_not_in_the_table_is_unknown(table, gpu):
 
 
 @pytest.mark.parametrize("usd", [0, -1, math.nan, math.inf, 1e6, "7", None, True])
-def test_what_is_no_price_is_refused_with_its_place(usd):
+def test_an_invalid_price_is_refused_with_its_location(usd):
     with pytest.raises(BadInput, match=r"mine\.yaml: rates: aws: H100: .* is not a price"):
         rates.validated({**FILE, "rates": {"aws": {"H100": usd}}}, "mine.yaml")
 
@@ -89,7 +89,7 @@ def test_the_shipped_table_is_valid_and_has_a_day():
     assert {rate.provider for rate in table.rates} >= {"aws", "gcp", "azure", rates.ANY}
 
 
-def test_files_that_are_none_are_said(tmp_path):
+def test_missing_and_malformed_rate_files_are_errors(tmp_path):
     with pytest.raises(NotFound, match="the file of rates does not exist"):
         rates.load(tmp_path / "absent.yaml")
     for content in ("[1, 2]", "a: [", "\x00"):
@@ -101,7 +101,7 @@ def test_files_that_are_none_are_said(tmp_path):
         rates.load(tmp_path / "bad.yaml")
 
 
-def test_every_shipped_price_says_what_it_rests_on():
+def test_every_shipped_price_states_its_source():
     lines = rates.SHIPPED.read_text().split("\nrates:\n")[1].split("\n  any:")[0].splitlines()
     prices = [line for line in lines if line.startswith("    ")]
     assert len(prices) > 40

@@ -30,7 +30,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_defaults_hold_when_nothing_is_given():
+def test_defaults_apply_without_given_values():
     force = in_force()
     assert force.settings == Settings(node="host-a")
     assert set(force.origins) == {s.name for s in TABLE}
@@ -159,13 +159,13 @@ def test_the_environment_can_name_the_file(tmp_path):
     assert in_force({}, {"STALLSCOPE_SETTINGS": str(path)}).settings.usd_per_gpu_hour == 2.5
 
 
-def test_the_default_file_is_read_when_it_is_there(tmp_path, monkeypatch):
+def test_the_default_file_is_read_if_it_exists(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "DEFAULT_FILE", written(tmp_path, "cause_share: 0.9\n"))
     assert in_force().settings.cause_share == 0.9
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
-def test_an_empty_file_says_nothing(tmp_path, text):
+def test_an_empty_file_changes_no_settings(tmp_path, text):
     assert in_force({}, {}, written(tmp_path, text)).settings == Settings(node="host-a")
 
 

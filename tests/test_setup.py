@@ -31,7 +31,7 @@ def need(repository: Path, bare: Path, *words: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=environ, capture_output=True, text=True)
 
 
-def test_one_line_says_what_to_install_where_that_is_not_allowed(repository: Path, bare: Path):
+def test_one_line_names_the_packages_when_installing_is_not_allowed(repository: Path, bare: Path):
     done = need(repository, bare, "venv")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
@@ -48,12 +48,12 @@ def test_tracing_is_left_out_with_one_line_when_the_tools_are_missing(repository
     assert "gcc" in done.stderr
 
 
-def test_a_python_without_venv_is_told_from_no_python(repository: Path, bare: Path):
+def test_python_without_venv_is_distinguished_from_missing_python(repository: Path, bare: Path):
     executable(bare / "python3", "exit 1")
     assert need(repository, bare, "venv").stderr.endswith("apt-get install python3-venv\n")
 
 
-def test_nothing_is_said_or_done_when_nothing_is_missing(repository: Path, bare: Path):
+def test_no_action_is_taken_when_all_tools_are_present(repository: Path, bare: Path):
     executable(bare / "python3", "exit 0")
     executable(bare / "apt-get", "echo called >&2")
     done = need(repository, bare, "venv")
@@ -61,7 +61,9 @@ def test_nothing_is_said_or_done_when_nothing_is_missing(repository: Path, bare:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="other: as root only, installing is allowed without sudo")
-def test_old_package_lists_are_fetched_anew_before_giving_up(repository: Path, bare: Path, tmp_path: Path):
+def test_outdated_package_lists_are_updated_before_the_setup_fails(
+    repository: Path, bare: Path, tmp_path: Path
+):
     executable(bare / "python3", f"test -e {tmp_path}/installed")
     executable(
         bare / "apt-get",
@@ -76,7 +78,7 @@ esac""",
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="other: as root only, installing is allowed without sudo")
-def test_what_the_package_manager_says_is_shown_when_it_fails(repository: Path, bare: Path):
+def test_the_output_of_a_failing_package_manager_is_shown(repository: Path, bare: Path):
     executable(bare / "apt-get", 'echo "E: no network"; exit 100')
     done = need(repository, bare, "venv")
     assert done.returncode == 1
@@ -111,7 +113,7 @@ def test_virtual_machines_are_left_out_with_one_line_when_their_tools_are_missin
     ]
 
 
-def test_other_machines_than_x86_start_no_small_ones(repository: Path, bare: Path):
+def test_virtual_machines_are_not_set_up_on_other_architectures(repository: Path, bare: Path):
     executable(bare / "uname", "echo aarch64")
     executable(bare / "apt-get", "echo called >&2")
     done = need(repository, bare, "kernels")
@@ -162,7 +164,7 @@ def test_a_program_is_unpacked_once(repository: Path, archive: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("release", "reason"), [("gone", "E: no network"), ("new", "no program in tool")])
-def test_a_program_that_cannot_be_had_is_told(repository: Path, archive: Path, release: str, reason: str):
+def test_an_unavailable_program_is_reported(repository: Path, archive: Path, release: str, reason: str):
     executable(archive / "dpkg", "tar -c --files-from /dev/null")
     done = fetched(repository, archive, "program", f"tool/{release}")
     assert done.returncode == 0
@@ -187,7 +189,7 @@ def test_a_kernel_in_a_package_of_its_own_is_found(repository: Path, archive: Pa
     assert image.read_text() == "linux-binary-7.2.1-cloud-amd64\n"
 
 
-def test_a_package_without_a_kernel_is_told(repository: Path, archive: Path):
+def test_a_package_without_a_kernel_is_reported(repository: Path, archive: Path):
     executable(archive / "dpkg", "tar -c --files-from /dev/null")
     assert "no kernel in linux-image-6.10.2-cloud-amd64" in kernels(repository, archive, "6/new").stderr
 

@@ -41,19 +41,19 @@ CASES: dict[str, Known] = {
     "d01": Known("test_d01_the_storage_freezes_a_rank_every_num_workers_steps"),
     "d03": Known("test_d03_too_few_workers_on_all_ranks_accuse_none"),
     "d04": Known("test_d04_ten_minutes_between_epochs_on_all_ranks_are_not_a_hang"),
-    "d06": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_died_is_named"),
+    "d06": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_ended_is_named"),
     "d07": Known(
         why_not="Public data: tests/importers/test_node_database.py, and the table of public data above."
     ),
     "d09": Known("test_d09_one_rank_saves_while_the_others_go_on"),
     "d10": Known("test_d10_the_peers_wait_for_the_long_save_of_rank_0"),
     "d12": Known("test_d12_one_storage_target_is_slow"),
-    "d13": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_died_is_named"),
-    "d15": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_died_is_named"),
+    "d13": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_ended_is_named"),
+    "d15": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_ended_is_named"),
     "d16": Known(
         why_not="Memory that grows leaves no call or off-CPU interval behind: these records cannot show it."
     ),
-    "d18": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_died_is_named"),
+    "d18": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_ended_is_named"),
     "d19": Known("test_d19_memory_compaction_holds_one_rank"),
     "d21": Known("test_d21_a_driver_call_that_does_not_return"),
     "g01": Known("test_g01_g03_g04_the_allocator_of_one_rank_frees_and_asks_again"),
@@ -73,7 +73,7 @@ CASES: dict[str, Known] = {
     "g22": Known(
         why_not="Public data: tests/importers/test_flight_recorder.py, and the table of public data above."
     ),
-    "g24": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_died_is_named"),
+    "g24": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_ended_is_named"),
     "n01": Known("test_n01_a_slow_pcie_link_makes_the_copies_of_one_rank_long"),
     "n03": Known("test_n03_a_node_that_is_a_third_of_a_percent_slower_raises_no_alarm"),
     "n04": Known(
@@ -83,9 +83,9 @@ CASES: dict[str, Known] = {
     "n07": Known("test_n07_a_fabric_that_becomes_slow_names_no_rank"),
     "n09": Known("test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_accuses_no_rank"),
     "n10": Known("test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_accuses_no_rank"),
-    "n12": Known("test_n12_p17_a_standstill_in_which_all_have_entered_names_no_rank"),
+    "n12": Known("test_n12_p17_a_standstill_after_all_ranks_entered_names_no_rank"),
     "n13": Known("test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_accuses_no_rank"),
-    "n15": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_died_is_named"),
+    "n15": Known("test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_ended_is_named"),
     "n16": Known("test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_accuses_no_rank"),
     "p02": Known("test_p02_sizes_differ"),
     "p03": Known("test_p03_two_ranks_take_two_communicators_in_another_order"),
@@ -97,7 +97,7 @@ CASES: dict[str, Known] = {
     "p12": Known("test_p12_one_rank_prepares_for_half_an_hour_before_the_first_barrier"),
     "p14": Known("test_p14_p15_a_long_start_of_all_ranks_is_not_a_straggler"),
     "p15": Known("test_p14_p15_a_long_start_of_all_ranks_is_not_a_straggler"),
-    "p17": Known("test_n12_p17_a_standstill_in_which_all_have_entered_names_no_rank"),
+    "p17": Known("test_n12_p17_a_standstill_after_all_ranks_entered_names_no_rank"),
     "p18": Known("test_p18_the_many_behind_are_named_not_the_two_ahead"),
     "p20": Known(why_not="States of idle links are not recorded, so they raise no alarm."),
     "p21": Known("test_p21_experts_without_tokens_are_uneven_work_not_bad_machines"),

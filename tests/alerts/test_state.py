@@ -72,14 +72,14 @@ def test_incidents_that_closed_before_the_first_start_raise_no_alert(path):
         assert [alert["incidents"] for alert in state.listed()] == [["open"]]
 
 
-def test_restart_between_raise_and_resolve_raises_nothing_twice(state, path):
+def test_a_restart_before_the_resolve_does_not_raise_the_alert_again(state, path):
     sent(state, config(), 1, incident())
     with closing(AlertState(path)) as after_restart:
         assert sent(after_restart, config(), 2, incident()) == []
         assert sent(after_restart, config(), 60, incident(end_s=20)) == ["resolved"]
 
 
-def test_small_growth_of_the_cost_is_no_update(state):
+def test_a_small_increase_in_cost_sends_no_update(state):
     sent(state, config(), 1, incident(gpu_seconds=130.0))
     assert sent(state, config(), 2, incident(gpu_seconds=140.0, updated_ns=T0_NS + 2 * S)) == []
     assert sent(state, config(), 3, incident(gpu_seconds=300.0, updated_ns=T0_NS + 3 * S)) == ["updated"]

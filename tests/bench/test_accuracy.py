@@ -45,12 +45,12 @@ def test_a_slow_gpu_of_a_job_that_runs_ahead_is_found_in_every_stretch_between_t
 
 
 @pytest.mark.parametrize("number", range(1, 9))
-def test_healthy_jobs_accuse_nobody(number: int) -> None:
+def test_no_rank_of_a_healthy_job_is_accused(number: int) -> None:
     _, _, entry = simulated.healthy_job(number)
     assert entry.n_accused == 0
 
 
-def test_the_judge_tells_right_from_wrong_from_abstained() -> None:
+def test_the_judge_distinguishes_right_wrong_and_abstained() -> None:
     trace, truth = fault_scenarios.scene("dp8", "block_io", 0, has_twin=False)
     report, (answer,) = diagnose(trace), truth.answers
     right = judged(report, truth.knowable)
@@ -63,7 +63,7 @@ def test_the_judge_tells_right_from_wrong_from_abstained() -> None:
     assert judged(replace(report, verdicts=[]), [answer]).culprit == "abstained"
 
 
-def test_what_cannot_be_known_is_not_asked_for() -> None:
+def test_the_knowable_answers_depend_on_the_captured_gpu_times() -> None:
     _, without = fault_scenarios.scene("dp8", "gpu_slow", 0, has_twin=False)
     _, known = fault_scenarios.scene(
         "dp8", "gpu_slow", 0, has_twin=False, capture=Capture(has_gpu_times=True)

@@ -34,13 +34,13 @@ def job(
     return windows, [Steps(np.arange(len(end_ns)), end_ns, length_ns)]
 
 
-def test_the_slowdown_is_found_under_a_drift():
+def test_the_slowdown_is_measured_correctly_under_drift():
     slowdown = comparing.slowdown(*job(0.5, noise=0, drift=0.05, n_on=8), [])
     assert slowdown["slowdown_percent"] == pytest.approx(0.5, abs=0.02)
     assert slowdown["runs"] == 16
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says():
+def test_the_interval_has_its_stated_coverage():
     n_held, n = 0, 400
     for seed in range(n):
         slowdown = comparing.slowdown(*job(0.3, noise=0.002, drift=0.01, n_on=8, seed=seed), [])
@@ -65,7 +65,7 @@ def test_windows_in_which_the_machine_was_slow_pull_it_to_neither_side():
     assert np.mean([entry["spread_percent"] for entry in result]) < 0.4
 
 
-def test_windows_without_whole_steps_are_no_measurement():
+def test_windows_without_complete_steps_are_rejected():
     windows, (steps,) = job(0.3, noise=0, drift=0, n_on=3)
     with pytest.raises(Failed):
         comparing.slowdown(windows, [Steps(*(step[::1000] for step in steps))], [])
@@ -98,7 +98,7 @@ def test_jobs_side_by_side_are_compared_each_with_itself():
     assert comparing.slowdown(windows, [gap, *ranks[1:]], [])["runs"] == 32
 
 
-def test_what_hot_hooks_cost_a_part_of_the_time_is_told_exactly():
+def test_the_cost_of_intermittent_hot_probes_is_measured_correctly():
     """On in a tenth of the windows, they cost 10 %: without knowing when, that looks like a machine that stumbles."""
     windows, (steps,) = job(0.2, noise=0.002, drift=0, n_on=60)
     rng = np.random.default_rng(3)

@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_job() -> None:
     assert (entry == other).all()
 
 
-def test_the_cost_is_what_the_job_lasts_longer() -> None:
+def test_the_true_cost_is_the_additional_duration_of_the_job() -> None:
     _, truth = jobs.job("plain", "one_stop", 3)
     assert truth.fault
     assert 0.4 * (truth.n_ranks - 1) < truth.cost_gpu_s < 2.1 * (truth.n_ranks - 1)

@@ -70,7 +70,7 @@ def test_the_right_answer_is_right(folder: Path):
         ({"kind": "hang"}, "kind hang"),
     ],
 )
-def test_what_differs_is_told(folder: Path, differing: dict[str, Any], expected: str):
+def test_differences_from_the_truth_are_listed(folder: Path, differing: dict[str, Any], expected: str):
     assert expected in "; ".join(judging.judged("sleep", folder, report(verdict(**differing))).wrong)
 
 

@@ -26,7 +26,7 @@ def test_all_launches_are_counted(library: Path):
     ("bounds", "lost"),
     [({"ring_bytes": 1 << 16}, "ring_full"), ({"max_waiting_bytes": 1 << 14}, "waited_too_long")],
 )
-def test_what_was_sent_is_what_came_and_what_was_lost(library: Path, bounds: dict[str, int], lost: str):
+def test_every_call_is_either_received_or_counted_as_lost(library: Path, bounds: dict[str, int], lost: str):
     changes = bench_storm.told(library, N_CALLS, **bounds)
     assert changes["n_unaccounted"] == 0
     assert changes["n_lost"][lost] > 0

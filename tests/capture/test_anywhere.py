@@ -180,7 +180,7 @@ def load(path: Path | str) -> str:
         "home/someone/libnccl-0a1b2c3d.so.2",
     ],
 )
-def test_a_library_is_seen_in_any_place_under_any_of_its_names(agent: Agent, child, copy, name: str):
+def test_calls_are_counted_for_any_library_path_and_name(agent: Agent, child, copy, name: str):
     entry = child()
     entry.does(load(copy(name)))
     agent.attaches()
@@ -188,7 +188,7 @@ def test_a_library_is_seen_in_any_place_under_any_of_its_names(agent: Agent, chi
     assert agent.counted() == {entry.pid: N}
 
 
-def test_a_deleted_file_is_seen(agent: Agent, child, copy):
+def test_calls_into_a_deleted_library_are_counted(agent: Agent, child, copy):
     path = copy("libnccl.so.2")
     entry = child()
     entry.does(load(path))
@@ -198,7 +198,7 @@ def test_a_deleted_file_is_seen(agent: Agent, child, copy):
     assert agent.counted() == {entry.pid: N}
 
 
-def test_a_library_that_is_loaded_late_is_seen_soon(agent: Agent, child, copy):
+def test_a_library_loaded_later_is_attached(agent: Agent, child, copy):
     entry = child()
     agent.looks()
     assert not agent.links
@@ -229,7 +229,7 @@ def test_a_fork_is_a_process_of_its_own(agent: Agent, child, copy):
     assert list(counted.values()) == [N]
 
 
-def test_a_thread_that_is_older_than_the_agent_is_seen(agent: Agent, child, copy):
+def test_calls_of_a_thread_older_than_the_agent_are_counted(agent: Agent, child, copy):
     entry = child()
     entry.does(load(copy("libnccl.so.2")), "thread.start()")
     agent.attaches()
@@ -237,7 +237,7 @@ def test_a_thread_that_is_older_than_the_agent_is_seen(agent: Agent, child, copy
     assert agent.counted() == {entry.pid: N}
 
 
-def test_several_versions_at_once_are_all_seen(agent: Agent, child, copy):
+def test_calls_into_several_versions_at_once_are_counted(agent: Agent, child, copy):
     children = [child(), child()]
     for entry, version in zip(children, ("2.18.3", "2.32.3"), strict=True):
         entry.does(load(copy(f"{version}/libnccl.so.2")))
@@ -248,7 +248,9 @@ def test_several_versions_at_once_are_all_seen(agent: Agent, child, copy):
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_code_that_is_linked_in_is_seen(agent: Agent, child, tmp_path: Path, copy, is_hidden: bool):
+def test_calls_into_statically_linked_code_are_counted(
+    agent: Agent, child, tmp_path: Path, copy, is_hidden: bool
+):
     """Its symbols are in .symtab only; hidden ones are local there. A driver beside it says that it uses a GPU."""
     main, both, program = tmp_path / "main.c", tmp_path / "both.o", tmp_path / "job"
     main.write_text(STATIC)
@@ -271,7 +273,7 @@ def test_code_that_is_linked_in_is_seen(agent: Agent, child, tmp_path: Path, cop
     assert agent.counted() == {entry.pid: N}
 
 
-def test_a_container_with_a_root_of_its_own_is_seen(agent: Agent, child, copy, tmp_path: Path):
+def test_calls_in_a_container_with_its_own_root_are_counted(agent: Agent, child, copy, tmp_path: Path):
     """The library's name means another file, or none, on the host."""
     image = copy("image/libnccl.so.2")
     root = tmp_path / "root"
@@ -310,7 +312,7 @@ def test_an_image_that_two_containers_share_is_hooked_once(agent: Agent, child, 
     assert agent.counted() == {entry.pid: N for entry in children}
 
 
-def test_a_file_that_is_no_library_is_refused(program: Program, tmp_path: Path):
+def test_attaching_to_a_directory_is_refused(program: Program, tmp_path: Path):
     path = tmp_path / "libnccl.so.2"
     path.mkdir()
     with pytest.raises(Refused):

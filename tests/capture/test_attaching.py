@@ -64,7 +64,7 @@ def test_the_functions_that_exist_are_attached_to_past_their_endbr(tmp_path):
 
 
 @x86_64
-def test_where_hooks_are_slow_to_take_off_there_are_few(tmp_path):
+def test_few_probes_are_attached_when_detaching_is_slow(tmp_path):
     code = dict.fromkeys(("cudaMalloc", "cudaMallocArray", "cudaStreamCreate"), "push %rbp; pop %rbp")
     with loaded(assembled(tmp_path / "libcudart.so.12", code)) as pid:
         attached = Attached()
@@ -74,7 +74,7 @@ def test_where_hooks_are_slow_to_take_off_there_are_few(tmp_path):
 
 
 @x86_64
-def test_dear_first_instructions_are_told(tmp_path):
+def test_functions_with_expensive_first_instructions_are_reported(tmp_path):
     code = {"ncclAllReduce": "sub $8, %rsp; add $8, %rsp", "cudaMalloc": "push %rbp; pop %rbp"}
     with loaded(assembled(tmp_path / "libnccl.so.2", code)) as pid:
         notes = Attacher(Discovery(pids=frozenset({pid})), Attached()).attach_new(0)
@@ -82,7 +82,7 @@ def test_dear_first_instructions_are_told(tmp_path):
 
 
 @x86_64
-def test_a_library_without_our_functions_is_told(tmp_path):
+def test_a_library_without_traced_functions_is_reported(tmp_path):
     with loaded(assembled(tmp_path / "libcuda.so.1", {"cuOther": "nop"})) as pid:
         attached = Attached()
         (note,) = Attacher(Discovery(pids=frozenset({pid})), attached).attach_new(0)
@@ -91,7 +91,7 @@ def test_a_library_without_our_functions_is_told(tmp_path):
 
 
 @x86_64
-def test_a_refused_attach_is_told_once_and_the_next_file_is_tried(tmp_path):
+def test_a_refused_attach_is_reported_once(tmp_path):
     def refuse(path: str, hooks: list[Hook]) -> None:
         raise Refused("cannot attach: Invalid argument", 22)
 
@@ -103,7 +103,7 @@ def test_a_refused_attach_is_told_once_and_the_next_file_is_tried(tmp_path):
 
 
 @x86_64
-def test_a_file_whose_process_ended_too_soon_is_tried_again_with_the_next(tmp_path):
+def test_a_file_is_retried_with_the_next_process_if_the_first_one_ended(tmp_path):
     """The first process ends between being found and being attached to."""
     path = assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})
     attached = Attached()
@@ -122,7 +122,7 @@ def test_a_file_whose_process_ended_too_soon_is_tried_again_with_the_next(tmp_pa
 
 
 @x86_64
-def test_a_file_that_nobody_uses_for_long_is_let_go_and_found_again(tmp_path):
+def test_an_unused_file_is_detached_and_attached_again_on_reuse(tmp_path):
     """Probes hold a deleted library on the disk; ten minutes without a process are enough."""
     path = assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})
     attached, second, minute = Attached(), 10**9, 60 * 10**9
@@ -140,7 +140,7 @@ def test_a_file_that_nobody_uses_for_long_is_let_go_and_found_again(tmp_path):
     assert len(attached) == 2
 
 
-def test_hooks_go_to_the_first_instruction_unless_it_is_an_endbr():
+def test_probes_skip_an_initial_endbr_instruction():
     result = {"a": Symbol(100, 50), "b": Symbol(200, 60), "c": Symbol(300, 70)}
     entries = {"a": Entry.EMULATED, "b": Entry.AFTER_ENDBR, "c": Entry.STEPPED}
     assert probe_offsets(result, entries) == {"a": 100, "b": 204, "c": 300}

@@ -40,12 +40,12 @@ def test_a_struct_is_read_with_offsets_arrays_and_structs_inside(types: btf.Btf)
     assert types.dtype("outer") == expected
 
 
-def test_a_struct_that_is_not_there_is_a_key_error(types: btf.Btf):
+def test_a_missing_struct_is_a_key_error(types: btf.Btf):
     with pytest.raises(KeyError, match="nothing"):
         types.dtype("nothing")
 
 
-def test_variables_are_found_by_name(types: btf.Btf):
+def test_variables_are_located_by_name(types: btf.Btf):
     locations = types.locations(".rodata")
     assert {name: index.n_bytes for name, index in locations.items()} == {"setting": 4, "other": 8}
 
@@ -59,11 +59,11 @@ def test_variables_are_found_by_name(types: btf.Btf):
         ([("a", "<i4"), ("b", "<i8"), ("c", "<i8")], "20 bytes"),
     ],
 )
-def test_a_difference_is_told_in_words(other_rows, message: str):
+def test_a_layout_difference_is_described(other_rows, message: str):
     difference = btf.difference(np.dtype([("a", "<i4"), ("b", "<i8")]), np.dtype(other_rows))
     assert message in difference and bool(difference) == bool(message)
 
 
-def test_a_section_that_is_not_there_is_a_key_error(bpf_object: Path):
+def test_a_missing_section_is_a_key_error(bpf_object: Path):
     with pytest.raises(KeyError):
         btf.section(bpf_object.read_bytes(), ".nothing")

@@ -40,7 +40,7 @@ def test_the_machines_own_clocks_are_bracketed_closely():
     assert 0 <= reading.error_ns < 100_000
 
 
-def test_the_kernel_tells_how_good_the_wall_clock_is():
+def test_the_kernel_reports_the_wall_clock_error_and_frequency():
     wall_clock = clock.wall_clock()
     assert wall_clock.max_error_us >= 0
     assert abs(wall_clock.frequency_ppm) <= 500

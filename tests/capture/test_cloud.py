@@ -73,7 +73,7 @@ def service() -> Iterator[str]:
         server.shutdown()
 
 
-def test_aws_tells_with_a_token(service: str):
+def test_aws_metadata_is_read_with_a_token(service: str):
     assert machine_metadata("aws", service) == {
         "cloud": "aws",
         "instance": "i-0abc",
@@ -82,7 +82,7 @@ def test_aws_tells_with_a_token(service: str):
     }
 
 
-def test_google_tells_the_last_parts_of_its_paths(service: str):
+def test_google_metadata_values_are_the_last_path_components(service: str):
     result = machine_metadata("gcp", service)
     assert result == {
         "cloud": "gcp",
@@ -93,13 +93,13 @@ def test_google_tells_the_last_parts_of_its_paths(service: str):
     }
 
 
-def test_azure_tells_and_what_it_tells_is_plain(service: str):
+def test_azure_metadata_values_are_stripped_of_control_characters(service: str):
     result = machine_metadata("azure", service)
     assert (result["instance"], result["zone"], result["name"]) == ("11-22", "westeurope-1", "node-2")
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
-def test_where_nobody_answers_nothing_is_told(service: str, cloud: str):
+def test_no_metadata_is_reported_without_a_metadata_service(service: str, cloud: str):
     assert machine_metadata(cloud, service + "/elsewhere") == {}
     assert machine_metadata(cloud, "http://127.0.0.1:9") == {}
 

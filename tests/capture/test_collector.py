@@ -62,7 +62,7 @@ def test_a_ring_that_has_room_is_emptied_when_its_records_are_asked_for():
     assert source.n_drains == 3
 
 
-def test_a_ring_that_tells_is_emptied():
+def test_a_ring_that_signals_is_drained():
     source = Source(is_full=False)
     collector = Collector(source)
     collector.start()
@@ -82,7 +82,7 @@ def test_one_ring_that_fills_has_all_of_them_emptied():
     assert other.n_drains == full.n_drains
 
 
-def test_what_nobody_takes_is_dropped_and_counted():
+def test_records_that_are_not_consumed_are_dropped_and_counted():
     source = Source()
     collector = Collector(source, max_waiting_bytes=10 * 8 * 2)
     collector.start()
@@ -94,7 +94,7 @@ def test_what_nobody_takes_is_dropped_and_counted():
     assert collector.n_dropped == source.n - 20
 
 
-def test_a_failure_of_the_thread_is_told():
+def test_a_failure_of_the_collector_thread_is_raised():
     class Failing(Source):
         def drain(self) -> np.ndarray:
             if self.n_drains == 2:

@@ -114,7 +114,7 @@ def test_a_group_that_is_only_simulated_takes_no_round(tracing: Callable[..., Pr
     assert (arrivals["flags"] == 0).all()
 
 
-def test_a_variant_with_a_configuration_is_told_once(tracing: Callable[..., Program], puppet):
+def test_a_collective_with_a_configuration_is_recorded_once(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(init("made", 2), "lib.ncclReduceConfig(P(0), P(0), Z(16), 9, 1, 3, comm(made), P(55), P(0))")
     (arrival,) = told(program, puppet.pid)[0]
@@ -132,7 +132,9 @@ def test_one_sided_calls_are_work_for_the_gpu_but_no_round(tracing: Callable[...
     assert program.processes().rows["n_collectives"].tolist() == [2]
 
 
-def test_a_call_that_waits_for_other_ranks_is_seen_while_it_is_open(tracing: Callable[..., Program], puppet):
+def test_an_open_call_that_waits_for_other_ranks_is_in_the_process_state(
+    tracing: Callable[..., Program], puppet
+):
     program = tracing()
     puppet.does(init("made", 2))
     puppet.tell("lib.ncclCommWindowRegister(comm(made), P(0), Z(64), P(0), 0)")

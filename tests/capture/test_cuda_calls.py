@@ -109,7 +109,7 @@ def test_every_call_is_counted_with_its_bytes(tracing: Callable[..., Program], p
     assert all(n == 0 for name, n in program.losses().items() if name.startswith("lost_"))
 
 
-def test_a_row_tells_how_long_calls_took(tracing: Callable[..., Program], puppet):
+def test_a_row_has_the_durations_of_its_calls(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(
         "lib.set_sleep(20000); lib.cudaFree(P(0)); lib.set_sleep(5000)",
@@ -126,7 +126,7 @@ def test_a_row_tells_how_long_calls_took(tracing: Callable[..., Program], puppet
     assert min(histogram) < 1_000_000
 
 
-def test_rows_tell_what_is_new_since_the_last(tracing: Callable[..., Program], puppet):
+def test_rows_count_only_calls_since_the_previous_row(tracing: Callable[..., Program], puppet):
     program = tracing()
     output = tallies(program)
     puppet.does("[lib.cudaFree(P(0)) for _ in range(3)]")
@@ -163,7 +163,7 @@ def test_copies_in_two_and_three_dimensions_have_their_bytes(tracing: Callable[.
     assert result["stream"][1] == 99
 
 
-def test_launches_are_told_with_grid_and_block(tracing: Callable[..., Program], puppet):
+def test_launches_are_recorded_with_grid_and_block(tracing: Callable[..., Program], puppet):
     program = tracing(slow_call_ns=0)
     config = "(ctypes.c_uint * 16)(5, 6, 7, 8, 9, 10, 0, 0, 77)"
     puppet.does(
@@ -220,9 +220,7 @@ def test_the_balance_of_memory_is_exact(tracing: Callable[..., Program], puppet)
     assert result[MemoryKind.DEVICE, 2] == (device - 2000, 2, device)
 
 
-def test_a_free_that_fails_frees_nothing_and_one_of_what_was_not_seen_is_counted_apart(
-    tracing: Callable[..., Program], puppet
-):
+def test_failed_and_unknown_frees_do_not_change_the_memory_balance(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(
         *PREPARE, "p = malloc('cudaMalloc', 1000)", "lib.set_failure(2)", "malloc('cudaMalloc', 5000)"
@@ -249,7 +247,7 @@ def test_memory_is_held_until_the_last_of_its_handles_is_released(tracing: Calla
     assert (row["live_bytes"], row["n_live"], row["n_frees"], row["n_unknown_frees"]) == (0, 0, 1, 0)
 
 
-def test_what_a_process_held_is_gone_with_it(tracing: Callable[..., Program], puppet):
+def test_the_memory_balance_of_an_ended_process_is_zero(tracing: Callable[..., Program], puppet):
     program = tracing()
     output = tallies(program)
     puppet.does(*PREPARE, "lib.cudaSetDevice(0)", "[malloc('cudaMalloc', 1000) for _ in range(1000)]")
@@ -263,7 +261,7 @@ def test_what_a_process_held_is_gone_with_it(tracing: Callable[..., Program], pu
     assert output.rows(time.monotonic_ns())[1][1]["live_bytes"].tolist() == [10]
 
 
-def test_pinned_memory_is_told_from_pageable(tracing: Callable[..., Program], puppet):
+def test_pinned_and_pageable_memory_are_distinguished(tracing: Callable[..., Program], puppet):
     program = tracing(slow_call_ns=0)
     puppet.does(
         *PREPARE,
@@ -285,7 +283,7 @@ def test_pinned_memory_is_told_from_pageable(tracing: Callable[..., Program], pu
     ]
 
 
-def test_a_call_seen_in_runtime_and_driver_is_one(tracing: Callable[..., Program], puppet):
+def test_a_runtime_call_that_enters_the_driver_is_counted_once(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(*PREPARE)
     program.measure()
@@ -329,7 +327,7 @@ def test_streams_events_graphs_and_modules_are_counted(tracing: Callable[..., Pr
     assert [memset["count_bytes"] for memset in memsets] == [100, 400]
 
 
-def test_an_error_is_told_once_and_counted_each_time(tracing: Callable[..., Program], puppet):
+def test_an_error_is_recorded_once_and_counted_each_time(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(*PREPARE, "lib.set_failure(700)", "[lib.cudaFree(P(0)) for _ in range(50)]")
     puppet.does("[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(50)]")

@@ -80,7 +80,7 @@ def test_libraries_are_known_by_name(name, is_one):
     assert is_gpu_library(Mapping("0-1", "08:01", 1, name, False)) is is_one
 
 
-def test_libraries_of_a_running_process_are_found_once(tmp_path):
+def test_libraries_of_a_running_process_are_discovered_once(tmp_path):
     nccl = library(tmp_path / "my env" / "libnccl.so.2", NCCL)
     cudart = library(tmp_path / "conda" / "libcudart-0a1b2c.so.12", CUDART)
     with process(nccl, cudart) as child:
@@ -102,7 +102,7 @@ def test_a_chosen_process_is_searched_whatever_its_libraries_are_called(tmp_path
         assert names(looking_at(child).scan(0)) == ["libmine.so"]
 
 
-def test_a_renamed_copy_is_found_beside_a_gpu_library(tmp_path):
+def test_a_renamed_copy_is_discovered_in_a_process_with_a_gpu_library(tmp_path):
     cuda = library(tmp_path / "libcuda.so.1", OTHER)
     with process(cuda, library(tmp_path / "libmine.so", NCCL), library(tmp_path / "libother.so", OTHER)):
         assert names(everything(Discovery(), tmp_path)) == ["libcuda.so.1", "libmine.so"]
@@ -122,7 +122,7 @@ def test_functions_linked_in_statically_are_found(tmp_path):
             assert functions(image, ["cudaMalloc"], is_static=False) == {}
 
 
-def test_a_deleted_file_is_found_and_opened(tmp_path):
+def test_a_deleted_library_is_discovered_and_opened(tmp_path):
     nccl = library(tmp_path / "libnccl.so.2", NCCL)
     inode = nccl.stat().st_ino
     with process(nccl):
@@ -150,7 +150,7 @@ def test_two_different_files_of_one_name_are_two(tmp_path):
         assert len(looking_at(entry, other).scan(0)) == 2
 
 
-def test_a_library_that_is_loaded_late_is_found_when_it_is(tmp_path):
+def test_a_library_loaded_later_is_discovered_by_the_next_scan(tmp_path):
     cudart, nccl = library(tmp_path / "libcudart.so.12", CUDART), library(tmp_path / "libnccl.so.2", NCCL)
     with process(cudart) as child:
         discovery = looking_at(child)
@@ -198,7 +198,7 @@ def test_descendants_of_a_chosen_process_belong_to_it(tmp_path):
         os.kill(scan.pid, 9)
 
 
-def test_a_file_that_could_not_be_attached_to_is_found_again(tmp_path):
+def test_a_forgotten_file_is_discovered_again(tmp_path):
     with process(library(tmp_path / "libnccl.so.2", NCCL)) as child:
         discovery = looking_at(child)
         (scan,) = discovery.scan(0)
@@ -213,7 +213,7 @@ needs_mounts = pytest.mark.skipif(
 
 
 @needs_mounts
-def test_a_file_only_a_container_sees_is_found_and_opened(tmp_path):
+def test_a_file_visible_only_in_a_container_is_discovered_and_opened(tmp_path):
     library(tmp_path / "image" / "libnccl.so.2", NCCL)
     (tmp_path / "inside").mkdir()
     script = f"mount --bind {tmp_path}/image {tmp_path}/inside && exec {sys.executable} -c '{LOADER}'"
@@ -246,7 +246,7 @@ def test_two_containers_of_one_image_show_one_file(tmp_path):
         assert len(looking_at(entry, two).scan(0)) == 1
 
 
-def test_a_scan_that_has_nothing_to_do_is_cheap():
+def test_a_scan_without_new_processes_is_cheap():
     """Twenty-five a second must stay under 1 % of a core: 400 us each. The best of many, on a busy machine."""
     discovery = Discovery()
     discovery.scan(0)

@@ -185,7 +185,7 @@ def test_numbers_have_the_names_of_the_drivers_headers(
 @pytest.mark.bpf
 @pytest.mark.live
 @pytest.mark.compiler
-def test_nothing_is_loaded_where_nobody_asked(tracing: Callable[..., Program]):
+def test_ioctl_programs_are_loaded_only_on_request(tracing: Callable[..., Program]):
     program = tracing()
     assert not {name for way in IOCTL_WAYS.values() for name in way} & program.costs().keys()
     assert (program.ioctl_way, program.missing) == ("", ())
@@ -231,7 +231,7 @@ def n_named(db: Path) -> int:
 
 @pytest.mark.bpf
 @pytest.mark.live
-def test_a_trace_tells_who_called_the_driver(
+def test_a_trace_names_the_processes_that_called_the_driver(
     bpf_object: Path, caller: Caller, device: Callable[..., Path], tmp_path: Path
 ):
     null, db, out, stop = device(NULL), tmp_path / "trace.db", io.StringIO(), threading.Event()
@@ -314,7 +314,7 @@ def test_the_drivers_majors_are_those_of_the_kernels_list(tmp_path: Path):
         assert device_name(major << 20 | minor, result) == name
 
 
-def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
+def test_a_driver_that_is_loaded_later_is_registered_then(tmp_path: Path):
     output, now = [], {}
     calls = DriverCalls(output.append, lambda _: "", lambda: dict(now))
     assert "no NVIDIA driver" in calls.refresh() and output == []
@@ -325,7 +325,7 @@ def test_a_driver_that_is_loaded_later_is_told_then(tmp_path: Path):
     assert output == [{195: Driver.NVIDIA}, {195: Driver.NONE, 510: Driver.UVM}]
 
 
-def test_who_calls_without_being_traced_is_named_once():
+def test_an_untraced_caller_is_named_once():
     names = {7: "nvidia-smi", 8: "dcgm-exporter", 9: "python"}
     calls = DriverCalls(lambda _: None, lambda pid: names.get(pid, ""))
     assert [(entry.pid, entry.label, entry.value) for entry in calls.new_labels([7, 8, 9, 10], {9}, 5)] == [
@@ -337,7 +337,7 @@ def test_who_calls_without_being_traced_is_named_once():
     assert [entry.pid for entry in calls.new_labels([7, 8], set(), 7)] == [7]
 
 
-def test_who_was_not_traced_is_found_when_it_has_ended(tmp_path: Path):
+def test_untraced_callers_are_listed_once_their_process_has_ended(tmp_path: Path):
     (tmp_path / "8").mkdir()
     keys = np.zeros(3, kernel.OPERATION_KEY)
     keys["tgid"], keys["symbol"] = (7, 8, 9), FIRST_IOCTL

@@ -42,7 +42,7 @@ def offsets_by_nm(path: Path, *flags: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("flags", [(), ("-Wl,-z,noseparate-code",)])
-def test_exported_functions_are_found_where_nm_sees_them(tmp_path, flags):
+def test_exported_functions_have_the_offsets_that_nm_prints(tmp_path, flags):
     path = build(tmp_path, *flags)
     expected = offsets_by_nm(path, "-D")
     with elf.open_image(path) as image:
@@ -53,18 +53,18 @@ def test_exported_functions_are_found_where_nm_sees_them(tmp_path, flags):
     assert all(symbol.size > 0 for symbol in exported.values())
 
 
-def test_data_imports_and_absent_names_are_no_functions(tmp_path):
+def test_data_imports_and_absent_names_are_not_functions(tmp_path):
     with elf.open_image(build(tmp_path)) as image:
         assert elf.exported_functions(image, ["data_not_code", "imported", "cudaMallocAsync", ""]) == {}
 
 
-def test_a_file_with_only_the_old_hash_exports_nothing(tmp_path):
+def test_a_file_with_only_a_sysv_hash_has_no_exports(tmp_path):
     with elf.open_image(build(tmp_path, "-Wl,--hash-style=sysv")) as image:
         assert elf.exported_functions(image, NAMES) == {}
         assert set(elf.local_functions(image, NAMES)) == set(NAMES)
 
 
-def test_functions_linked_in_statically_are_found_in_symtab(tmp_path):
+def test_static_functions_are_read_from_symtab(tmp_path):
     source = SOURCE.replace("int cuda", "static int cuda").replace("imported(x)", "cudaFree(x)")
     path = build(tmp_path, source=source)
     expected = offsets_by_nm(path)
@@ -138,7 +138,7 @@ def test_one_file_under_two_names_has_one_key_and_a_copy_another(tmp_path):
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="first instructions are judged on x86-64 only")
-def test_first_instructions_are_told_apart(tmp_path):
+def test_first_instructions_are_classified(tmp_path):
     code = {
         "cudaPush": "push %rbp; pop %rbp; ret",
         "cudaPush12": "push %r12; pop %r12; ret",
@@ -161,7 +161,7 @@ def test_first_instructions_are_told_apart(tmp_path):
         assert {name: elf.probe_entry(image, symbol) for name, symbol in exported.items()} == expected
 
 
-def test_what_is_no_regular_elf_file_is_refused(tmp_path):
+def test_files_that_are_not_regular_elf_files_are_refused(tmp_path):
     text, empty, fifo = tmp_path / "text", tmp_path / "empty", tmp_path / "fifo"
     text.write_text("no program\n" * 20)
     empty.touch()
@@ -195,7 +195,7 @@ def sound(tmp_path_factory):
     changes=st.lists(st.tuples(st.integers(0, 1 << 14), st.integers(0, 255)), max_size=40),
     header=st.lists(st.tuples(st.integers(16, 1500), st.sampled_from([0, 1, 127, 255])), max_size=6),
 )
-def test_a_broken_file_is_refused_or_gives_less_and_nothing_else(sound, tmp_path, cut, changes, header):
+def test_a_corrupted_file_is_refused_or_read_partially(sound, tmp_path, cut, changes, header):
     data = bytearray(sound)
     for at, value in changes + header:
         if at < len(data):
@@ -210,7 +210,7 @@ def test_a_broken_file_is_refused_or_gives_less_and_nothing_else(sound, tmp_path
         pass
 
 
-def test_a_file_cut_while_it_is_open_is_an_error_not_a_crash(tmp_path):
+def test_a_file_truncated_while_open_raises_not_elf(tmp_path):
     path = build(tmp_path)
     with elf.open_image(path) as image:
         os.truncate(path, 64)

@@ -44,7 +44,7 @@ def test_the_threads_of_the_busiest_process_count_and_a_hit_without_its_return_c
     assert group.load(SECOND_NS) == pytest.approx(0.004)
 
 
-def test_what_the_scheduler_s_side_takes_is_off_the_budget():
+def test_scheduler_programs_are_charged_to_the_budget():
     group = Group(period_ns=0)
     group.add_counts({THREAD: Count()}, 0, cost_ratio=TIMES_WAY)
     group.add_counts(
@@ -53,24 +53,24 @@ def test_what_the_scheduler_s_side_takes_is_off_the_budget():
     assert group.spent == 1000 * 1000 + 500_000 * SCHEDULER_TIMES
 
 
-def test_hooks_cost_more_where_their_way_in_is_long():
+def test_a_high_probe_entry_cost_uses_up_the_budget_sooner():
     """As in a process between whose calls the caches are filled with other things."""
     assert not exceeds_budget(HookGroup.HOT, spending({THREAD: 2 * 4000}), BUDGET)
     assert exceeds_budget(HookGroup.HOT, spending({THREAD: 2 * 4000}, way_ns=7 * WAY_NS), BUDGET)
 
 
-def test_what_costs_less_than_the_budget_stays_on():
+def test_probes_below_the_budget_stay_on():
     group = spending({THREAD: 2 * 4000})
     assert not exceeds_budget(HookGroup.HOT, group, BUDGET)
 
 
-def test_what_has_spent_the_budget_of_a_period_is_off_until_it_is_paid():
+def test_probes_over_budget_stay_off_until_the_overrun_is_repaid():
     group = spending({THREAD: 2 * 200_000})
     assert exceeds_budget(HookGroup.HOT, group, BUDGET)
     assert off_until_ns(group, BUDGET) == group.spent / BUDGET == 40 * SECOND_NS
 
 
-def test_the_first_period_is_short_and_later_ones_are_longer():
+def test_the_first_period_is_shorter_than_later_periods():
     group = spending({THREAD: 2 * 8000})
     assert exceeds_budget(HookGroup.HOT, group, BUDGET)
     group = Group()
@@ -89,13 +89,13 @@ def test_copies_that_take_much_of_the_time_stay_on():
     assert exceeds_budget(HookGroup.HOT, much, BUDGET)
 
 
-def test_copies_so_short_that_hooks_are_dear_beside_them_have_a_budget_too():
+def test_short_copies_with_expensive_probes_are_limited_by_the_budget():
     """Such as those of a DDP job of small layers: a hundred a step, 5 us each, from one place of a GPU to another."""
     short = spending({THREAD: 2 * 10_000}, inside_ns=SECOND_NS // 20)
     assert exceeds_budget(HookGroup.COPIES, short, BUDGET)
 
 
-def test_a_thread_that_takes_over_a_place_starts_from_nothing():
+def test_counters_are_reset_when_a_thread_reuses_a_slot():
     group = spending({THREAD: 2 * 1000})
     group.add_counts({OTHER: Count(2 * 500 * WAY_NS)}, 2 * SECOND_NS, cost_ratio=TIMES_WAY)
     assert group.spent == 500 * 1000
@@ -223,7 +223,7 @@ def test_few_hits_are_not_looked_at_by_thread_and_count_later(
 @pytest.mark.live
 @pytest.mark.compiler
 @pytest.mark.parametrize("n_frees, is_on", [(0, True), (20_000, False)])
-def test_what_is_always_hooked_takes_of_the_budget_too(
+def test_permanently_attached_probes_are_charged_to_the_budget(
     tracing: Callable[..., Program],
     puppet,
     library: Path,  # noqa: F811

@@ -50,7 +50,7 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_gpu_tells_all_that_its_driver_knows(fake_gpus):
+def test_a_gpu_row_has_every_value_that_the_driver_reports(fake_gpus):
     fake_gpus.have(H100)
     with library() as nvml:
         look = GpuStates(nvml, node=3).read(5 * SECOND)
@@ -71,7 +71,7 @@ def test_a_lowered_power_limit_is_a_reason_for_the_clock(fake_gpus, default_mw, 
     assert row["clock_reasons"] == 4 | (LOWERED_POWER_LIMIT if is_lowered else 0)
 
 
-def test_what_a_gpu_cannot_tell_is_unknown(fake_gpus):
+def test_values_that_a_gpu_does_not_report_are_unknown(fake_gpus):
     fake_gpus.have({"uuid": "GPU-old", "name": "Tesla", "no_processes": 1, "power_mw": 1000})
     with library() as nvml:
         look = GpuStates(nvml, node=0).read(0)
@@ -83,7 +83,7 @@ def test_what_a_gpu_cannot_tell_is_unknown(fake_gpus):
     assert len(look.processes) == 0
 
 
-def test_partitions_are_told_beside_their_gpu(fake_gpus):
+def test_partitions_are_listed_next_to_their_gpu(fake_gpus):
     whole = H100 | {"mig": 1, "process": []}
     part = {
         "which": "0.1",
@@ -113,7 +113,7 @@ def test_gpus_are_known_by_their_files_and_uuids(fake_gpus):
     assert gpu_numbers.by_uuid == {str(H100["uuid"]): 0, str(OTHER["uuid"]): 1, "MIG-a": 1}
 
 
-def test_a_gpu_that_fell_off_the_bus_tells_nothing(fake_gpus):
+def test_a_gpu_that_fell_off_the_bus_has_unknown_values(fake_gpus):
     fake_gpus.have(H100, OTHER)
     with library() as nvml:
         states = GpuStates(nvml, node=0)
@@ -148,7 +148,7 @@ def test_noise_makes_no_row_and_edges_do():
     assert kept == [second * SECOND for second in (0, 4, 6, 10, 12, 42)]
 
 
-def test_a_process_on_a_gpu_is_told_when_it_comes_and_when_it_goes():
+def test_a_gpu_process_is_recorded_at_its_start_and_end():
     edges = GpuEdges()
 
     def look(second: int, *processes: tuple[int, int]) -> list[tuple[int, int, int]]:
@@ -192,13 +192,13 @@ def test_gpus_are_watched_in_the_background_with_their_errors(fake_gpus):
     assert not gpus._thread.is_alive()
 
 
-def test_a_driver_that_is_not_loaded_is_said_in_words(fake_gpus):
+def test_a_driver_that_is_not_loaded_is_reported(fake_gpus):
     fake_gpus.have(driver="driver missing 1")
     with pytest.raises(CannotTrace, match="not loaded: modprobe nvidia"):
         Gpus(node=0)
 
 
-def test_no_driver_is_said_in_words():
+def test_a_missing_driver_is_reported():
     if Path("/dev/nvidia0").exists():
         pytest.skip("gpu: this machine has a driver")
     with pytest.raises(CannotTrace, match="no NVIDIA driver"), library():

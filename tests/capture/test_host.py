@@ -91,11 +91,11 @@ def send(pid: int, number: int) -> int:
     return sender.pid
 
 
-def test_this_kernel_tells_everything(tracing: Callable[..., Program]):
+def test_this_kernel_supports_every_feature(tracing: Callable[..., Program]):
     assert tracing().missing == ()
 
 
-def test_who_stops_a_process_is_named(tracing: Callable[..., Program], puppet, stranger):
+def test_the_sender_of_a_stop_signal_is_named(tracing: Callable[..., Program], puppet, stranger):
     program = tracing()
     puppet.does(CALL)
     watch = Watch(program, puppet.pid)
@@ -156,7 +156,9 @@ def preempted(program: Program, pid: int) -> Array:
 
 
 @pytest.mark.parametrize("version", versions("cpu") or QUOTAS)
-def test_a_cpu_quota_is_told_from_a_neighbour(tracing: Callable[..., Program], puppet, version: int):
+def test_throttling_by_a_cpu_quota_is_not_attributed_to_a_neighbour(
+    tracing: Callable[..., Program], puppet, version: int
+):
     limits, words = QUOTAS[version]
     program = tracing()
     puppet.does(CALL)
@@ -173,7 +175,9 @@ def test_a_cpu_quota_is_told_from_a_neighbour(tracing: Callable[..., Program], p
     assert throttled.n >= 3
 
 
-def test_a_neighbour_is_told_from_a_cpu_quota(tracing: Callable[..., Program], puppet, stranger):
+def test_preemption_by_a_neighbour_is_not_attributed_to_a_quota(
+    tracing: Callable[..., Program], puppet, stranger
+):
     program = tracing()
     for pid in (puppet.pid, stranger.pid):
         os.sched_setaffinity(pid, {0})
@@ -274,7 +278,7 @@ def test_moves_between_cpus_are_counted(tracing: Callable[..., Program], puppet)
 HOLDS = "held = bytearray({0} << 20); held[::4096] = b'x' * len(held[::4096])"
 
 
-def test_memory_pressure_is_told_up_to_its_victim(
+def test_memory_pressure_is_recorded_from_reclaim_to_the_oom_kill(
     tracing: Callable[..., Program], puppet, stranger, tmp_path: Path
 ):
     program = tracing()
@@ -311,7 +315,9 @@ COMPACT = Path("/proc/sys/vm/compact_memory")
 
 
 @pytest.mark.skipif(not COMPACT.exists(), reason="other: this kernel does not compact memory")
-def test_compaction_is_told_of_who_has_to_do_it(tracing: Callable[..., Program], puppet, stranger):
+def test_compaction_is_recorded_for_the_process_that_performs_it(
+    tracing: Callable[..., Program], puppet, stranger
+):
     program = tracing()
     puppet.does(CALL)
     watch = Watch(program, puppet.pid)
@@ -346,7 +352,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("family", "host", "message"), [("AF_INET", "127.0.0.1", "127.0.0.1"), ("AF_INET6", "::1", "[::1]")]
 )
-def test_who_a_thread_waits_for_on_a_socket_is_named(
+def test_the_peer_of_a_socket_wait_is_named(
     tracing: Callable[..., Program], puppet, stranger, family: str, host: str, message: str
 ):
     program = tracing(slow_off_ns=1_000_000)
@@ -418,7 +424,7 @@ def test_retransmits_belong_to_the_owner_of_the_socket(
         assert stranger.pid not in watch.look()["pid"]
 
 
-def test_what_the_agent_does_is_nobodys(tracing: Callable[..., Program], tmp_path: Path):
+def test_actions_of_the_agent_are_not_recorded(tracing: Callable[..., Program], tmp_path: Path):
     """This process is the agent, and stands below one that is traced."""
     program = tracing(pids=frozenset({os.getpid(), os.getppid()}), slow_io_ns=1000)
     watch = Watch(program, os.getpid())
@@ -441,7 +447,7 @@ os.wait()
 """
 
 
-def test_a_descendant_whose_parent_has_ended_is_still_ours(tracing: Callable[..., Program], puppet):
+def test_a_descendant_whose_parent_has_ended_is_still_traced(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(CALL, "import os")
     watch = Watch(program, puppet.pid)

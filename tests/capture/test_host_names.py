@@ -28,7 +28,7 @@ def proc_with(folder: Path, pid: int, *, mounts: str = "", groups: str = "") -> 
     return folder / "proc"
 
 
-def test_a_quota_of_a_group_above_is_seen_too(tmp_path: Path):
+def test_a_quota_of_a_parent_group_is_reported(tmp_path: Path):
     root = tmp_path / "cgroup"
     (root / "pod/rank").mkdir(parents=True)
     (root / "pod/rank/cpu.max").write_text("max 100000\n")
@@ -64,7 +64,7 @@ def test_a_quota_of_version_1_is_in_its_own_words(tmp_path: Path):
     assert (throttled.quota, throttled.n, throttled.ns) == ("cpu.cfs_quota_us 25000/50000", 1, 900)
 
 
-def test_a_device_is_a_disk_or_what_is_mounted(tmp_path: Path):
+def test_a_device_name_is_its_disk_or_its_mount_source(tmp_path: Path):
     disks = tmp_path / "sys/dev/block"
     disks.mkdir(parents=True)
     (disks / "8:1").symlink_to("../../devices/pci/block/sda/sda1")
@@ -88,7 +88,7 @@ def test_only_the_traced_own_sockets(tmp_path: Path):
     assert owners.owners([100, 200], [7], 20 * SECOND_NS) == {100: 7, 200: 7}
 
 
-def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
+def test_an_inherited_socket_belongs_to_the_first_listed_process(tmp_path: Path):
     """The traced processes are asked before those that descend from them, as data loaders do."""
     for pid in (7, 8, 9):
         (tmp_path / f"{pid}/fd").mkdir(parents=True)
@@ -104,18 +104,18 @@ def test_a_socket_that_others_have_inherited_is_the_first_ones(tmp_path: Path):
         (socket.AF_INET6, "::ffff:10.1.2.3", "10.1.2.3:443"),
     ],
 )
-def test_the_other_end_is_told_as_people_write_it(family: int, address: str, message: str):
+def test_the_peer_address_is_in_the_conventional_notation(family: int, address: str, message: str):
     packed = struct.pack("<H", family) + struct.pack(">H", 443) + bytes(4)
     packed += socket.inet_pton(family, address).ljust(16, b"\0")
     assert peer_address(np.frombuffer(packed, kernel.ENDS)[0]) == message
 
 
 @pytest.mark.parametrize(("code", "message"), [(0, 0), (3 << 8, 3), (9, 137), (11 | 0x80, 139)])
-def test_an_exit_is_told_as_a_shell_does(code: int, message: int):
+def test_the_exit_status_follows_the_shell_convention(code: int, message: int):
     assert exit_status(code) == message
 
 
-def test_what_a_kernel_refuses_makes_way_for_the_next_way():
+def test_a_refused_program_is_replaced_by_its_alternative():
     optional = OptionalPrograms()
     assert {"block_start", "host_victim"} <= set(optional.programs())
     assert optional.give_up(["block_done"])
@@ -128,7 +128,7 @@ def test_what_a_kernel_refuses_makes_way_for_the_next_way():
     )
 
 
-def test_calls_into_the_driver_are_told_only_where_that_is_asked():
+def test_calls_into_the_driver_are_an_optional_feature():
     assert not set(IOCTL_WAYS["function"]) & set(OptionalPrograms().programs())
     asked = driver_calls(IOCTL_WAYS)
     optional = OptionalPrograms((*FEATURES, asked))

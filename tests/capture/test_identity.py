@@ -39,18 +39,18 @@ def process(proc: Path, pid: int, variables: dict[str, str], devices: tuple[str,
 
 
 @pytest.mark.parametrize("launcher", LAUNCHED)
-def test_each_launcher_tells_the_place(launcher):
+def test_each_launcher_provides_rank_local_rank_and_world_size(launcher):
     assert launcher_ranks(LAUNCHED[launcher]) == (5, 1, 8)
 
 
-def test_torchrun_inside_a_slurm_step_tells_the_rank():
+def test_torchrun_variables_take_precedence_inside_a_slurm_step():
     """srun starts one torchrun a node: its own task number is no rank of the job."""
     slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
     assert launcher_ranks(slurm | LAUNCHED["torchrun"]) == (5, 1, 8)
 
 
 @pytest.mark.parametrize("rank", ["", "-1", "one", "5.0", "9" * 5000, "٣", "8"])
-def test_what_is_no_rank_is_unknown(rank):
+def test_an_invalid_rank_is_unknown(rank):
     """8 is none either: there are 8 ranks, from 0."""
     assert launcher_ranks({"RANK": rank, "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (-1, -1, -1)
 
@@ -74,7 +74,7 @@ def test_in_a_container_the_opened_gpu_is_the_device_not_the_number_it_has_there
 
 
 @pytest.mark.parametrize(("visible", "device"), [("3", 3), ("0", -1)])
-def test_a_process_that_has_opened_all_gpus_uses_the_visible_one(tmp_path, visible_gpus, device):
+def test_a_process_with_several_open_gpus_uses_the_visible_gpu(tmp_path, visible_gpus, device):
     opened = ("/dev/nvidia2", "/dev/nvidia3")
     assert identity(7, process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": visible_gpus}, opened)).device == device
 
@@ -94,7 +94,7 @@ def test_a_process_that_has_gone_is_unknown(tmp_path):
     assert identity(7, tmp_path) == Identity(7)
 
 
-def test_a_real_process_is_seen_in_the_real_proc():
+def test_the_identity_of_a_real_process_is_read_from_proc():
     environment = os.environ | {"RANK": "2", "WORLD_SIZE": "4"}
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(command, stdin=-1, stdout=-1, env=environment, text=True) as child:

@@ -48,7 +48,7 @@ def test_a_label_is_taken_with_the_teller_that_the_kernel_names(path, labels):
     assert labels.taken() == []
 
 
-def test_the_teller_s_time_counts_where_it_is_plausible(path, labels):
+def test_a_plausible_sender_timestamp_is_used(path, labels):
     now = time.monotonic_ns()
     times = [now - 10**9, now + 10**9, now - 10**12, "soon", -1]
     assert send_labels([{"label": "step", "ts_ns": at} for at in times], str(path)) == ["ok"] * 5
@@ -149,7 +149,7 @@ def test_other_users_are_kept_out(path, labels):
 
 
 @ROOT_ONLY
-def test_the_kernel_s_word_counts_even_where_the_file_is_open_to_all(path, labels):
+def test_peer_credentials_are_checked_even_if_the_socket_is_world_writable(path, labels):
     path.chmod(0o666)
     answer = answer_as(path, uid=NOBODY, gid=NOBODY, told={"label": "step"})
     assert "not allowed" in answer or "BrokenPipeError" in answer or "ConnectionResetError" in answer
@@ -158,7 +158,7 @@ def test_the_kernel_s_word_counts_even_where_the_file_is_open_to_all(path, label
 
 
 @ROOT_ONLY
-def test_a_group_may_tell_about_itself_and_about_nobody_else(path):
+def test_group_members_may_annotate_only_their_own_processes(path):
     labels = Labels(path, GROUP)
     try:
         assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o660, GROUP)
@@ -219,7 +219,7 @@ def test_a_place_that_cannot_be_made_is_named():
         ("0::/", ""),
     ],
 )
-def test_the_container_of_a_process_is_told_by_its_control_group(tmp_path, line, wanted):
+def test_the_container_of_a_process_is_derived_from_its_control_group(tmp_path, line, wanted):
     (tmp_path / "7").mkdir()
     (tmp_path / "7/cgroup").write_text(line + "\n")
     assert workload(7, {}, tmp_path).get("container", "") == wanted

@@ -18,7 +18,7 @@ NOISE = ("preempted", "on_cpu")
 
 
 @pytest.mark.parametrize(("nap_us", "hog"), [("0", "1"), ("300", "2"), ("0", "0")])
-def test_on_cpu_is_what_the_threads_own_clock_says(
+def test_on_cpu_time_matches_the_thread_cpu_clock(
     tracing: Callable[..., Program], run, nap_us: str, hog: str
 ):
     done = run(tracing(), "busy", "60", "10", nap_us, hog)
@@ -30,7 +30,7 @@ def test_on_cpu_is_what_the_threads_own_clock_says(
     assert (spent.sum(axis=1) == done.arrivals["ts_ns"][1::2] - done.arrivals["ts_ns"][0::2]).all()
 
 
-def test_each_phase_is_charged_to_what_took_the_time(tracing: Callable[..., Program], run):
+def test_each_phase_is_charged_to_its_category(tracing: Callable[..., Program], run):
     done = run(tracing(), "phases", "3")
     wrong: dict[str, list[str]] = {}
     for line in done.lines:
@@ -41,7 +41,7 @@ def test_each_phase_is_charged_to_what_took_the_time(tracing: Callable[..., Prog
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_ledger_is_what_raw_events_add_up_to(tracing: Callable[..., Program], run, mode: str):
+def test_the_ledger_matches_the_sum_of_raw_events(tracing: Callable[..., Program], run, mode: str):
     program = tracing(record_all=True, modes=(mode,))
     done = run(program, "phases", "3")
     at_ns = done.arrivals["ts_ns"]

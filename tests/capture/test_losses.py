@@ -13,7 +13,7 @@ def counters(**by_name: list[int]) -> np.ndarray:
     return values
 
 
-def test_only_what_is_new_is_told_by_kind_and_cpu():
+def test_new_losses_are_reported_by_kind_and_cpu():
     losses = Losses()
     assert losses.new_losses(counters(LOST_ARRIVAL=[5, 0])) == [("arrival", 0, 5)]
     assert losses.new_losses(counters(LOST_ARRIVAL=[5, 2], LOST_CALL=[1, 0])) == [
@@ -24,13 +24,13 @@ def test_only_what_is_new_is_told_by_kind_and_cpu():
     assert losses.n_lost == 8
 
 
-def test_what_was_put_right_is_no_loss():
+def test_corrected_records_are_not_losses():
     losses = Losses()
     assert losses.new_losses(counters(MISSED_ON=[3, 3], TORN_SNAPSHOT=[1, 0], MISSED_WAKEUP=[1, 1])) == []
     assert losses.n_lost == 0
 
 
-def test_what_the_agent_dropped_is_lost_too():
+def test_records_dropped_by_the_agent_are_losses():
     losses = Losses()
     assert losses.new_losses(counters(), n_dropped=10) == [("dropped", None, 10)]
     assert losses.new_losses(counters(), n_dropped=10) == []

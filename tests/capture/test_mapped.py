@@ -66,27 +66,27 @@ def awaited(mapped: MmapWatch, is_there: Callable[[Records], bool]) -> Records:
     raise AssertionError("not told")
 
 
-def test_a_library_is_told_when_it_is_loaded(mapped: MmapWatch, child, nccl: Path):
+def test_a_library_load_is_recorded(mapped: MmapWatch, child, nccl: Path):
     does(child, load(nccl))
     output = awaited(mapped, lambda output: (child.pid, os.fsencode(nccl)) in output.mappings)
     assert not output.n_lost
 
 
-def test_what_was_waited_for_is_told_though_nothing_happens_after_it(mapped: MmapWatch, child, nccl: Path):
+def test_a_record_is_returned_without_a_later_event(mapped: MmapWatch, child, nccl: Path):
     does(child, load(nccl))
     assert mapped.wait(20)
     mapped.wait(1)
     assert (child.pid, os.fsencode(nccl)) in mapped.take().mappings
 
 
-def test_a_fork_is_told_and_a_thread_is_not(mapped: MmapWatch, child):
+def test_forks_are_recorded_and_threads_are_not(mapped: MmapWatch, child):
     does(child, "import threading; t = threading.Thread(target=print); t.start(); t.join()")
     does(child, "pid = os.fork() or os._exit(0); os.waitpid(pid, 0)")
     output = awaited(mapped, lambda output: any(fork.parent == child.pid for fork in output.forks))
     assert all(fork.pid != fork.parent for fork in output.forks)
 
 
-def test_where_records_are_lost_it_is_told(mapped: MmapWatch, child, nccl: Path):
+def test_lost_mapping_records_are_counted(mapped: MmapWatch, child, nccl: Path):
     does(child, "import _ctypes")
     many = f"[_ctypes.dlclose(_ctypes.dlopen({str(nccl)!r}, 2)) for _ in range(3000)]"
     does(child, many)
@@ -98,14 +98,14 @@ def found(discovery: Discovery, now_ns: int, built: Path) -> list[Library]:
     return [library for library in discovery.scan(now_ns) if library.name == str(built)]
 
 
-def test_what_an_old_process_loads_is_found_at_once(mapped: MmapWatch, child, nccl: Path):
+def test_a_library_loaded_by_an_old_process_is_discovered_at_once(mapped: MmapWatch, child, nccl: Path):
     discovery = Discovery(mapped=mapped)
     assert found(discovery, OLD_NS, nccl) == []
     does(child, load(nccl))
     assert [library.pid for library in found(discovery, OLD_NS + 1, nccl)] == [child.pid]
 
 
-def test_a_process_that_starts_later_is_found_at_once(mapped: MmapWatch, nccl: Path):
+def test_a_process_that_starts_later_is_discovered_at_once(mapped: MmapWatch, nccl: Path):
     discovery = Discovery(mapped=mapped)
     assert found(discovery, OLD_NS, nccl) == []
     with subprocess.Popen([sys.executable, "-c", LOADER], stdin=-1, stdout=-1, text=True) as late:
@@ -124,7 +124,7 @@ def test_a_fork_of_a_chosen_process_is_chosen_at_once(mapped: MmapWatch, child, 
     does(child, "os.write(w, b'x'); os.waitpid(pid, 0)")
 
 
-def test_what_others_do_costs_no_look_at_them(mapped: MmapWatch, child):
+def test_processes_without_gpu_libraries_trigger_no_scan(mapped: MmapWatch, child):
     discovery = Discovery(mapped=mapped)
     discovery.scan(OLD_NS)
     subprocess.run([sys.executable, "-c", "import sqlite3"], check=True)
@@ -132,7 +132,7 @@ def test_what_others_do_costs_no_look_at_them(mapped: MmapWatch, child):
     assert discovery._next_due_ns > OLD_NS + 1
 
 
-def test_the_net_finds_what_was_not_told(child, nccl: Path):
+def test_the_periodic_scan_discovers_libraries_without_a_record(child, nccl: Path):
     class Silent:
         def take(self) -> Records:
             return Records([], [], 0)

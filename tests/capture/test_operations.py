@@ -46,14 +46,14 @@ def test_every_cookie_is_different_and_fits():
     assert max(cookies) < 1 << 64
 
 
-def test_launches_are_hooked_only_where_asked_for():
+def test_launches_are_probed_only_on_request():
     offsets = {"cudaLaunchKernel": 16, "cudaFree": 32}
     assert [hook.symbol for hook in operations.hooks(offsets)] == ["cudaFree"]
     assert len(operations.hooks(offsets, launches=True)) == 2
     assert "cudaLaunchKernel" not in operations.names()
 
 
-def test_where_hooks_are_dear_only_what_jobs_wait_in_is_hooked():
+def test_only_blocking_functions_are_probed_when_probes_are_expensive():
     indexes = {name: number for number, name in enumerate(operations.names(), 1)}
     every = operations.hooks(indexes)
     kept = {hook.symbol for hook in operations.essential_hooks(every)}
@@ -62,12 +62,12 @@ def test_where_hooks_are_dear_only_what_jobs_wait_in_is_hooked():
     assert len(kept) < len(every) / 4
 
 
-def test_two_names_at_one_offset_are_one_hook():
+def test_two_names_at_one_offset_share_a_probe():
     hooks = operations.hooks({"cuStreamSynchronize": 64, "cuStreamSynchronize_ptsz": 64, "unknown": 8})
     assert [hook.symbol for hook in hooks] == ["cuStreamSynchronize"]
 
 
-def test_hooks_tell_which_part_of_the_kernel_side_they_are_for():
+def test_each_probe_names_its_bpf_part():
     offsets = {"ncclAllReduce": 8, "cudaMalloc": 16, "cudaGraphLaunch": 24}
     assert [hook.part for hook in operations.hooks(offsets)] == ["nccl", "cuda", "graph"]
     assert [hook.part for hook in operations.hooks(offsets, launches=True)] == [

@@ -13,7 +13,7 @@ from stallscope.capture.probes.privileges import ALWAYS_NEEDED, needed_capabilit
 ALL = frozenset(range(41))
 
 
-def test_five_are_kept_where_the_kernel_has_multi_links():
+def test_five_capabilities_are_kept_with_multi_links():
     assert (
         needed_capabilities(ALL, "session", chowns=False)
         == needed_capabilities(ALL, "multi", chowns=False)
@@ -26,12 +26,12 @@ def test_single_uprobes_need_one_more():
     assert needed_capabilities(ALL, "perf", chowns=False) == ALWAYS_NEEDED | {Capability.CAP_SYS_ADMIN}
 
 
-def test_what_stands_for_a_missing_one_is_kept():
+def test_the_substitutes_of_missing_capabilities_are_kept():
     old = frozenset({Capability.CAP_SYS_ADMIN, Capability.CAP_SYS_PTRACE, Capability.CAP_DAC_OVERRIDE})
     assert needed_capabilities(old | {Capability.CAP_CHOWN}, "session", chowns=False) == old
 
 
-def test_nothing_is_kept_that_was_not_held():
+def test_only_held_capabilities_are_kept():
     assert needed_capabilities(frozenset({Capability.CAP_BPF}), "perf", ports=[80], chowns=True) == {
         Capability.CAP_BPF
     }
@@ -51,7 +51,7 @@ def test_low_ports_groups_and_folders_of_others_need_their_own(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root: a folder of somebody else's")
-def test_writing_into_a_folder_of_somebody_else_needs_its_own(tmp_path):
+def test_writing_into_a_foreign_folder_keeps_additional_capabilities(tmp_path):
     os.chown(tmp_path, 65534, 65534)
     more = needed_capabilities(ALL, "session", written_paths=[tmp_path], chowns=False) - ALWAYS_NEEDED
     assert more == {Capability.CAP_DAC_OVERRIDE, Capability.CAP_CHOWN}
@@ -76,7 +76,7 @@ print(subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=Tru
 """
 
 
-def test_what_is_dropped_does_not_come_back_in_threads_or_programs():
+def test_dropped_capabilities_stay_dropped_in_threads_and_programs():
     held = privileges.held_capabilities()
     wanted = held & {Capability.CAP_NET_BIND_SERVICE, Capability.CAP_SYS_PTRACE}
     done = subprocess.run(

@@ -24,7 +24,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
     child.communicate(b"\n")
 
 
-def test_a_process_is_told_once_with_its_rank():
+def test_a_process_is_reported_once_with_its_rank():
     child = sleeper(RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
     processes = Processes(node=7)
     (row,) = processes.add(dict.fromkeys([child.pid], 1000))
@@ -36,7 +36,7 @@ def test_a_process_is_told_once_with_its_rank():
     end(child)
 
 
-def test_the_environment_of_a_new_process_is_read_once_and_told_once(monkeypatch):
+def test_the_environment_of_a_new_process_is_read_and_returned_once(monkeypatch):
     child, read = sleeper(RANK="3", SLURM_JOB_ID="77"), []
 
     def reading(home: Path) -> dict[str, str]:
@@ -54,7 +54,7 @@ def test_the_environment_of_a_new_process_is_read_once_and_told_once(monkeypatch
     end(child)
 
 
-def test_the_end_is_told_once():
+def test_the_end_of_a_process_is_reported_once():
     stays, goes = sleeper(), sleeper()
     processes = Processes(node=0)
     processes.add(dict.fromkeys([stays.pid, goes.pid], 0))
@@ -66,7 +66,7 @@ def test_the_end_is_told_once():
     end(stays)
 
 
-def test_a_process_that_nobody_has_waited_for_has_ended():
+def test_a_zombie_process_has_ended():
     child = sleeper()
     processes = Processes(node=0)
     processes.add(dict.fromkeys([child.pid], 0))
@@ -97,7 +97,7 @@ def test_a_process_lives_on_when_only_its_main_thread_has_ended():
     child.stdout.close()
 
 
-def test_an_end_that_the_kernel_tells_is_believed():
+def test_an_end_reported_by_the_kernel_is_accepted():
     child = sleeper()
     processes = Processes(node=0)
     processes.add({child.pid: 5})
@@ -118,7 +118,7 @@ def test_a_number_given_again_is_another_process(tmp_path):
     assert len(processes.add(dict.fromkeys([7], 1))) == 1
 
 
-def test_the_end_of_a_process_carries_what_was_last_known():
+def test_the_end_of_a_process_has_its_last_snapshot():
     rows = layout.empty(layout.SNAPSHOTS, 2)
     rows["pid"], rows["alive"], rows["ts_ns"], rows["n_collectives"] = [7, 8], 1, 1000, [70, 80]
     snapshots = Snapshots()
@@ -143,7 +143,7 @@ def places(processes: Processes) -> list[tuple[int, int, int]]:
     return [(each.pid, each.rank, each.nranks) for each in processes.update_ranks()]
 
 
-def test_a_communicator_tells_the_rank_that_no_launcher_told(tmp_path):
+def test_the_rank_comes_from_a_communicator_without_a_launcher(tmp_path):
     processes = Processes(0, tmp_path)
     processes.add_communicators(joined(7, 1, 2, comm_hash=1))
     processes.add({7: 1})
@@ -169,7 +169,7 @@ def collectives(*rows: tuple[int, int]) -> np.ndarray:
     return result
 
 
-def test_the_gpu_that_a_process_chose_is_told_once(tmp_path):
+def test_the_gpu_selected_by_a_process_is_reported_once(tmp_path):
     """It sees all of them: only its calls tell which it uses."""
     processes = Processes(0, tmp_path)
     processes.add({7: 1, 8: 1})
@@ -186,7 +186,7 @@ def test_a_process_with_several_ranks_is_on_no_gpu(tmp_path):
     assert processes.update_devices(collectives((7, 0))) == []
 
 
-def test_what_the_launcher_told_stays(tmp_path):
+def test_ranks_from_the_launcher_take_precedence(tmp_path):
     home = tmp_path / "7"
     home.mkdir()
     (home / "environ").write_bytes(b"RANK=3\0WORLD_SIZE=4\0")

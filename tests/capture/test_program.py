@@ -58,7 +58,9 @@ def born(events: Array) -> Array:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_arrival_tells_communicator_rank_and_arguments(tracing: Callable[..., Program], puppet, mode: str):
+def test_an_arrival_has_the_communicator_rank_and_arguments(
+    tracing: Callable[..., Program], puppet, mode: str
+):
     program = tracing(modes=(mode,))
     puppet.does(
         "lib.cudaSetDevice(3)",
@@ -109,7 +111,7 @@ def test_a_call_inside_a_call_counts_once(tracing: Callable[..., Program], puppe
     assert (SYMBOLS[call["symbol"]], call["count_bytes"]) == ("cudaMemcpy", 64)
 
 
-def test_a_file_attached_twice_is_told_once(
+def test_calls_into_a_file_attached_twice_are_recorded_once(
     tracing: Callable[..., Program], puppet, library: Path, hooks: list[Hook]
 ):
     program = tracing()
@@ -139,7 +141,7 @@ def test_calls_in_a_group_arrive_together_at_its_end(tracing: Callable[..., Prog
     assert (arrivals["flags"] == CollectiveFlag.GROUPED).all()
 
 
-def test_a_large_group_loses_nothing(tracing: Callable[..., Program], puppet):
+def test_all_calls_of_a_large_group_are_recorded(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(
         init(),
@@ -162,7 +164,7 @@ CAPTURE = (
 LAUNCH = "lib.cudaGraphLaunch(runs, P(9))"
 
 
-def test_a_graph_launch_is_the_arrival_of_what_was_captured(tracing: Callable[..., Program], puppet):
+def test_a_graph_launch_records_the_arrivals_of_its_collectives(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(init(), *CAPTURE)
     assert told(program, puppet.pid)[0]["seq"].tolist() == [0, 1, 2, 0, 1]
@@ -177,7 +179,7 @@ def test_a_graph_launch_is_the_arrival_of_what_was_captured(tracing: Callable[..
     assert row["n_collectives"] == 5 + 2 * 5 + 1
 
 
-def test_a_capture_that_fails_changes_nothing(tracing: Callable[..., Program], puppet):
+def test_a_failed_graph_capture_adds_no_arrivals(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(init(), *(line.replace("P(5)", "P(13)") for line in CAPTURE), LAUNCH)
     assert told(program, puppet.pid)[0]["seq"].tolist() == [0, 1, 2, 0, 1]
@@ -194,7 +196,7 @@ def test_sends_and_receives_are_numbered_by_peer(tracing: Callable[..., Program]
     assert arrivals["seq"].tolist() == [0, 0, 1, 0, 0]
 
 
-def test_seq_begins_anew_where_a_handle_is_used_again(tracing: Callable[..., Program], puppet):
+def test_seq_restarts_when_a_handle_is_reused(tracing: Callable[..., Program], puppet):
     program = tracing()
     twice = f"[lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0)) for _ in range(2)]"
     again = f"made.value = first.value; lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0))"
@@ -206,7 +208,7 @@ def test_seq_begins_anew_where_a_handle_is_used_again(tracing: Callable[..., Pro
     assert arrivals["comm_hash"][2] == 0 and arrivals["flags"][2] == CollectiveFlag.LATE_ATTACH
 
 
-def test_of_a_communicator_from_before_nothing_false_is_told(tracing: Callable[..., Program], puppet):
+def test_a_communicator_older_than_the_trace_has_unknown_ranks(tracing: Callable[..., Program], puppet):
     puppet.does(init())
     program = tracing()
     puppet.does(f"lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0))")
@@ -216,7 +218,7 @@ def test_of_a_communicator_from_before_nothing_false_is_told(tracing: Callable[.
     assert arrival["comm"] != 0
 
 
-def test_every_way_to_make_a_communicator_is_seen(tracing: Callable[..., Program], puppet):
+def test_every_function_that_creates_communicators_is_recorded(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(
         init(),
@@ -253,7 +255,7 @@ def test_a_split_is_known_by_parent_count_and_colour(tracing: Callable[..., Prog
     assert (outside["comm"], outside["comm_hash"], outside["color"]) == (0, 0, -1)
 
 
-def test_slow_and_failed_calls_are_told(tracing: Callable[..., Program], puppet):
+def test_slow_and_failed_calls_are_recorded(tracing: Callable[..., Program], puppet):
     program = tracing(slow_call_ns=80_000_000)
     puppet.does(
         "lib.cudaStreamSynchronize(90000, 0)", "lib.cudaMalloc(1000, 0)", "lib.cudaFree(2)", "lib.cudaFree(0)"
@@ -264,7 +266,7 @@ def test_slow_and_failed_calls_are_told(tracing: Callable[..., Program], puppet)
     assert 90_000_000 <= calls["duration_ns"][0] < 400_000_000
 
 
-def test_a_long_time_off_the_cpu_is_told_with_its_reason(tracing: Callable[..., Program], puppet):
+def test_a_long_off_cpu_interval_is_recorded_with_its_category(tracing: Callable[..., Program], puppet):
     program = tracing(slow_off_ns=10_000_000)
     puppet.does("lib.cudaFree(0)", "import time; time.sleep(0.03)", "lib.cudaFree(0)")
     rows = records.offcpu(records.of_kind(told(program, puppet.pid)[1], Kind.OFF_CPU), node=0)
@@ -274,7 +276,7 @@ def test_a_long_time_off_the_cpu_is_told_with_its_reason(tracing: Callable[..., 
     assert slept["runnable_ns"][0] >= 0
 
 
-def test_who_woke_a_thread_is_told(tracing: Callable[..., Program], puppet):
+def test_the_waker_of_a_thread_is_recorded(tracing: Callable[..., Program], puppet):
     program = tracing(slow_off_ns=10_000_000)
     puppet.does("import os, time; r, w = os.pipe(); lib.cudaFree(0)")
     puppet.does(
@@ -303,7 +305,7 @@ def test_an_open_call_is_visible(tracing: Callable[..., Program], puppet):
     assert row["begun"] == row["ended"]
 
 
-def test_what_the_ring_cannot_take_is_counted(tracing: Callable[..., Program], puppet):
+def test_records_that_overflow_the_ring_are_counted(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=1 << 16)
     puppet.does(init(), f"[lib.ncclAllReduce({SOME}, 7, 0, comm(made), P(0)) for _ in range(1000)]")
     arrivals, _ = told(program, puppet.pid)
@@ -341,7 +343,7 @@ def test_only_wanted_processes_are_traced(tracing: Callable[..., Program], puppe
     assert len(born(told(program, puppet.pid)[1])) == 1
 
 
-def test_end_of_a_process_is_told_and_frees_its_place(tracing: Callable[..., Program], puppet):
+def test_the_end_of_a_process_is_recorded_and_frees_its_slot(tracing: Callable[..., Program], puppet):
     program = tracing()
     puppet.does(
         "import threading",
@@ -356,7 +358,7 @@ def test_end_of_a_process_is_told_and_frees_its_place(tracing: Callable[..., Pro
     assert puppet.pid not in program.processes().pids
 
 
-def test_where_nothing_runs_nothing_is_told(tracing: Callable[..., Program]):
+def test_no_records_are_produced_without_processes(tracing: Callable[..., Program]):
     program = tracing(pids=frozenset())
     assert not len(program.processes().rows)
     assert not len(program.arrivals.drain())
@@ -370,7 +372,7 @@ def test_costs_are_counted_while_measured(tracing: Callable[..., Program], puppe
     assert cost.n_runs >= 200 and cost.run_ns > 0 and cost.n_verified > 0
 
 
-def test_an_object_that_is_not_there_is_one_clear_line(bpf_object: Path, tmp_path: Path):
+def test_a_missing_bpf_object_is_reported_with_a_remedy(bpf_object: Path, tmp_path: Path):
     with pytest.raises(CannotTrace, match="make bpf"):
         Program.load(Options(), tmp_path / "nothing.o")
 

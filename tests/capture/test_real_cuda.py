@@ -150,7 +150,7 @@ SAYS = {
 
 
 @pytest.mark.parametrize("argument", SAYS)
-def test_arguments_are_where_the_headers_have_them(prototypes: dict[str, list[str]], argument: str):
+def test_argument_positions_match_the_cuda_headers(prototypes: dict[str, list[str]], argument: str):
     known = [
         entry
         for entry in CUDA
@@ -212,7 +212,7 @@ COMPILER_WORDS = "".join(
 """In place of a header of the compiler, which another wheel has."""
 
 
-def test_structures_are_read_where_the_headers_have_their_fields(where: Path, tmp_path: Path):
+def test_field_offsets_match_the_cuda_headers(where: Path, tmp_path: Path):
     source, words = tmp_path / "offsets.c", tmp_path / "crt/host_defines.h"
     source.write_text(OFFSETS)
     words.parent.mkdir()
@@ -239,7 +239,7 @@ def test_every_call_of_the_table_is_counted(
     assert {kind: n for kind, n in losses.items() if kind.startswith("lost_") and n} == {}
 
 
-def test_the_arguments_of_real_calls_are_told(tracing: Callable[..., Program], puppet: Puppet):
+def test_the_arguments_of_real_calls_are_recorded(tracing: Callable[..., Program], puppet: Puppet):
     program = tracing(slow_call_ns=0)
     puppet.does(
         "class Dim(ctypes.Structure): _fields_ = [(c, ctypes.c_uint) for c in 'xyz']",
@@ -277,7 +277,7 @@ def hooks_of(path: Path) -> list[Hook]:
 
 
 @pytest.mark.skipif(len(WHERE) < 2, reason="other: only one version of libcudart is installed")
-def test_two_versions_in_one_process_are_both_seen(bpf_object: Path, puppet: Puppet):
+def test_calls_into_two_runtime_versions_in_one_process_are_counted(bpf_object: Path, puppet: Puppet):
     libraries = [path for where in WHERE.values() for path in where.glob("lib/libcudart.so.*")]
     with Program.load() as program:
         for path in libraries:

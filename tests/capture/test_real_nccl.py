@@ -111,7 +111,7 @@ def arguments(entry: Entry) -> str:
     return ", ".join(values)
 
 
-def test_every_collective_is_told_with_its_arguments(
+def test_every_collective_is_recorded_with_its_arguments(
     tracing: Callable[..., Program], puppet, exported: set[str]
 ):
     program = tracing()
@@ -130,7 +130,7 @@ def test_every_collective_is_told_with_its_arguments(
     assert not any(program.losses()[name] for name in ("lost_arrival", "lost_call"))
 
 
-def test_every_other_call_is_told_as_failed(tracing: Callable[..., Program], puppet, exported: set[str]):
+def test_every_other_call_is_recorded_as_failed(tracing: Callable[..., Program], puppet, exported: set[str]):
     program = tracing()
     called = [entry for entry in OTHERS if entry.symbol in exported]
     puppet.does(*(f"lib.{entry.symbol}({', '.join(['P(0)'] * 11)})" for entry in called))
@@ -149,7 +149,7 @@ MADE_OR_ENDED = [
 ]
 
 
-def test_every_way_to_make_and_end_a_communicator_is_told(
+def test_every_communicator_create_and_destroy_call_is_recorded(
     tracing: Callable[..., Program], puppet, exported: set[str]
 ):
     """With nothing to make it of they fail, or do nothing; none that fails is a communicator."""
@@ -165,7 +165,7 @@ def test_every_way_to_make_and_end_a_communicator_is_told(
     assert not len(records.of_kind(own_rows, Kind.COMM_BORN))
 
 
-def test_a_rank_is_told_by_a_real_call(tracing: Callable[..., Program], puppet):
+def test_a_real_comm_init_call_is_recorded(tracing: Callable[..., Program], puppet):
     """The unique id is passed by value: on the stack, or by its address, as the machine has it."""
     program = tracing(slow_call_ns=0)
     puppet.does(

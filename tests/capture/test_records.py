@@ -18,7 +18,7 @@ def test_bytes_are_elements_times_size_and_unknown_stays_unknown():
     assert (rows["node"] == 3).all() and (rows["gpu_start_ns"] == -1).all()
 
 
-def test_events_of_one_ring_are_told_apart():
+def test_events_of_one_ring_are_split_by_kind():
     events = np.zeros(3, kernel.EVENT)
     events["kind"] = [Kind.CALL, Kind.OFF_CPU, Kind.ON]
     tables = records.tables(np.zeros(0, kernel.ARRIVAL), events, node=0)

@@ -44,7 +44,7 @@ def test_missing_capabilities_are_named(tmp_path, effective, named, not_named):
     assert "\n" not in str(caught.value)
 
 
-def test_root_in_a_container_is_not_told_to_become_root(tmp_path):
+def test_root_in_a_container_is_advised_to_add_capabilities(tmp_path):
     with pytest.raises(CannotTrace, match="--cap-add CHECKPOINT_RESTORE"):
         preflight.check(*machine(tmp_path, 0, uid=0), "x86_64")
 
@@ -77,7 +77,7 @@ def test_a_process_that_does_not_exist_is_named():
 
 
 @pytest.mark.parametrize("release", ["5.10.0-32-cloud-amd64", "4.18.0-553.el8_10.x86_64"])
-def test_a_kernel_that_is_too_old_is_told(release):
+def test_an_unsupported_old_kernel_is_reported(release):
     with pytest.raises(CannotTrace, match=r"5\.15 or newer") as caught:
         preflight.check_age(release)
     assert release in str(caught.value)

@@ -33,7 +33,7 @@ def test_records_come_in_order_over_many_turns_of_the_ring(tracing: Callable[...
     assert (np.diff(arrivals["ts_ns"]) > 0).all()
 
 
-def test_a_drain_takes_no_more_than_it_is_told_to(tracing: Callable[..., Program], puppet):
+def test_a_drain_returns_at_most_the_given_number_of_records(tracing: Callable[..., Program], puppet):
     program = tracing(ring_bytes=SMALL)
     puppet.does(calls(100))
     assert len(program.arrivals.drain(30)) == 30
@@ -42,7 +42,7 @@ def test_a_drain_takes_no_more_than_it_is_told_to(tracing: Callable[..., Program
     assert len(program.arrivals.drain()) == 0
 
 
-def test_a_ring_tells_when_a_quarter_of_it_is_in_use(tracing: Callable[..., Program], puppet):
+def test_a_ring_is_readable_when_a_quarter_of_it_is_in_use(tracing: Callable[..., Program], puppet):
     ring = tracing(ring_bytes=SMALL).arrivals
     n_quarter = SMALL // 256 // 4
     with select.epoll() as ready:

@@ -51,7 +51,7 @@ def test_the_most_active_thread_speaks_for_the_process():
     assert snapshot["syscall_nr"] == 202
 
 
-def test_a_thread_inside_nccl_is_told_and_one_that_runs_is_in_no_system_call():
+def test_a_running_thread_inside_nccl_is_in_a_call_without_a_system_call():
     row = state()
     row["slots"][0, 0]["nccl_op"], row["slots"][0, 0]["nccl_since_ns"] = Op.COMM_INIT, 6000
     row["slots"][0, 0]["syscall_nr"] = 230  # of an earlier sleep
@@ -60,12 +60,12 @@ def test_a_thread_inside_nccl_is_told_and_one_that_runs_is_in_no_system_call():
     assert snapshot["syscall_nr"] == -1
 
 
-def test_outside_calls_nothing_is_claimed():
+def test_a_process_outside_calls_has_no_call_in_its_snapshot():
     (snapshot,) = told(state())
     assert (snapshot["in_call"], snapshot["in_call_since_ns"], snapshot["alive"]) == (Op.NONE, -1, 1)
 
 
-def test_each_process_is_told_at_its_own_moment():
+def test_each_process_has_its_own_snapshot_row():
     first, second = state(n_collectives=7, n_synced=5), state(n_collectives=9, n_synced=9)
     rows = told(first, second)
     assert rows["pid"].tolist() == [50, 51]
@@ -74,6 +74,6 @@ def test_each_process_is_told_at_its_own_moment():
     assert set(rows["node"].tolist()) == {3}
 
 
-def test_no_process_is_no_row():
+def test_there_are_no_snapshots_without_processes():
     none = State(np.zeros(0, np.int64), np.zeros(0, kernel.PROCESS), np.zeros(0, np.int64))
     assert len(snapshots(none, node=0)) == 0

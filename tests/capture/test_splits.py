@@ -24,7 +24,7 @@ def births(*members: tuple[int, int, int, int], parent_nranks: int, first_pid: i
     return rows
 
 
-def test_ranks_follow_from_keys_once_all_have_told():
+def test_split_ranks_follow_from_the_keys_of_all_members():
     rows = Splits().resolve(
         births((0, 1, 5, 11), (1, 2, 0, 22), (2, 1, 4, 11), (3, -1, 0, 0), parent_nranks=4)
     )
@@ -46,7 +46,7 @@ def test_a_split_that_comes_in_two_batches_is_held_back():
     assert rows["pid"].tolist() == [100, 200] and rows["comm_rank"].tolist() == [0, 1]
 
 
-def test_ranks_stay_unknown_where_one_never_tells():
+def test_split_ranks_stay_unknown_if_a_member_is_missing():
     splits = Splits(n_patience=1)
     resolveds = [
         splits.resolve(batch) for batch in (births((0, 1, 0, 11), parent_nranks=2), births(parent_nranks=2))

@@ -32,7 +32,7 @@ def test_rounds_are_counted_once_whatever_the_number_of_ranks():
     assert (tally.n_communicators, tally.n_rounds) == (2, 4 + 2)
 
 
-def test_the_line_says_how_many_of_each():
+def test_the_status_line_counts_each_kind_of_record():
     tally = RecordCounts(n_processes=1, n_lost=0)
     tally.add([collectives(1, [0, 1]), collectives(1, list(range(1500)))])
     tally.add_rounds(collectives(1, [0]))
@@ -60,7 +60,7 @@ def test_a_terminal_gets_one_line_that_changes():
     assert out.getvalue() == "\r\x1b[Ka\r\x1b[Kb\r\x1b[Kc\n\r\x1b[Kd\n"
 
 
-def test_a_closed_pipe_ends_the_talk_and_nothing_else():
+def test_a_closed_pipe_ends_only_the_status_output():
     reading, writing = os.pipe()
     os.close(reading)
     with suppress(BrokenPipeError), os.fdopen(writing, "w") as out:

@@ -53,7 +53,7 @@ def process(
         ((), "3", (3,)),
     ],
 )
-def test_what_a_process_sees_is_told_in_its_own_order(tmp_path: Path, files, expected, observed):
+def test_visible_gpus_are_listed_in_the_order_of_the_process(tmp_path: Path, files, expected, observed):
     variables = {} if expected is None else {"CUDA_VISIBLE_DEVICES": expected}
     assert visible_gpus(process(tmp_path, 7, files), variables, ALL) == observed
 
@@ -71,7 +71,7 @@ def test_a_dev_that_is_a_tenants_is_not_looked_at(tmp_path: Path):
     assert visible_gpus(elsewhere, {}, ALL) == ()
 
 
-def test_the_only_one_that_is_seen_is_the_device(tmp_path: Path):
+def test_the_only_visible_gpu_is_the_device(tmp_path: Path):
     process(tmp_path, 7, (2, 5), "GPU-11cc")
     assert identity(7, tmp_path, gpus=ALL).device == 5
 

@@ -29,18 +29,18 @@ def process(proc: Path, groups: str) -> Path:
 
 
 @pytest.mark.parametrize("runtime", CGROUPS)
-def test_the_container_is_told_whoever_made_it(tmp_path: Path, runtime: str):
+def test_the_container_is_identified_for_every_runtime(tmp_path: Path, runtime: str):
     assert workload(7, {}, process(tmp_path, CGROUPS[runtime]))["container"] == ID[:12]
 
 
 @pytest.mark.parametrize("runtime", ["kubelet v1", "kubelet v2", "cri-o", "nested"])
-def test_a_pod_is_told_by_its_uid_and_name(tmp_path: Path, runtime: str):
+def test_a_pod_is_identified_by_uid_name_and_namespace(tmp_path: Path, runtime: str):
     variables = {"HOSTNAME": "trainer-0", "POD_NAMESPACE": "research"}
     result = workload(7, variables, process(tmp_path, CGROUPS[runtime]))
     assert (result["pod_uid"], result["pod"], result["namespace"]) == (UID, "trainer-0", "research")
 
 
-def test_outside_of_kubernetes_a_host_name_is_no_pod(tmp_path: Path):
+def test_a_host_name_outside_kubernetes_is_not_a_pod(tmp_path: Path):
     result = workload(7, {"HOSTNAME": "me", "NAMESPACE": "x"}, process(tmp_path, CGROUPS["docker v2"]))
     assert result == {"container": ID[:12]}
 
@@ -80,19 +80,19 @@ def test_a_tenant_cannot_make_the_agent_read_or_wait_elsewhere(tmp_path: Path, k
         ("0::/", {"AWS_BATCH_JOB_ID": "a\x1b[2Jb"}, "a[2Jb"),
     ],
 )
-def test_the_job_is_told_by_the_scheduler(
+def test_the_job_is_identified_by_the_scheduler(
     tmp_path: Path, groups: str, variables: dict[str, str], job: str | None
 ):
     assert workload(7, variables, process(tmp_path, groups)).get("job") == job
 
 
-def test_a_task_of_ecs_is_told(tmp_path: Path):
+def test_an_ecs_task_is_identified(tmp_path: Path):
     task = "0123456789abcdef0123456789abcdef"
     assert workload(7, {}, process(tmp_path, f"0::/ecs/mycluster/{task}/{ID}"))["task"] == task
     assert workload(7, {}, process(tmp_path, f"1:cpu:/ecs/{task}/{task}-4711"))["task"] == task
 
 
-def test_of_a_process_that_has_gone_nothing_is_told(tmp_path: Path):
+def test_an_ended_process_has_no_workload(tmp_path: Path):
     assert workload(8, {}, tmp_path) == {}
 
 
@@ -134,7 +134,7 @@ def test_systemd_unit_outside_containers(tmp_path: Path, groups: str, unit: str 
     assert workload(7, {}, process(tmp_path, groups)).get("unit") == unit
 
 
-def test_user_is_the_owner_of_the_process_unless_it_is_root(tmp_path: Path):
+def test_the_user_is_the_process_owner_except_for_root(tmp_path: Path):
     proc = process(tmp_path, "0::/")
     assert "user" not in workload(7, {}, proc)
     os.chown(proc / "7", 65534, 65534)

@@ -36,7 +36,7 @@ def written(tmp_path: Path, *, with_names: bool = False) -> Path:
     return out
 
 
-def test_it_holds_what_support_needs(tmp_path):
+def test_a_bundle_has_the_data_that_support_needs(tmp_path):
     result = unpacked(written(tmp_path))
     assert result["stallscope/check.json"]["checks"][0]["subject"] == "libnccl"
     assert result["stallscope/machine.json"]["kernel"] == platform.release()
@@ -59,7 +59,7 @@ def test_names_stay_when_asked_for(tmp_path):
         assert word in text
 
 
-def test_nothing_of_the_environment_or_of_command_lines_is_in_it(tmp_path):
+def test_a_bundle_has_no_environment_variables_or_command_lines(tmp_path):
     """A process runs beside it that has a secret in both; all findings are the machine's own."""
     words = [sys.executable, "-c", "input()", "--password=hunter-4711"]
     environment = {**os.environ, "API_KEY": "key-1234567890"}

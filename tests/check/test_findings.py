@@ -69,7 +69,7 @@ def test_a_kernel_without_type_information_fails(tmp_path):
     assert kernel_says(tmp_path, sys=tmp_path / "bare")["BTF"].state is State.FAIL
 
 
-def test_what_the_kernel_says_to_the_programs_is_told(tmp_path):
+def test_a_refusal_of_bpf_programs_by_the_kernel_is_reported(tmp_path):
     def load() -> Loaded:
         raise CannotTrace("the kernel refused: too many instructions")
 
@@ -80,7 +80,7 @@ def test_dear_hooks_warn(tmp_path):
     assert kernel_says(tmp_path, lambda: Loaded("perf"))["BPF programs"].state is State.WARN
 
 
-def test_lockdown_and_yama_are_told_where_they_stand_in_the_way(tmp_path):
+def test_blocking_lockdown_and_yama_settings_are_reported(tmp_path):
     strict = fake_sys(tmp_path / "strict", lockdown="none integrity [confidentiality]")
     result = kernel_says(tmp_path, sys=strict, scope="3")
     assert result["lockdown"].state is State.FAIL
@@ -96,7 +96,7 @@ def test_lockdown_and_yama_are_told_where_they_stand_in_the_way(tmp_path):
         ("3", False, State.WARN, "none: kernel.yama.ptrace_scope is 3"),
     ],
 )
-def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, message):
+def test_the_available_kinds_of_stacks_are_reported(tmp_path, scope, peeks, state, message):
     loaded = Loaded("session", peeks=peeks, is_x86=True)
     stacks = kernel_says(tmp_path, lambda: loaded, scope=scope)["stacks"]
     assert stacks.state is state
@@ -112,7 +112,7 @@ def test_what_can_be_told_of_stacks_is_said(tmp_path, scope, peeks, state, messa
         ("", "195 nvidia\n", "cannot be counted on this kernel"),
     ],
 )
-def test_whether_calls_into_the_driver_can_be_counted_is_said(tmp_path, way, devices, message):
+def test_the_method_that_counts_driver_calls_is_reported(tmp_path, way, devices, message):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/devices").write_text(f"Character devices:\n{devices}")
     kernel_say = kernel_says(tmp_path, lambda: Loaded("session", ioctl_way=way))["driver calls"]
@@ -120,7 +120,7 @@ def test_whether_calls_into_the_driver_can_be_counted_is_said(tmp_path, way, dev
     assert message in kernel_say.found
 
 
-def test_the_driver_is_told_by_its_version(tmp_path):
+def test_the_driver_version_is_read(tmp_path):
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build"
     (tmp_path / "driver/nvidia/version").write_text(text)
@@ -136,7 +136,7 @@ def test_the_driver_is_told_by_its_version(tmp_path):
     ("is_synchronised", "error_us", "state"),
     [(True, 500, State.PASS), (True, 2_000_000, State.WARN), (False, 500, State.WARN)],
 )
-def test_the_clock_passes_when_it_is_kept(is_synchronised, error_us, state):
+def test_a_synchronised_clock_passes(is_synchronised, error_us, state):
     reading = WallClock(is_synchronised, error_us, 10, 0.0, 0)
     assert by_subject(list(clock.findings(lambda: reading)))["clock"].state is state
 
@@ -197,7 +197,7 @@ def compiled_nccl(tmp_path, request):
     return library
 
 
-def test_no_hub_is_no_failure():
+def test_a_missing_hub_passes():
     (finding,) = hub.findings("")
     assert finding.state is State.PASS
 
@@ -262,7 +262,7 @@ def test_a_token_that_others_can_read_warns(tmp_path):
     assert list(hub.findings("localhost:1", None, tmp_path / "none"))[1].state is State.FAIL
 
 
-def test_gpus_are_told_one_by_one_and_one_that_is_lost_warns(tmp_path, fake_gpus):
+def test_each_gpu_has_a_finding_and_a_lost_gpu_is_a_warning(tmp_path, fake_gpus):
     (tmp_path / "driver/nvidia").mkdir(parents=True)
     (tmp_path / "driver/nvidia/version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  x"

@@ -23,13 +23,13 @@ def test_a_process_can_be_named(run, labels):
 
 
 @pytest.mark.parametrize(("words", "code"), [(("step",), 2), (("STEP=1",), 2), (("=1",), 2)])
-def test_what_is_no_label_is_refused(run, labels, words, code):
+def test_malformed_labels_are_refused(run, labels, words, code):
     got = run("annotate", *words, "--annotate-socket", labels.path)
     assert got[:2] == (code, "")
     assert got[2].count("\n") == 1
 
 
-def test_without_an_agent_it_says_so(run, tmp_path):
+def test_a_missing_agent_is_reported(run, tmp_path):
     code, out, err = run("annotate", "step=1", "--annotate-socket", tmp_path / "none.sock")
     assert (code, out) == (3, "")
     assert "stallscope trace" in err

@@ -105,7 +105,7 @@ def test_fault_is_a_regression_with_its_rank(run, traces):
     assert "rank 2" in out
 
 
-def test_removed_fault_is_no_regression(run, traces):
+def test_a_removed_fault_is_not_a_regression(run, traces):
     healthy, slow = traces
     code, out, _ = run("compare", slow, healthy)
     assert code == 0

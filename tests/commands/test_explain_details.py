@@ -62,7 +62,7 @@ def test_the_tables_are_as_they_were_when_they_were_looked_at(run, db):
     assert out == (GOLDEN / "explain_details.txt").read_text()
 
 
-def test_json_has_the_same_beside_the_report(run, db):
+def test_json_has_the_detail_tables_next_to_the_verdicts(run, db):
     data = json.loads(run("explain", "--db", db, "--json", "--per-process", "--per-container", "--chains")[1])
     jsonschema.validate(data, SCHEMA)
     by_rank = {row["rank"]: row for row in data["processes"]}
@@ -76,12 +76,12 @@ def test_json_has_the_same_beside_the_report(run, db):
     assert chain["held_by"] == [{"category": "preempted", "share": 0.75, "by": "hog"}]
 
 
-def test_nothing_is_added_unasked(run, db):
+def test_detail_tables_are_added_only_on_request(run, db):
     data = json.loads(run("explain", "--db", db, "--json")[1])
     assert not {"processes", "containers", "chains"} & set(data)
 
 
-def test_the_cost_is_told_at_the_list_price_of_the_traced_gpu(run, db):
+def test_the_cost_uses_the_list_price_of_the_traced_gpu(run, db):
     data = json.loads(run("explain", "--db", db, "--json", "--provider", "aws")[1])
     price, cost = data["price"], data["verdicts"][0]["cost"]
     assert (price["gpu"], price["provider"]) == ("L4", "aws")
@@ -92,7 +92,7 @@ def test_the_cost_is_told_at_the_list_price_of_the_traced_gpu(run, db):
     )
 
 
-def test_a_given_price_or_gpu_counts_before_the_traced_one(run, db):
+def test_a_given_price_or_gpu_overrides_the_traced_gpu(run, db):
     assert "price" not in json.loads(run("explain", "--db", db, "--json", "--usd-per-gpu-hour", "2")[1])
     assert json.loads(run("explain", "--db", db, "--json", "--gpu", "H100")[1])["price"]["gpu"] == "H100"
     code, out, err = run("explain", "--db", db, "--gpu", "Voodoo 2")
@@ -100,7 +100,7 @@ def test_a_given_price_or_gpu_counts_before_the_traced_one(run, db):
     assert "Voodoo 2" in err
 
 
-def test_an_own_table_replaces_the_shipped_one(run, db, tmp_path):
+def test_a_custom_price_table_replaces_the_shipped_table(run, db, tmp_path):
     own = tmp_path / "rates.yaml"
     own.write_text("as_of: 2026-01-01\nproviders: {ours: []}\nrates: {ours: {L4: 0.25}, any: {L4: 0.5}}\n")
     data = json.loads(run("explain", "--db", db, "--json", "--rates", own, "--provider", "ours")[1])

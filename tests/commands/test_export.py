@@ -25,7 +25,7 @@ def test_a_timeline_is_named_for_the_trace(run, db, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["trace.pftrace"]
 
 
-def test_a_timeline_replaces_an_older_one(run, db, tmp_path):
+def test_a_timeline_replaces_an_existing_file(run, db, tmp_path):
     out = tmp_path / "x.json"
     out.write_text("old")
     assert run("export", "--db", db, "--format", "chrome", "-o", out)[0] == 0
@@ -51,7 +51,7 @@ def test_tables_hold_every_row_and_column(run, db, tmp_path, form):
             assert f"{name}.{form}: {len(wanted):,} row" in err
 
 
-def test_since_shortens_what_is_written(run, db, tmp_path):
+def test_since_limits_the_written_rows(run, db, tmp_path):
     run("export", "--db", db, "--format", "csv", "-o", tmp_path / "part", "--since", "100ms")
     n_rows = len((tmp_path / "part" / "collectives.csv").read_text().splitlines()) - 1
     assert n_rows == len(node.read(db, 100_000_000).collectives)

@@ -109,7 +109,7 @@ async def called(client: Client, name: str, **arguments: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", ["streams", "https"])
-def test_the_culprit_is_found_step_by_step(db: Path, tmp_path: Path, way: str):
+def test_an_investigation_with_several_tools_finds_the_culprit(db: Path, tmp_path: Path, way: str):
     async def investigate() -> None:
         opened = over_streams(db) if way == "streams" else over_https(db, tmp_path)
         async with opened as client:
@@ -161,7 +161,7 @@ def test_the_listed_price_of_the_gpu_is_used_unless_one_is_given(tmp_path: Path)
 COSTS = ("gpu_seconds", "usd", "at_most_gpu_seconds", "at_most_usd")
 
 
-def test_both_ends_of_a_cost_are_told_of_one_machine_and_of_all(tmp_path: Path):
+def test_both_bounds_of_a_cost_are_returned_for_a_node_and_a_fleet(tmp_path: Path):
     trace = slack_trace(ranks_per_node=4)
     db = tmp_path / "trace.db"
     store.write(db, trace)
@@ -198,7 +198,7 @@ def test_every_other_tool_answers(db: Path):
     anyio.run(ask)
 
 
-def test_the_stacks_of_a_hang_tell_where_the_missing_rank_is(tmp_path: Path):
+def test_the_stacks_of_a_hang_show_the_frame_of_the_missing_rank(tmp_path: Path):
     loader, waits = ("/app/train.py:88 load_batch", "/app/train.py:10 main"), ("/app/gpu.py:5 synchronize",)
     trace = trace_of(Job(data_parallel(), gone=(Gone(2, 30, 1, Category.IO),), quiet_ns=30_000 * MS))
     positions = layout.empty(layout.POSITIONS, 2 * len(trace.processes) + 1)
@@ -231,7 +231,7 @@ def test_the_stacks_of_a_hang_tell_where_the_missing_rank_is(tmp_path: Path):
     anyio.run(ask)
 
 
-def test_wrong_calls_are_told_and_nothing_can_be_changed(db: Path):
+def test_invalid_calls_return_errors_and_change_no_data(db: Path):
     async def ask() -> None:
         async with in_this_process(db) as client:
             for name, arguments, says in (
@@ -250,7 +250,7 @@ def test_wrong_calls_are_told_and_nothing_can_be_changed(db: Path):
     assert db.read_bytes() == before
 
 
-def test_without_a_trace_one_is_told_how_to_make_one(tmp_path: Path):
+def test_the_error_for_a_missing_trace_names_the_trace_command(tmp_path: Path):
     async def ask() -> None:
         async with in_this_process(tmp_path / "none.db") as client:
             result = await client.call_tool("verdicts", {})
@@ -280,7 +280,7 @@ def test_the_fleet_is_asked(nodes: Fleet, db: Path):
     anyio.run(ask)
 
 
-def test_the_settings_decide_from_what_on_a_rank_is_late(db):
+def test_the_lateness_threshold_comes_from_the_settings(db):
     from stallscope.assistant.tools.verdicts import VerdictsParams, verdicts
 
     strict, patient = Settings(db=db), Settings(db=db, min_late_ms=1e6)

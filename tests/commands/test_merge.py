@@ -17,20 +17,20 @@ def other(tmp_path):
     return path
 
 
-def test_rows_are_told_by_source_and_table(run, db, other, tmp_path):
+def test_rows_are_counted_by_source_and_table(run, db, other, tmp_path):
     code, out, err = run("merge", db, other, "-o", tmp_path / "all.db")
     assert (code, err) == (0, "")
     assert f"{other} (host-z): collectives 120, " in out
     assert f"next: stallscope explain --db {tmp_path / 'all.db'}" in out
 
 
-def test_json_tells_the_same(run, db, other, tmp_path):
+def test_json_has_the_same_counts(run, db, other, tmp_path):
     data = json.loads(run("merge", db, other, "-o", tmp_path / "all.db", "--json")[1])
     assert [entry["nodes"] for entry in data] == [["host-a"], ["host-z"]]
     assert data[1]["rows"]["collectives"] == 120
 
 
-def test_what_cannot_be_merged_is_one_line(run, db, other, tmp_path):
+def test_a_merge_error_is_one_line(run, db, other, tmp_path):
     for words, code, output in (
         ((db, db, "-o", tmp_path / "x.db"), 2, "--force-node"),
         ((db, "-o", tmp_path / "x.db"), 2, "two traces"),

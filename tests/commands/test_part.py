@@ -28,7 +28,7 @@ def test_ranges_that_are_none(text):
         step_range(text)
 
 
-def test_times_are_utc_unless_they_say_otherwise():
+def test_times_without_an_offset_are_utc():
     assert wall_ns("2026-11-28T14:03:20", "--from") == 1795874600 * 10**9
     assert wall_ns("2026-11-28T14:03:20.5Z", "--from") == 1795874600 * 10**9 + 5 * 10**8
     assert wall_ns("2026-11-28T15:03:20+01:00", "--from") == 1795874600 * 10**9
@@ -47,7 +47,7 @@ def test_explain_query_and_export_take_them(run, db, tmp_path):
     assert len((tmp_path / "part/collectives.csv").read_text().splitlines()) == 121
 
 
-def test_steps_that_nobody_told_are_an_error(run, db):
+def test_a_step_range_without_annotated_steps_is_an_error(run, db):
     for word in ("explain", "query"):
         code, out, err = run(word, "--db", db, "--step", "1..2", *(["SELECT 1"] if word == "query" else []))
         assert (code, out) == (3, "")

@@ -45,7 +45,7 @@ def test_a_terminal_shows_a_bar(log: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("stream", "least_bytes"), [(Terminal(), 1 << 40), (io.StringIO(), 1)])
-def test_small_files_and_pipes_show_nothing(
+def test_small_files_and_pipes_show_no_progress_bar(
     log: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, least_bytes: int
 ):
     monkeypatch.setattr(sys, "stderr", stream)

@@ -31,7 +31,7 @@ def test_sql_comes_from_standard_input(run, db, monkeypatch):
         assert run("query", "--db", db, *words)[1].split() == ["one", "1"]
 
 
-def test_nothing_given_on_a_terminal_is_told(run, db, monkeypatch):
+def test_a_missing_query_on_a_terminal_is_an_error(run, db, monkeypatch):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     code, out, err = run("query", "--db", db)
     assert (code, out) == (2, "")
@@ -59,7 +59,7 @@ def test_parquet_is_read_back_by_a_parquet_reader(run, db, tmp_path):
     ]
 
 
-def test_what_is_cut_off_is_said(run, db):
+def test_a_truncated_result_is_reported(run, db):
     code, out, err = run("query", "--db", db, "--limit", 2, "SELECT id FROM collectives")
     assert code == 0
     assert len(out.splitlines()) == 3
@@ -76,7 +76,7 @@ def test_what_is_cut_off_is_said(run, db):
         (("SELECT 1", "-o", "/proc/none/x.csv"), 4, "--out"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line(run, db, words, code, expected):
+def test_a_query_error_is_one_line(run, db, words, code, expected):
     got = run("query", "--db", db, *words)
     assert got[:2] == (code, "")
     assert got[2].count("\n") == 1

@@ -52,7 +52,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_page_is_complete_and_requests_nothing(run, hub, tmp_path: Path):
+def test_the_page_is_well_formed_and_loads_no_resources(run, hub, tmp_path: Path):
     path = tmp_path / "cost.html"
     assert run("report", "cost", *hub, "--format", "html", "-o", path)[0] == 0
     page = path.read_text()

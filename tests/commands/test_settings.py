@@ -5,7 +5,7 @@ import json
 from stallscope.settings import TABLE
 
 
-def test_every_setting_is_told_with_its_origin(run, monkeypatch, tmp_path):
+def test_every_setting_is_listed_with_its_origin(run, monkeypatch, tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("node: from-file\n")
     monkeypatch.setenv("STALLSCOPE_MIN_LATE_MS", "7.5")

@@ -61,7 +61,7 @@ def test_the_command_reads_a_trace(tmp_path: Path):
 
 @pytest.mark.bpf
 @pytest.mark.live
-def test_the_command_shows_this_machine_as_it_is():
+def test_the_command_lists_the_stacks_of_a_running_process():
     script = (
         "import time\nfrom stallscope.demo import build\nfrom stallscope.demo.gpu import Gpu\n"
         "gpu = Gpu(build.build())\nprint('ready', flush=True)\n"

@@ -77,7 +77,7 @@ def test_small_batches_of_one_cluster_are_looked_at_together(backlog: Backlog):
     assert seqs(turn) == list(range(10))
 
 
-def test_a_batch_of_several_clusters_is_told_apart(backlog: Backlog):
+def test_a_batch_is_split_by_cluster(backlog: Backlog):
     backlog.add(batch(2, "a", "b", None))
     assert [(turn.key[1], turn.n_rows) for turn in turns(backlog)] == [("a", 2), ("b", 2), ("", 2)]
 
@@ -145,7 +145,7 @@ def test_identities_of_processes_are_never_left_out(backlog: Backlog):
     assert sum(len(turn.tables.get("processes", ())) for turn in taken) == 2
 
 
-def test_rows_that_wait_are_told_until_they_are_looked_at(backlog: Backlog, clock: Hand):
+def test_waiting_rows_are_counted_until_they_are_evaluated(backlog: Backlog, clock: Hand):
     backlog.add(batch(4, "c"))
     clock.now_s += 3.0
     assert (backlog.n_waiting, backlog.lag_s) == (4, 3.0)
@@ -156,5 +156,5 @@ def test_rows_that_wait_are_told_until_they_are_looked_at(backlog: Backlog, cloc
     assert backlog.n_waiting == 0
 
 
-def test_what_finds_no_room_at_all_is_counted(backlog: Backlog):
+def test_rows_that_do_not_fit_are_counted(backlog: Backlog):
     assert [backlog.add(batch(400, "c")) for _ in range(3)] == [0, 0, 400]

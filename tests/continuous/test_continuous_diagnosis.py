@@ -127,7 +127,7 @@ COSTS = "gpu_seconds, at_most_gpu_seconds, usd, at_most_usd"
 
 
 @pytest.mark.parametrize(("trace", "is_range"), [(slow_job(), False), (slack_trace(), True)])
-def test_a_row_has_both_ends_of_a_cost_and_no_upper_one_of_a_number(
+def test_a_verdict_row_has_an_upper_cost_bound_only_for_a_range(
     store: HubStore, trace: Trace, is_range: bool
 ):
     with closing(ContinuousDiagnosis(store, lambda: Stream(usd_per_gpu_hour=3600.0))):
@@ -160,7 +160,7 @@ def test_clusters_are_diagnosed_apart(store: HubStore):
         assert {row[3] for row in verdicts(store)} == {"c1"}
 
 
-def test_after_a_restart_it_goes_on_from_what_is_stored(tmp_path: Path):
+def test_after_a_restart_the_stored_verdicts_are_continued(tmp_path: Path):
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
         wait_for(lambda: verdicts(store))
@@ -181,9 +181,7 @@ def test_an_open_incident_that_no_stream_sees_again_is_closed(tmp_path: Path, mo
         wait_for(lambda: verdicts(store)[0][-1] == "closed")
 
 
-def test_an_open_incident_keeps_its_id_begin_and_cost_where_a_restart_reads_no_rows_again(
-    tmp_path: Path, monkeypatch
-):
+def test_an_open_incident_keeps_its_id_and_cost_after_a_restart(tmp_path: Path, monkeypatch):
     long_job = trace_of(
         Job(
             data_parallel(4), n_steps=240, delays=tuple(every(2, 5, 50 * MS, category=Category.IO, until=240))

@@ -62,7 +62,7 @@ def test_after_a_failed_evaluation_verdicts_are_unknown_and_every_summary_has_th
         assert "No verdict matches" in summary_of(store, "fleet.cluster.verdicts", "another")
 
 
-def test_what_was_not_examined_is_forgotten_after_a_while_and_stays_with_its_tenant():
+def test_unexamined_rows_are_counted_per_tenant_and_expire():
     now_s = 0.0
     unexamined = Unexamined(clock_s=lambda: now_s)
     unexamined.add("a", "c", n_rows=3)

@@ -39,7 +39,7 @@ def test_pnccl_names_are_the_same_functions(libraries: Path):
     assert all(result[name].offset == result[f"p{name}"].offset for name in names)
 
 
-def test_the_libraries_know_no_scenario():
+def test_the_library_sources_do_not_mention_scenarios():
     words = re.compile(r"\b(fault|scenario|victim|culprit|straggler|hog|sigstop)\b", re.IGNORECASE)
     assert not [path.name for path in build.SOURCES.iterdir() if words.search(path.read_text())]
 
@@ -52,27 +52,29 @@ def test_a_second_build_finds_the_first(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
 
 
-def test_no_compiler_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_compiler_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(NotFound, match="install gcc"):
         build.build(tmp_path)
 
 
-def test_a_failing_compiler_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_compiler_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CC", "false")
     with pytest.raises(StallscopeError, match="cannot build libcudart"):
         build.build(tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_cache_that_cannot_be_written_is_said_in_one_line(tmp_path: Path):
+def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed, match=r"cannot store .* Not a directory; set XDG_CACHE_HOME"):
         build.build(tmp_path / "file" / "cache")
 
 
-def test_roots_libraries_are_not_kept_in_somebodys_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_libraries_built_by_root_are_not_cached_in_a_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(build.os, "geteuid", lambda: 0)

@@ -23,7 +23,7 @@ def test_a_full_queue_blocks_the_launch(ranks):
     assert rank["enqueued_ns"] < rank["done_ns"] - rank["depth"] // 2 * rank["kernel_ns"]
 
 
-def test_waiting_costs_cpu_only_when_it_is_asked_to_spin(ranks):
+def test_waiting_uses_the_cpu_only_in_spin_mode(ranks):
     (rank,) = ranks("wait_cpu")
     assert max(rank["auto_ns"], rank["block_ns"]) < rank["run_ns"] / 4
     assert rank["spin_ns"] > 2 * max(rank["auto_ns"], rank["block_ns"])
@@ -34,7 +34,7 @@ def test_the_schedule_can_be_set_from_outside(ranks):
     assert rank["wait_ns"] > 30_000_000
 
 
-def test_streams_run_beside_each_other_and_wait_for_events(ranks):
+def test_streams_run_concurrently_and_wait_for_events(ranks):
     (rank,) = ranks("streams")
     assert rank["slow_after_fast_code"] == NOT_READY
     assert rank["event_before_code"] == NOT_READY
@@ -74,7 +74,7 @@ def test_allocating_costs_cpu_by_size_and_free_waits_for_the_device(ranks):
     assert (rank["last_error_code"], rank["then_code"]) == (2, 0)
 
 
-def test_a_graph_replays_its_work_collectives_too(ranks):
+def test_a_graph_replays_its_work_and_its_collectives(ranks):
     for rank in ranks("graph", nranks=2):
         assert rank["in_capture_code"] == 900
         assert rank["after_capture_ns"] < rank["run_ns"] / 2

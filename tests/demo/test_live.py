@@ -139,7 +139,7 @@ def test_pairs_are_communicators_of_their_own():
     assert all(ms(rows, "start_ns", "end_ns")[4] > 280 for rows in clocks)
 
 
-def test_a_rank_that_fails_is_told_with_its_words():
+def test_a_failing_rank_is_reported_with_its_error():
     plan = Plan(
         **{**vars(live_demo.plan_for("net", ranks=2)), "fault": "healthy", "groups": "tp", "ranks": 2}
     )

@@ -7,7 +7,7 @@ pytestmark = pytest.mark.compiler
 NOT_READY = 600
 
 
-def test_nobody_is_released_before_the_last_has_entered(ranks):
+def test_no_rank_is_released_before_the_last_rank_has_entered(ranks):
     result = ranks("rendezvous", nranks=4)
     last_ns = max(entry["entered_ns"] for entry in result)
     assert all(entry["released_ns"] > last_ns for entry in result)

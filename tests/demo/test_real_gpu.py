@@ -86,7 +86,7 @@ def test_the_newest_libraries_that_fit_the_driver_are_taken(driver, folder, tmp_
 
 
 @pytest.mark.compiler
-def test_what_is_missing_is_named(driver, folder):
+def test_the_missing_component_is_named(driver, folder):
     with pytest.raises(NotFound, match=r"no CUDA runtime that fits the driver \(CUDA 12\).*pip install"):
         libraries(driver(), [str(folder / "nccl" / "lib")])
     with pytest.raises(NotFound, match=r"\(CUDA 12\), only .*libcudart\.so\.13"):
@@ -111,7 +111,7 @@ def test_the_kernel_is_loaded_once_and_given_its_time(driver):
     assert (stub.total_ns(), stub.n_loads()) == (5_000_000_001, 1)
 
 
-def test_without_a_gpu_the_demo_says_what_is_missing():
+def test_without_a_gpu_the_demo_names_the_missing_component():
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
@@ -122,7 +122,7 @@ def test_without_a_gpu_the_demo_says_what_is_missing():
         pytest.skip("there is a driver here")
 
 
-def test_what_needs_emulated_gpus_is_refused_on_real_ones(monkeypatch):
+def test_scenarios_for_emulated_gpus_are_refused_on_real_gpus(monkeypatch):
     monkeypatch.setattr("stallscope.commands.demo._gpus", lambda: real_gpu.GpuLibraries(None, None, 4))
     done = CliRunner().invoke(app, ["demo", "gpu-steal", "--gpu"])
     assert isinstance(done.exception, BadInput)
@@ -138,7 +138,7 @@ def test_one_real_gpu_is_one_rank(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_kernel_takes_the_time_it_is_given(tmp_path):
+def test_a_kernel_runs_for_the_requested_time(tmp_path):
     gpu = Gpu(libraries().linked_in(tmp_path))
     gpu.call("cudaSetDevice", 0)
     begin, end = (gpu.new("cudaEventCreateWithFlags", 0) for _ in range(2))

@@ -36,12 +36,12 @@ def test_a_made_up_scenario_has_the_right_answer(scenario: Scenario):
     assert (verdict["kind"], verdict["ranks"], verdict["causes"][0]["cause"]) == RIGHT[scenario.name]
 
 
-def test_the_live_fault_has_the_cause_of_the_made_up_one():
+def test_the_live_fault_has_the_same_cause_as_the_simulated_fault():
     for scenario in SCENARIOS:
         assert faults.FAULTS[scenario.fault].cause == RIGHT.get(scenario.name, ("", [], ""))[2]
 
 
-def test_all_are_told_one_after_the_other_with_what_to_learn():
+def test_all_scenarios_are_printed_in_order_with_their_lessons():
     stdout = told("all", "--no-bpf").stdout
     assert [line.split()[1].rstrip(":") for line in stdout.splitlines() if line.startswith("== ")] == [
         scenario.name for scenario in SCENARIOS
@@ -65,19 +65,19 @@ def test_the_list_names_each():
         (("net", "--no-bpf"), "cannot be simulated"),
     ],
 )
-def test_what_cannot_be_is_refused(words: tuple[str, ...], says: str):
+def test_invalid_scenario_arguments_are_refused(words: tuple[str, ...], says: str):
     with pytest.raises(BadInput, match=says):
         CliRunner().invoke(app, ["demo", *words], catch_exceptions=False)
 
 
-def test_a_fault_is_a_scenario_too():
+def test_a_fault_name_is_a_valid_scenario():
     assert scenarios.named("sleep").fault == "sleep"
 
 
 @pytest.mark.bpf
 @pytest.mark.live
 @pytest.mark.compiler
-def test_a_gpu_that_somebody_uses_makes_the_whole_job_slow_and_names_nobody():
+def test_a_shared_gpu_slows_down_the_whole_job_and_no_rank_is_named():
     changes = told("gpu-steal", "--live", "--json")
     (verdict,) = json.loads(changes.stdout)["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("change", [])

@@ -72,7 +72,7 @@ def test_prometheus_accepts_the_scrape_settings(repository: Path, tmp_path: Path
     assert all(job["job_name"].startswith("stallscope-") for job in jobs)
 
 
-def test_the_seccomp_profile_allows_tracing_and_nothing_that_changes_the_machine(repository: Path):
+def test_the_seccomp_profile_allows_tracing_but_no_machine_changes(repository: Path):
     profile = json.loads((repository / "deploy/seccomp/stallscope-agent.json").read_text())
     (rule,) = profile["syscalls"]
     assert profile["defaultAction"] == "SCMP_ACT_ERRNO" and rule["action"] == "SCMP_ACT_ALLOW"
@@ -125,7 +125,7 @@ def test_the_prolog_starts_a_trace_and_the_epilog_writes_a_report(repository: Pa
     assert f"trace --quiet --db {folder}/trace.db" in log and f"explain --db {folder}/trace.db --json" in log
 
 
-def test_the_epilog_of_a_job_without_a_trace_does_nothing(repository: Path, tmp_path: Path):
+def test_the_epilog_of_a_job_without_a_trace_changes_no_files(repository: Path, tmp_path: Path):
     environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "STALLSCOPE_SLURM_FOLDER": str(tmp_path)}
     subprocess.run(["sh", repository / "deploy/slurm/epilog.sh"], env=environment, check=True)
     assert list(tmp_path.iterdir()) == []

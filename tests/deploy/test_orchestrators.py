@@ -95,7 +95,7 @@ def test_hanging_job_is_restarted(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("action", "acts"), [("drain_node", "1"), ("drain_node", ""), ("look", "1")])
-def test_slurm_epilog_drains_the_machine_if_it_is_recommended(
+def test_slurm_epilog_drains_the_node_only_if_recommended_and_enabled(
     tmp_path: Path, bin_folder: Path, action: str, acts: str
 ):
     report = {"verdicts": [line(action, "straggler")["verdict"]]}

@@ -45,7 +45,7 @@ def test_systemd_finds_no_fault(folder: Path, tmp_path: Path, unit: str):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_service_may_do_little_besides_its_work(folder: Path, unit: str):
+def test_a_service_meets_its_systemd_security_threshold(folder: Path, unit: str):
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", f"--threshold={UNITS[unit]}", str(folder / unit)],
         capture_output=True,
@@ -63,7 +63,7 @@ def test_the_flags_it_gives_exist(folder: Path, unit: str):
         assert re.search(rf"{flag}\b", output), flag
 
 
-def test_the_agent_is_nobody_with_the_five_capabilities_that_it_keeps(folder: Path):
+def test_the_agent_runs_unprivileged_with_only_its_kept_capabilities(folder: Path):
     text = (folder / "stallscope-agent.service").read_text()
     user = re.search(r"^User=(.*)$", text, re.MULTILINE)
     assert user and f"\nu      {user[1]} " in (folder / "stallscope-sysusers.conf").read_text()

@@ -61,7 +61,7 @@ def test_a_queue_that_absorbs_most_of_a_delay_passes_on_the_rest():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_host_work_before_the_wait_is_no_slow_gpu(seed: int):
+def test_host_work_before_the_wait_is_not_reported_as_a_slow_gpu(seed: int):
     """Rank 7 starts 6 ms after the others, and no wait is long enough to bring the ranks together again."""
     program = (Call(EVERYONE, work_ns=MS, waits=True, after_ns=24 * MS),)
     start = Delay(7, 0, 6 * MS, Category.ON_CPU)

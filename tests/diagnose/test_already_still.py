@@ -57,7 +57,7 @@ def assert_not_decided(report):
     assert (report.verdicts, report.answer) == ([], Answer.INCONCLUSIVE)
 
 
-def test_the_one_that_stands_elsewhere_is_likely_the_one_that_is_waited_for():
+def test_the_rank_in_other_code_probably_blocks_the_waiting_ranks():
     report = diagnose(trace(WAITS, WAITS, SLEEPS, WAITS))
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
@@ -80,7 +80,7 @@ def test_the_one_that_stands_elsewhere_is_likely_the_one_that_is_waited_for():
         ((SLEEPS, SLEEPS), "2 in other code"),
     ],
 )
-def test_nobody_is_named_where_the_places_do_not_say_it(stands, because):
+def test_no_rank_is_named_if_the_stacks_are_ambiguous(stands, because):
     (verdict,) = diagnose(trace(*stands)).verdicts
     assert verdict.ranks == []
     assert because in str(verdict.abstained_because)
@@ -89,7 +89,7 @@ def test_nobody_is_named_where_the_places_do_not_say_it(stands, because):
 
 
 @pytest.mark.parametrize(("status", "is_told"), [(128 + 9, True), (0, False)])
-def test_a_job_that_was_killed_because_it_stood_still_is_told_of(status, is_told):
+def test_a_job_killed_during_a_standstill_is_reported(status, is_told):
     given = trace(WAITS, SLEEPS, WAITS)
     given.processes["ended_ns"] = 14 * S
     exits = layout.empty(layout.HOST_EVENTS, 3)
@@ -99,7 +99,7 @@ def test_a_job_that_was_killed_because_it_stood_still_is_told_of(status, is_told
     assert [verdict.ranks for verdict in verdicts] == ([[1]] if is_told else [])
 
 
-def test_with_two_ranks_it_is_less_sure():
+def test_confidence_is_lower_with_two_ranks():
     (two,) = diagnose(trace(WAITS, SLEEPS)).verdicts
     (four,) = diagnose(trace(WAITS, SLEEPS, WAITS, WAITS)).verdicts
     assert two.ranks == four.ranks == [1]
@@ -107,11 +107,11 @@ def test_with_two_ranks_it_is_less_sure():
 
 
 @pytest.mark.parametrize("looks_s", [(3,), (3, 8), (3, 8, 12)])
-def test_nothing_is_said_before_it_has_lasted_as_long_as_a_hang(looks_s):
+def test_a_standstill_shorter_than_a_hang_is_not_reported(looks_s):
     assert_not_decided(diagnose(trace(WAITS, SLEEPS, WAITS, looks_s=looks_s)))
 
 
-def test_nothing_is_said_while_a_rank_moves():
+def test_a_standstill_is_not_reported_while_a_rank_makes_progress():
     moving = trace(WAITS, SLEEPS, WAITS)
     moving.stacks[7] = ("/job/data.py:21 fetch",)
     moving.positions["stack"][4] = 7  # rank 1 at the second look
@@ -123,7 +123,7 @@ def test_ranks_that_have_made_collectives_are_for_others_to_judge():
     assert_not_decided(diagnose(trace(WAITS, SLEEPS, n_collectives=7)))
 
 
-def test_one_rank_alone_waits_for_nobody():
+def test_a_single_rank_does_not_wait_for_another_rank():
     assert_not_decided(diagnose(trace(SLEEPS)))
 
 
@@ -142,7 +142,7 @@ def test_a_helper_without_python_that_waits_is_not_the_rank():
     assert verdict.victims == [0, 1, 3]
 
 
-def test_nobody_is_named_where_two_of_the_same_rank_wait():
+def test_no_rank_is_named_if_two_processes_with_the_same_rank_wait():
     output = trace(WAITS, WAITS, SLEEPS, WAITS)
     output.processes["rank"] = [0, 1, 2, 0]
     (verdict,) = diagnose(output).verdicts

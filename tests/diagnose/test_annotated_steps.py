@@ -6,8 +6,8 @@ import numpy as np
 
 from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.timeline.annotated_steps import annotated_steps
-from stallscope.diagnose.timeline.programs import programs
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.programs import programs_of
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events import layout
 from stallscope.events.names import CollectiveFlag
 from stallscope.events.trace import Trace
@@ -29,9 +29,12 @@ def telling(trace: Trace, *, rank: int = 0, every_rounds: int = ROUNDS, pid: int
 
 def steps(trace: Trace) -> dict[int, list[int]]:
     """The step of each round, by rank."""
-    line = timeline(trace)
-    plan = programs(line, annotated_steps(trace, line))
-    return {int(line.rank[p]): plan.step[line.process == p].tolist() for p in range(line.n_processes)}
+    timeline = timeline_of(trace)
+    programs = programs_of(timeline, annotated_steps(trace, timeline))
+    return {
+        int(timeline.rank[p]): programs.step[timeline.process == p].tolist()
+        for p in range(timeline.n_processes)
+    }
 
 
 def test_annotated_steps_apply_to_all_ranks_of_the_program():
@@ -39,13 +42,13 @@ def test_annotated_steps_apply_to_all_ranks_of_the_program():
     assert result == {rank: [i // 6 for i in range(120)] for rank in range(4)}
 
 
-def test_what_is_told_for_the_whole_machine_counts():
+def test_steps_annotated_for_the_whole_machine_are_used():
     result = steps(telling(dp_trace(), every_rounds=6, pid=0))
     assert result[3][6:12] == [1] * 6
 
 
-def test_without_labels_steps_are_found_as_before():
-    assert annotated_steps(dp_trace(), timeline(dp_trace())) is None
+def test_there_are_no_annotated_steps_without_labels():
+    assert annotated_steps(dp_trace(), timeline_of(dp_trace())) is None
 
 
 def test_a_few_labels_at_the_end_are_not_enough():
@@ -55,13 +58,13 @@ def test_a_few_labels_at_the_end_are_not_enough():
     assert steps(trace) == plain
 
 
-def test_other_labels_are_no_steps():
+def test_other_labels_are_not_steps():
     trace = telling(dp_trace())
     trace.annotations["label"] = b"epoch"
-    assert annotated_steps(trace, timeline(trace)) is None
+    assert annotated_steps(trace, timeline_of(trace)) is None
 
 
-def test_the_period_is_told_in_the_steps_of_the_job():
+def test_the_period_is_counted_in_annotated_steps():
     """Two of the found steps are one of the job's: what comes every 8th of those comes every 4th of these."""
     trace = dp_trace(every(2, 8, 50 * MS, first=4, until=120), n_steps=120)
     assert diagnose(trace).verdicts[0].period_steps == 8
@@ -71,11 +74,11 @@ def test_the_period_is_told_in_the_steps_of_the_job():
 def test_the_rows_before_the_first_label_have_no_step():
     trace = telling(dp_trace())
     trace = replace(trace, annotations=trace.annotations[5:])
-    line = timeline(trace)
-    annotated = annotated_steps(trace, line)
+    timeline = timeline_of(trace)
+    annotated = annotated_steps(trace, timeline)
     assert annotated is not None
-    assert annotated[line.process == 0][: 5 * ROUNDS].tolist() == [-1] * 15
-    assert np.all(annotated[line.process == 0][5 * ROUNDS :] >= 0)
+    assert annotated[timeline.process == 0][: 5 * ROUNDS].tolist() == [-1] * 15
+    assert np.all(annotated[timeline.process == 0][5 * ROUNDS :] >= 0)
 
 
 def test_marked_steps_of_a_profiler_are_all_judged() -> None:

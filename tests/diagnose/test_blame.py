@@ -95,13 +95,13 @@ def test_a_rank_that_is_slow_in_every_step_is_named():
     assert (verdict.ranks, verdict.period_steps) == ([3], None)
 
 
-def test_one_of_two_ranks_is_named():
+def test_the_slow_rank_of_two_is_named():
     for culprit in (0, 1):
         trace = dp_trace(every(culprit, 5, 50 * MS, until=60), n_ranks=2, n_steps=60)
         assert only(report_of(trace)).ranks == [culprit]
 
 
-def test_delays_that_move_around_name_nobody():
+def test_delays_that_move_between_ranks_name_no_rank():
     rng = np.random.default_rng(3)
     delays = [Delay(int(rng.integers(8)), step, 40 * MS, Category.ON_CPU) for step in range(4, 60, 3)]
     report = report_of(dp_trace(delays, n_ranks=8, n_steps=60))
@@ -111,7 +111,7 @@ def test_delays_that_move_around_name_nobody():
     assert verdict.causes[0].cause.name == "host_compute"
 
 
-def test_all_ranks_pausing_together_is_no_straggler():
+def test_a_simultaneous_pause_of_all_ranks_is_not_a_straggler():
     delays = [Delay(rank, step, 200 * MS, Category.IO) for rank in range(4) for step in (12, 24, 36)]
     assert report_of(dp_trace(delays)).healthy
 
@@ -123,7 +123,7 @@ def test_one_long_delay_is_a_remark_when_it_took_little_of_the_time():
     assert [remark["rank"] for remark in report.benign] == [2]
 
 
-def test_one_delay_that_took_much_of_the_time_is_told_once():
+def test_a_single_long_delay_is_reported_as_a_one_off():
     verdict = only(report_of(dp_trace([Delay(2, 20, 3000 * MS, Category.PREEMPTED)])))
     assert (verdict.ranks, verdict.n_incidents) == ([2], 1)
     assert verdict.evidence.is_one_off is True
@@ -143,7 +143,7 @@ def test_warm_up_is_not_judged():
     assert report.healthy
 
 
-def test_a_slow_start_of_all_is_told_as_benign():
+def test_a_slow_start_of_all_ranks_is_benign():
     delays = [Delay(rank, step, 90 * MS) for rank in range(4) for step in range(8)]
     delays += [Delay(1, step, 30 * MS) for step in range(8)]
     report = report_of(dp_trace(delays))
@@ -169,7 +169,7 @@ def test_a_late_victim_of_a_send_is_not_named():
     assert 1 in verdict.victims
 
 
-def test_a_rank_that_is_late_again_and_again_among_quiet_ones_is_named():
+def test_a_rank_that_is_late_repeatedly_among_quiet_ranks_recurs():
     result = [late(2, step) for step in range(0, 30, 5)]
     assert list(recurring(result, 8, least_ns=LEAST_NS, limits=LIMITS)) == [2]
 
@@ -188,17 +188,17 @@ def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
     assert n_named <= n_jobs * family_chance + 3 * np.sqrt(n_jobs * family_chance)
 
 
-def test_small_delays_of_the_others_do_not_hide_large_ones():
+def test_small_delays_of_other_ranks_do_not_hide_large_delays():
     result = [late(2, step, 300 * MS) for step in range(0, 30, 5)]
     result += [late(rank, step, 5 * MS) for rank in (0, 1, 3) for step in range(1, 30, 4)]
     assert 2 in recurring(result, 4, least_ns=LEAST_NS, limits=LIMITS)
 
 
-def test_fewer_than_three_late_steps_name_nobody():
+def test_fewer_than_three_late_steps_name_no_rank():
     assert not recurring([late(2, 5), late(2, 10)], 100, least_ns=LEAST_NS, limits=LIMITS)
 
 
-def test_a_one_off_is_long_and_alone():
+def test_a_one_off_is_a_long_isolated_delay():
     long = LIMITS.one_off_ns
     assert one_offs([late(1, 5, long)], long, LIMITS)
     assert not one_offs([late(1, 5, long - 1)], long, LIMITS)
@@ -208,7 +208,7 @@ def test_a_one_off_is_long_and_alone():
 
 
 @pytest.mark.parametrize("rate", [0.3, 1.0, 5.0, 50.0])
-def test_the_rate_of_all_ranks_is_found_from_the_quieter_ones(rate):
+def test_the_rate_of_all_ranks_is_estimated_from_the_quieter_ranks(rate):
     counts = np.sort(np.random.default_rng(0).poisson(rate, 100_000))
     assert _rate_of_quiet(float(counts[:75_000].mean())) == pytest.approx(rate, rel=0.02)
 
@@ -216,24 +216,24 @@ def test_the_rate_of_all_ranks_is_found_from_the_quieter_ones(rate):
 @pytest.mark.parametrize(
     ("least", "rate"), [(0, 1.0), (1, 0.25), (4, 0.5), (9, 3.0), (230, 200.0), (600, 700.0)]
 )
-def test_the_chance_of_so_many_is_that_of_the_poisson_law(least, rate):
+def test_the_poisson_tail_matches_simulated_counts(least, rate):
     drawn = np.random.default_rng(1).poisson(rate, 400_000) >= least
     assert _poisson_tail(least, rate) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 632 + 1e-6)
 
 
-def test_long_traces_are_judged_too():
+def test_the_chance_test_works_for_long_traces():
     assert not beyond_chance(1000, [1000] * 7, LIMITS.chance)
     assert beyond_chance(2000, [1000] * 7, LIMITS.chance)
     assert not beyond_chance(200, [190, 195, 205, 210, 199, 201, 198], LIMITS.chance)
 
 
 @pytest.mark.parametrize(("least", "n", "among"), [(2, 3, 2), (5, 40, 20), (560, 1024, 2), (3, 2000, 2000)])
-def test_the_chance_of_so_many_is_that_of_the_binomial_law(least, n, among):
+def test_the_binomial_tail_matches_the_exact_sum(least, n, among):
     exact = sum(comb(n, k) * (among - 1) ** (n - k) for k in range(least, n + 1)) / among**n
     assert _binomial_tail(least, n, 1 / among) == pytest.approx(exact, rel=1e-9)
 
 
-def test_five_late_steps_of_one_rank_are_no_proof_where_thousands_of_ranks_have_some():
+def test_five_late_steps_of_one_rank_among_thousands_are_chance():
     """Of 5,120 ranks with 0.35 late steps each on average, one has five in every sixth job."""
     counts = np.zeros(5_119, np.int64)
     counts[:1_400], counts[1_400:1_600] = 1, 2
@@ -241,13 +241,13 @@ def test_five_late_steps_of_one_rank_are_no_proof_where_thousands_of_ranks_have_
     assert beyond_chance(9, counts, LIMITS.chance)
 
 
-def test_a_rank_among_others_that_are_late_too_needs_more_late_steps_than_a_lonely_one():
+def test_a_rank_among_late_peers_needs_more_late_steps_to_stand_out():
     assert beyond_chance(3, [0, 0, 0], LIMITS.chance)
     assert not beyond_chance(6, [1, 1, 0, 2, 1, 1, 1], LIMITS.chance)
     assert beyond_chance(8, [1, 1, 0, 2, 1, 1, 1], LIMITS.chance)
 
 
-def test_few_clear_late_steps_that_chance_may_have_chosen_are_told_but_nobody_is_accused():
+def test_few_late_steps_within_chance_are_inconclusive():
     delays = [*(Delay(1, step, 60 * MS) for step in (8, 17, 29)), Delay(2, 22, 60 * MS)]
     verdict = only(report_of(dp_trace(delays)))
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
@@ -255,7 +255,7 @@ def test_few_clear_late_steps_that_chance_may_have_chosen_are_told_but_nobody_is
     assert "chance" in verdict.abstained_because
 
 
-def test_two_late_steps_are_no_reason_to_say_anything():
+def test_two_late_steps_are_not_reported():
     delays = [Delay(1, 8, 60 * MS), Delay(1, 17, 60 * MS), Delay(2, 22, 60 * MS)]
     assert report_of(dp_trace(delays)).healthy
 
@@ -267,7 +267,7 @@ def test_long_delays_that_two_ranks_have_once_each_accuse_neither():
     assert verdict.evidence.suspects == [1, 2]
 
 
-def test_long_delays_that_go_around_do_not_name_who_has_most_of_them():
+def test_long_delays_that_move_between_ranks_name_no_rank():
     """Garbage is collected by turns: that one rank came thrice, the others once or twice, is chance."""
     turns = [(1, 6), (0, 10), (1, 14), (2, 18), (3, 22), (0, 26), (1, 30), (3, 34)]
     delays = [Delay(rank, step, 1500 * MS, Category.ON_CPU) for rank, step in turns]
@@ -276,12 +276,12 @@ def test_long_delays_that_go_around_do_not_name_who_has_most_of_them():
     assert [verdict.kind for verdict in report.verdicts] == ["imbalance"]
 
 
-def test_a_single_delay_among_those_of_a_rank_that_is_named_is_told_for_itself():
+def test_a_one_off_of_another_rank_has_its_own_verdict():
     delays = [*every(1, 5, 1500 * MS), Delay(3, 33, 6000 * MS)]
     assert [verdict.ranks for verdict in report_of(dp_trace(delays)).verdicts] == [[1], [3]]
 
 
-def test_a_single_delay_of_all_ranks_of_a_node_is_theirs():
+def test_a_one_off_of_all_ranks_of_a_node_names_these_ranks():
     delays = [Delay(rank, 20, 3000 * MS, Category.IO) for rank in (2, 3)]
     two_hosts = {"node": (0, 0, 1, 1), "offset_ns": (0, 0)}
     assert {

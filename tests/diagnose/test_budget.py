@@ -29,7 +29,7 @@ def test_the_shares_are_of_the_time_of_all_processes():
     whole = budget(np.array([spent(on_cpu=100), spent(io=300)]), limits=LIMITS)
     assert whole.shares == {"io": 0.75, "on_cpu": 0.25}
     assert (whole.seconds, whole.n_processes, whole.dominant) == (0.4, 2, None)
-    assert whole.line() == "Time budget of 2 ranks: 75% disk I/O, 25% on CPU."
+    assert whole.timeline() == "Time budget of 2 ranks: 75% disk I/O, 25% on CPU."
 
 
 def test_time_that_the_ledger_does_not_cover_is_not_recorded():
@@ -39,7 +39,7 @@ def test_time_that_the_ledger_does_not_cover_is_not_recorded():
 
 def test_blocked_time_of_a_source_without_switches_is_not_recorded():
     whole = budget(np.array([spent(other_off=100)]), knows_blocking=False, limits=LIMITS)
-    assert NOT_RECORDED in whole.line()
+    assert NOT_RECORDED in whole.timeline()
     assert whole.dominant is None
 
 
@@ -53,7 +53,7 @@ def test_waiting_for_gpus_and_computing_never_dominate():
     assert budget(np.array([spent(wait_gpu=90, on_cpu=10)]), limits=LIMITS).dominant is None
 
 
-def test_a_job_whose_ranks_all_wait_for_a_disk_is_healthy_with_a_remark():
+def test_a_disk_wait_shared_by_all_ranks_is_a_benign_remark():
     trace = dp_trace()
     rows = trace.collectives.copy()
     ledger = rows["ledger_ns"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stallscope.diagnose.arrays.row_order import RowsInOrder
 from stallscope.diagnose.timeline.late_attach import renumbered
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag
 from stallscope.events.trace import Trace
@@ -86,13 +86,13 @@ def restarted(trace: Trace, nodes: tuple[int, ...], *, share: float, away_ns: in
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)], ids=["first", "second", "both"])
 @pytest.mark.parametrize("program", [(), NESTED], ids=["data", "nested"])
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
-def test_an_agent_that_starts_anew_leaves_the_blame(nodes, program, share):
+def test_a_restarted_agent_does_not_change_the_blame(nodes, program, share):
     assert blamed(report_of(restarted(two_hosts(10**12, program=program), nodes, share=share))) == CULPRIT
 
 
 @pytest.mark.parametrize("program", [(), NESTED], ids=["data", "nested"])
 @pytest.mark.parametrize("share", [0.3, 0.7])
-def test_an_agent_that_came_late_and_starts_anew_leaves_the_blame(program, share):
+def test_a_late_attach_and_a_restart_do_not_change_the_blame(program, share):
     """Neither capture knows the communicators, and both count from 0."""
     late = restarted(two_hosts(10**12, program=program), (0, 1), share=0.0)
     trace = restarted(late, (0, 1), share=share, away_ns=500 * MS)
@@ -103,7 +103,7 @@ def test_an_agent_that_came_late_and_starts_anew_leaves_the_blame(program, share
 
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)])
-def test_rounds_are_the_same_after_an_agent_starts_anew(nodes):
+def test_rounds_are_renumbered_consistently_after_an_agent_restart(nodes):
     """Where another host saw on, the numbers are those of before; else they match between the ranks."""
     trace = two_hosts(10**12)
     after = restarted(trace, nodes, share=0.5).collectives
@@ -133,18 +133,18 @@ def test_a_node_captured_late_does_not_change_the_blame(sync_every, seed):
 
 
 @pytest.mark.parametrize("number", [161, 162, 197])
-def test_saves_whose_steps_have_other_numbers_on_another_node_or_stage_are_shared_pauses(number):
+def test_saves_with_different_step_numbers_across_nodes_are_shared_pauses(number):
     trace, _ = fault_scenarios.healthy(number)
     assert report_of(trace).healthy
 
 
-def test_small_delays_for_which_nobody_waits_accuse_none():
+def test_small_delays_without_victims_name_no_rank():
     trace, _ = fault_scenarios.healthy(882)
     assert not any(verdict.ranks for verdict in report_of(trace).verdicts)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_hosts_that_run_far_ahead_are_matched_by_what_they_cannot_have_waited_for(seed):
+def test_late_attached_hosts_that_run_far_ahead_are_aligned_by_their_waits(seed):
     """All are captured late, at another call each, and are steps apart; released they are together."""
     job = Job(dp=4, steps=72, layers=4, sync_every=10, grad_norm=True, checkpoint_every=20, buckets=3)
     late_ns = 1_900_000_000 + 13_000_000 * seed
@@ -154,7 +154,7 @@ def test_hosts_that_run_far_ahead_are_matched_by_what_they_cannot_have_waited_fo
         (int(row["pid"]), int(row["comm_hash"]), int(row["ts_ns"])): int(row["seq"])
         for row in whole.collectives
     }
-    rows = timeline(trace).rows
+    rows = timeline_of(trace).rows
     columns = (rows[name].tolist() for name in ("pid", "comm_hash", "ts_ns", "seq"))
     shifts = {(comm, number[pid, comm, ts] - seq) for pid, comm, ts, seq in zip(*columns, strict=True)}
     assert len(shifts) == len({comm for comm, _ in shifts})
@@ -173,7 +173,7 @@ def attached_late(trace: Trace, at_ns: int) -> Trace:
     return replace(trace, collectives=rows)
 
 
-def test_a_rank_that_delays_all_others_by_most_of_a_step_is_named_although_all_were_attached_late():
+def test_a_straggler_is_named_although_all_ranks_were_attached_late():
     """The agent begins while the others wait: the slow rank's record has one step more than theirs."""
     n_steps, slow_rank = 20, 2
     delays = every(slow_rank, 1, 400 * MS, category=Category.LOCK, first=0, until=n_steps)

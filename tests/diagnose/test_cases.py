@@ -161,7 +161,7 @@ def test_d04_ten_minutes_between_epochs_on_all_ranks_are_not_a_hang():
 
 
 @pytest.mark.parametrize("case", ["d06", "d13", "d15", "d18", "g24", "n15"])
-def test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_died_is_named(case):
+def test_d06_d13_d15_d18_g24_n15_a_rank_whose_process_ended_is_named(case):
     """Killed for lack of memory, by SIGBUS, or after a fault of its GPU: its peers wait for the watchdog."""
     assert is_missing(hang(Category.NONE, rank=2), 2, is_alive=False)
 
@@ -273,7 +273,7 @@ def test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_accuses_no_ra
 
 
 @pytest.mark.parametrize("case", ["n12", "p17"])
-def test_n12_p17_a_standstill_in_which_all_have_entered_names_no_rank(case):
+def test_n12_p17_a_standstill_after_all_ranks_entered_names_no_rank(case):
     """Nobody is missing: the connection or the GPUs hold all."""
     job = Job(data_parallel(), n_steps=20, quiet_ns=60 * S)
     trace = trace_of(job)
@@ -381,7 +381,7 @@ def table():
     return CASES
 
 
-def test_every_test_here_stands_in_the_table_and_the_other_way_round():
+def test_the_table_and_this_file_list_the_same_tests():
     here = {name for name in globals() if re.match(r"test_[cdgnp]\d\d_", name)}
     tests = {known.test for known in table().values() if known.test}
     assert {name for name in tests if name not in here} == set()

@@ -87,7 +87,7 @@ def test_shares_are_those_of_the_excess():
     }
 
 
-def test_what_the_peers_do_more_explains_nothing():
+def test_categories_in_which_the_peers_exceed_the_rank_are_not_causes():
     assert shares(explained(excess(IO=60 * MS, ON_CPU=-50 * MS))) == {"block_io": 1.0}
 
 
@@ -95,7 +95,7 @@ def test_small_parts_are_left_out():
     assert list(shares(explained(excess(IO=97 * MS, ON_CPU=3 * MS)))) == ["block_io"]
 
 
-def test_what_no_category_shows_is_unknown():
+def test_time_outside_all_categories_has_an_unknown_cause():
     part = Excess(total_ns=100.0 * MS, ledger_ns=excess(IO=30 * MS).ledger_ns, n_steps=5)
     assert shares(explained(part)) == {"unknown": pytest.approx(0.7), "block_io": pytest.approx(0.3)}
 
@@ -112,7 +112,7 @@ def test_many_short_synchronise_calls_are_one_cause():
     assert "excessive_sync" not in shares(explained(long))
 
 
-def test_evidence_says_who_took_the_cpu_and_for_how_long():
+def test_preemption_evidence_names_the_other_process_and_the_duration():
     off = layout.empty(layout.OFFCPU, 3)
     off["category"], off["pid"] = Category.PREEMPTED, 7
     off["by_pid"], off["by_comm"] = [9, 9, 7], [b"stress", b"stress", b"python"]
@@ -138,7 +138,7 @@ def test_evidence_names_the_slow_calls():
     assert evidence == CauseEvidence(n_slow_calls=2, longest_ms=9.0, functions=["cudaFree", "cudaMalloc"])
 
 
-def test_blocked_names_system_calls_where_they_are_known():
+def test_blocked_evidence_lists_known_system_calls():
     off = layout.empty(layout.OFFCPU, 1)
     off["category"], off["syscall_nr"], off["duration_ns"] = Category.OTHER_OFF, 61, 5 * MS
     ledger = excess(OTHER_OFF=5 * MS).ledger_ns
@@ -171,7 +171,7 @@ def test_names_are_those_of_the_schema():
     assert {cause.name for cause in all_causes()} == set(entry["enum"])
 
 
-def test_every_cause_says_what_it_is_and_what_to_do():
+def test_every_cause_has_a_title_and_advice():
     nothing = Excess(total_ns=1.0, ledger_ns=np.zeros(N_CATEGORIES), n_steps=1)
     for cause in all_causes():
         assert cause.title and not cause.noun.startswith("because")
@@ -179,7 +179,7 @@ def test_every_cause_says_what_it_is_and_what_to_do():
 
 
 @pytest.mark.parametrize(("syscall_nr", "is_told"), [(61, True), (260, True), (7, False)])
-def test_a_program_that_the_rank_started_is_told_apart_from_its_data_loader(syscall_nr, is_told):
+def test_a_started_program_is_distinguished_from_the_data_loader(syscall_nr, is_told):
     rows = layout.empty(layout.OFFCPU, 2)
     rows["category"], rows["syscall_nr"], rows["duration_ns"] = Category.CHILD, syscall_nr, 50 * MS
     ledger = np.zeros(N_CATEGORIES)
@@ -190,7 +190,7 @@ def test_a_program_that_the_rank_started_is_told_apart_from_its_data_loader(sysc
     assert ("num_workers" in part.cause.advice(part.evidence)[0]) != is_told
 
 
-def test_time_of_which_the_source_records_nothing_is_not_called_blocked():
+def test_time_that_the_source_does_not_record_is_not_called_blocked():
     ledger = np.zeros(N_CATEGORIES)
     ledger[Category.OTHER_OFF - 1] = 100 * MS
     excess = Excess(
@@ -215,7 +215,7 @@ def test_a_wait_in_flock_is_a_file_lock_with_its_path_and_holder():
 
 
 @pytest.mark.parametrize("has_samples", [True, False])
-def test_a_save_is_a_checkpoint_even_where_serialising_burns_cpu_first(has_samples):
+def test_a_save_with_cpu_bound_serialisation_is_a_checkpoint(has_samples):
     save = ("fsync+0x1 (libc.so.6)", "/job/train.py:12 save_checkpoint", "/job/train.py:90 main")
     rows, samples = layout.empty(layout.OFFCPU, 1), layout.empty(layout.SAMPLES, int(has_samples))
     rows["category"], rows["syscall_nr"], rows["duration_ns"], rows["stack"] = Category.IO, 74, 40 * MS, 3

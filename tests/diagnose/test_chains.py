@@ -48,7 +48,7 @@ def test_the_first_call_is_not_slow_but_first():
     )
 
 
-def test_what_held_the_thread_is_told_with_its_share():
+def test_a_link_has_the_category_and_share_of_the_blocked_time():
     calls = steady()
     calls[20] = (200 * MS, 8 * MS, Op.ALLOC, 4096)
     off = [

@@ -45,7 +45,7 @@ def test_a_stream_reports_a_claimed_rank_and_no_hang():
         assert {change.verdict.kind for change in changes} == {"inconclusive"}
 
 
-def test_a_process_that_takes_over_a_rank_later_claims_nothing():
+def test_a_later_process_with_the_same_rank_is_not_a_duplicate_claim():
     trace = with_claim(dp_trace(every(2, 5, 50 * MS)))
     rows = trace.collectives
     last_ns = rows["ts_ns"][rows["pid"] == 1002].max()

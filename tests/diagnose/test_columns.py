@@ -9,7 +9,7 @@ from stallscope.diagnose.engine import diagnose
 from stallscope.diagnose.report.verdict import as_json
 from stallscope.diagnose.timeline.node_rounds import _by_row, meetings
 from stallscope.diagnose.timeline.releases import host_until_release_ns
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.columns import Columns, is_one_value
 from stallscope.events.layout import COLLECTIVES, Array
 from stallscope.events.trace import Trace
@@ -74,12 +74,12 @@ def test_a_field_without_a_column_is_unknown_everywhere() -> None:
 
 
 def test_rounds_folded_as_tables_are_those_matched_row_by_row(trace: Trace) -> None:
-    line = timeline(trace)
-    result = meetings(line)
-    rows = np.flatnonzero(np.isin(line.round, result.round))
-    release, is_last = line.releases
-    host = host_until_release_ns(line.ts_ns, line.rows["wait_leave_ns"], line.wait_ns, is_last)
-    expected = _by_row(line, rows, release, host, is_last)
-    assert len(np.unique(line.node)) == 1 or len(result.round)
+    timeline = timeline_of(trace)
+    result = meetings(timeline)
+    rows = np.flatnonzero(np.isin(timeline.round, result.round))
+    release, is_last = timeline.releases
+    host = host_until_release_ns(timeline.ts_ns, timeline.rows["wait_leave_ns"], timeline.wait_ns, is_last)
+    expected = _by_row(timeline, rows, release, host, is_last)
+    assert len(np.unique(timeline.node)) == 1 or len(result.round)
     for name in ("round", "comm", "node", "arrival_ns", "release_ns", "host_ns", "is_last", "waits", "holds"):
         assert (getattr(result, name) == getattr(expected, name)).all(), name

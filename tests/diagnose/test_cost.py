@@ -38,7 +38,7 @@ def test_long_intervals_of_large_times_are_exact():
 
 
 @pytest.mark.parametrize(("second_ms", "together_ms"), [(50, 50), (20, 50), (80, 80)])
-def test_what_two_ranks_that_are_late_together_cost_is_counted_once(second_ms, together_ms):
+def test_the_cost_of_two_ranks_late_together_is_counted_once(second_ms, together_ms):
     delays = (*every(1, 5, 50 * MS), *every(2, 5, second_ms * MS))
     first, second = report_of(dp_trace(delays, n_ranks=6)).verdicts
     n_delays = len(range(5, 40, 5))
@@ -68,7 +68,7 @@ def test_price_and_hours_give_money():
     assert only(report_of(trace)).cost.usd is None
 
 
-def test_lateness_that_is_absorbed_costs_nothing():
+def test_absorbed_lateness_has_no_cost():
     """Rank 2 is late in the first all-reduce; all have 80 ms of work before they wait for it."""
     everyone = ((0, 1, 2, 3),)
     own_first = (2 * MS, 2 * MS, 2 * MS, 2 * MS)
@@ -82,7 +82,7 @@ def test_lateness_that_is_absorbed_costs_nothing():
     assert sum(verdict.cost.gpu_seconds for verdict in report.verdicts if verdict.cost) < 0.05
 
 
-def test_cost_with_sends_is_what_the_steps_last_longer():
+def test_cost_with_sends_is_the_additional_duration_of_the_steps():
     program = (
         Call(((0, 1), (2, 3)), op=Op.SEND, count=7, waits=True),
         Call(((0, 1, 2, 3),), count=9, waits=True),
@@ -93,7 +93,7 @@ def test_cost_with_sends_is_what_the_steps_last_longer():
     assert verdict.cost.gpu_seconds == pytest.approx(len(delays) * 0.050 * 3, rel=0.05)
 
 
-def test_cost_of_a_job_that_never_waits_is_told_as_a_bound():
+def test_the_cost_of_a_job_that_never_waits_is_a_bound():
     program = (Call(((0, 1, 2, 3),), count=3), Call(((0, 1, 2, 3),), count=4))
     delays = tuple(every(0, 6, 50 * MS))
     verdict = only(report_of(trace_of(Job(program, delays=delays))))

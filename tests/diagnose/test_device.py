@@ -17,7 +17,7 @@ def slow_gpu(ns, rank=1, first=10, until=60, **rest):
     return trace_of(Job(RUNS_AHEAD, n_steps=60, gpu_late_ns=late, has_gpu_times=True, **rest))
 
 
-def test_a_slow_gpu_is_named_though_its_host_is_on_time():
+def test_a_slow_gpu_with_a_punctual_host_is_named():
     verdict = only(report_of(slow_gpu(lambda step: 4 * MS)))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("device", [1], [0, 2, 3])
     assert verdict.causes[0].cause.name == "gpu_slow"
@@ -49,7 +49,7 @@ def test_kernels_that_differ_by_node_name_no_gpu():
     assert not [verdict for verdict in report_of(trace_of(job)).verdicts if verdict.ranks]
 
 
-def test_without_gpu_times_nobody_is_accused():
+def test_without_gpu_times_no_rank_is_named():
     late = {(1, step): 4 * MS for step in range(10, 60)}
     report = report_of(trace_of(Job(RUNS_AHEAD, n_steps=60, gpu_late_ns=late)))
     assert not [verdict for verdict in report.verdicts if verdict.ranks]

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.timeline.excess import excess_ns, ledger_excess_ns
-from stallscope.diagnose.timeline.programs import programs
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.programs import programs_of
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.names import Category, Op
 
 from .builders import MS, Call, Delay, Job, dp_trace, trace_of
 
 
 def excess_of(trace):
-    line = timeline(trace)
-    plan = programs(line)
-    return line, plan, excess_ns(line, plan, line.self_ns)
+    timeline = timeline_of(trace)
+    programs = programs_of(timeline)
+    return timeline, programs, excess_ns(timeline, programs, timeline.self_ns)
 
 
 def row_of(line, rank, seq):
@@ -32,7 +32,7 @@ def test_only_the_late_rank_has_an_excess_its_victims_have_none():
     assert not np.delete(excess, late).any()
 
 
-def test_the_excess_lies_in_the_category_where_the_time_went():
+def test_the_excess_is_in_the_category_of_the_delay():
     delays = [Delay(2, 6, 25 * MS, Category.IO, n_syncs=3), Delay(2, 6, 5 * MS, Category.PREEMPTED, call=1)]
     line, plan, _ = excess_of(dp_trace(delays, jitter_ns=0))
     ledger, counts = ledger_excess_of(line, plan, np.arange(row_of(line, 2, 18), row_of(line, 2, 20) + 1))
@@ -43,7 +43,7 @@ def test_the_excess_lies_in_the_category_where_the_time_went():
     assert counts.tolist() == [3, 0, 0, 0]
 
 
-def test_a_victim_has_less_wait_than_nobody_but_no_excess():
+def test_a_victim_has_no_excess_apart_from_waits():
     line, plan, _ = excess_of(dp_trace([Delay(2, 6, 25 * MS)], jitter_ns=0))
     ledger, _ = ledger_excess_of(line, plan, np.arange(row_of(line, 0, 19), row_of(line, 0, 21) + 1))
     own = np.delete(ledger, Category.WAIT_GPU - 1)

@@ -41,14 +41,14 @@ def test_the_rank_that_failed_first_is_named_with_the_error(code):
     assert CODES[code][1] in verdict.summary
 
 
-def test_memory_that_was_refused_for_good_is_told():
+def test_a_final_out_of_memory_error_is_reported():
     healthy = dp_trace()
     verdict = only(report_of(with_calls(healthy, failing(healthy, 1, OUT_OF_MEMORY, op=Op.ALLOC))))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([1], "out_of_memory")
     assert verdict.evidence.asked_bytes == 1 << 30
 
 
-def test_memory_that_was_given_in_the_end_is_no_alarm():
+def test_an_allocation_that_succeeds_on_retry_is_benign():
     healthy = dp_trace()
     refused = failing(healthy, 1, OUT_OF_MEMORY, at=0.2, op=Op.ALLOC)
     given = refused.copy()
@@ -71,6 +71,6 @@ def test_an_error_after_which_the_rank_continues_is_a_failure_only_if_it_ends_th
 
 
 @pytest.mark.parametrize("code", [0, 600, 4, 709, -1])
-def test_what_is_no_failure_is_not_told(code):
+def test_harmless_error_codes_are_not_reported(code):
     healthy = dp_trace()
     assert report_of(with_calls(healthy, failing(healthy, 1, code))).healthy

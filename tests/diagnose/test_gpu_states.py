@@ -74,12 +74,12 @@ def test_another_process_on_the_gpu_shares_it():
 @pytest.mark.parametrize(
     "expected", [{"sm_mhz": 1890, "clock_reasons": 0x20}, {"sm_mhz": 1200, "clock_reasons": 0x1}, {"xid": 31}]
 )
-def test_a_small_dip_an_idle_clock_and_an_error_of_the_program_explain_nothing(expected):
+def test_small_dips_idle_clocks_and_program_errors_are_not_evidence(expected):
     name, evidence = cause_of(with_gpus(slow_trace(), **expected))
     assert name == "gpu_slow" and evidence.clock_held_by is None and evidence.xid is None
 
 
-def test_a_process_on_another_gpu_explains_nothing():
+def test_a_process_on_another_gpu_is_not_evidence():
     name, evidence = cause_of(with_gpus(slow_trace(), foreign=1))
     assert name == "gpu_slow" and evidence.also_on_this_gpu is None
 
@@ -95,7 +95,7 @@ def test_a_late_host_is_not_laid_to_its_gpu():
     assert verdict.causes[0].cause.name == "host_sleep"
 
 
-def test_a_rank_whose_calls_come_in_another_order_is_not_excused_by_its_gpu():
+def test_a_hang_by_crossed_call_order_is_not_attributed_to_the_gpu():
     """Such a hang has no cause beside the order."""
     hang = Verdict(
         kind="hang", summary="", ranks=[2], nodes=[""], evidence=VerdictEvidence(crossed_order=True)
@@ -108,7 +108,7 @@ def test_a_rank_whose_calls_come_in_another_order_is_not_excused_by_its_gpu():
     ("message", "name"), [({"sm_mhz": 1200, "clock_reasons": 0x40}, "clock_held_by"), ({"xid": 79}, "xid")]
 )
 @pytest.mark.parametrize("retention", [Retention(), Retention(least_rows=200, n_steps=16)])
-def test_a_stream_says_of_a_slow_gpu_what_its_driver_says(message, name, retention):
+def test_a_stream_adds_driver_evidence_to_a_slow_gpu(message, name, retention):
     heard = told(with_gpus(slow_trace(), **message), Cut(n=12), retention=retention)
     (opened,) = heard.of("opened")
     assert (opened.verdict.kind, opened.verdict.ranks) == ("device", [2])
@@ -117,7 +117,7 @@ def test_a_stream_says_of_a_slow_gpu_what_its_driver_says(message, name, retenti
     assert getattr(reported.causes[0].evidence, name)
 
 
-def test_what_is_told_of_the_gpus_once_holds_for_the_batches_after_it():
+def test_gpu_states_apply_to_later_batches_of_a_stream():
     stream, changes = Stream(clock=lambda: 0), []
     for number, (_, batch) in enumerate(batches(with_gpus(slow_trace(), foreign=2), Cut(n=12))):
         if number:
@@ -128,7 +128,7 @@ def test_what_is_told_of_the_gpus_once_holds_for_the_batches_after_it():
     assert opened.causes[0].cause.name == "gpu_shared"
 
 
-def test_of_too_much_that_drivers_told_the_last_of_each_gpu_stays():
+def test_the_newest_rows_of_each_gpu_are_kept_within_the_limit():
     rows = layout.empty(layout.GPUS, 20)
     rows["ts_ns"], rows["gpu"] = range(20), np.where(np.arange(20) == 3, 1, 0)
     drivers = Drivers(most_rows=8)
@@ -151,7 +151,7 @@ def driver_only(n_held: int, *, n_nodes: int = 2, n_ranks: int = 8) -> Trace:
 
 
 @pytest.mark.parametrize("n_held", [1, 4])
-def test_gpus_whose_clocks_a_power_cap_holds_down_are_named_without_gpu_times(n_held):
+def test_gpus_limited_by_a_power_cap_are_named_without_gpu_times(n_held):
     """Also the GPUs of a whole node: they are compared with the other node's."""
     (verdict,) = report_of(driver_only(n_held)).verdicts
     assert (verdict.kind, verdict.ranks) == ("device", list(range(8 - n_held, 8)))

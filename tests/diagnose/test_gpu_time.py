@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.gpu.gpu_clock import gpu_time
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.synth import Capture, ClockSpread, Job, MovingImbalance, Schedule, SlowDevice, simulate
 from stallscope.synth.slow import SharedDevice
 
@@ -16,14 +16,16 @@ ON_GPU = Capture(has_gpu_times=True)
 RUNS_AHEAD = Job(dp=8, steps=120, sync_every=10)
 
 
-def test_without_gpu_times_there_is_nothing_to_know():
-    assert gpu_time(timeline(dp_trace())) is None
+def test_there_is_no_gpu_time_without_recorded_gpu_times():
+    assert gpu_time(timeline_of(dp_trace())) is None
 
 
 def test_work_and_waiting_fill_the_time_between_two_ends():
-    line = timeline(trace_of(MadeJob(data_parallel(gpu_ns=3 * MS, work_ns=500_000), has_gpu_times=True)))
-    times = gpu_time(line)
-    rows, known = line.rows, np.flatnonzero(times.known)
+    timeline = timeline_of(
+        trace_of(MadeJob(data_parallel(gpu_ns=3 * MS, work_ns=500_000), has_gpu_times=True))
+    )
+    times = gpu_time(timeline)
+    rows, known = timeline.rows, np.flatnonzero(times.known)
     assert len(known) > 0.9 * len(rows)
     ends = rows["gpu_end_ns"][known] - rows["gpu_end_ns"][known - 1]
     idle = ends - times.own_ns[known] - times.held_ns[known]
@@ -33,15 +35,15 @@ def test_work_and_waiting_fill_the_time_between_two_ends():
 
 
 @pytest.mark.parametrize("drift_ppm", [0.0, 10.0, 100.0])
-def test_a_drifting_gpu_clock_leaves_its_work_as_it_is(drift_ppm):
+def test_a_drifting_gpu_clock_does_not_change_the_gpu_time(drift_ppm):
     clocks = ClockSpread(drift_ppm=drift_ppm)
     still, _ = simulate(RUNS_AHEAD, seed=3, capture=ON_GPU, clocks=ClockSpread(drift_ppm=0.0))
     drifting, _ = simulate(RUNS_AHEAD, seed=3, capture=ON_GPU, clocks=clocks)
-    entry, other = (gpu_time(timeline(trace)) for trace in (still, drifting))
+    entry, other = (gpu_time(timeline_of(trace)) for trace in (still, drifting))
     assert np.abs(entry.own_ns - other.own_ns).max() < 100_000
 
 
-def test_a_slow_gpu_is_named_where_hosts_run_far_ahead():
+def test_a_slow_gpu_is_named_although_hosts_run_far_ahead():
     trace, _ = simulate(RUNS_AHEAD, [SlowDevice(ranks=(5,), factor=3.0)], seed=1, capture=ON_GPU)
     verdict = only(report_of(trace))
     assert (verdict.kind, verdict.ranks, verdict.causes[0].cause.name) == ("device", [5], "gpu_slow")

@@ -23,7 +23,7 @@ def test_median_of_the_others_leaves_out_the_row_itself(rows):
             assert median[i] == pytest.approx(float(np.median(others)))
 
 
-def test_a_late_one_does_not_move_the_median_it_is_held_against():
+def test_a_late_rank_is_not_part_of_its_own_reference_median():
     late = np.array([100, 100, 100, 400])
     assert (late - median_of_others(np.zeros(4, np.int64), late)).tolist() == [0, 0, 0, 300]
 

@@ -24,7 +24,7 @@ def hung(*gone: Gone, program=None, quiet_ns: int = LONG_NS, **rest):
     return trace_of(Job(program or data_parallel(), gone=gone, quiet_ns=quiet_ns, **rest))
 
 
-def test_the_missing_rank_is_named_with_what_it_does_instead():
+def test_the_missing_rank_is_named_with_its_current_state():
     verdict = only(report_of(hung(Gone(2, 30, 1, Category.IO))))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
     assert verdict.first_round == 30 * 3 + 1
@@ -33,7 +33,7 @@ def test_the_missing_rank_is_named_with_what_it_does_instead():
     assert "state io" in verdict.summary
 
 
-def test_ranks_of_a_node_whose_capture_ended_before_the_hang_are_not_missing():
+def test_ranks_whose_capture_ended_before_the_hang_are_not_missing():
     """Node 1 (ranks 2 and 3) is captured until the middle of the job; rank 1 stops later."""
     trace = hung(Gone(1, 30, 1, Category.LOCK), node=(0, 0, 1, 1), offset_ns=(0, 0))
     rows, states = trace.collectives, trace.snapshots
@@ -68,7 +68,7 @@ IN_NCCL = ("poll+0x4f (libc.so.6)", "ncclCommInit+0x20 (libnccl.so.2)")
         (("/job/model.py:7 backward",), ("/job/model.py:7 backward",)),
     ],
 )
-def test_the_thread_that_makes_the_collectives_is_told_of_unless_it_waits_for_work(of_caller, expected):
+def test_the_stack_of_the_collective_thread_is_reported_unless_it_is_idle(of_caller, expected):
     """PyTorch's backward pass runs in a thread of its own, which waits between two passes."""
     trace = hung(Gone(2, 30, 1, Category.SLEEP))
     pid, caller = int(trace.processes["pid"][2]), 77777
@@ -109,7 +109,7 @@ def test_a_rank_that_has_never_made_a_call_is_named(doing, message, n_ranks):
     assert [entry.ranks for entry in stream.report().verdicts] == [[1]]
 
 
-def test_a_rank_that_has_made_no_call_on_one_of_its_communicators_is_named():
+def test_a_rank_without_calls_on_one_of_its_communicators_is_named():
     pairs = (Call(((0, 1), (2, 3)), count=7), *data_parallel())
     trace = hung(Gone(2, 0, 0), program=pairs)
     rows = empty(COMMUNICATORS, 8)
@@ -121,7 +121,7 @@ def test_a_rank_that_has_made_no_call_on_one_of_its_communicators_is_named():
     assert (verdict.kind, verdict.ranks) == ("hang", [2])
 
 
-def test_that_all_have_entered_is_not_said_of_ranks_that_were_not_traced():
+def test_untraced_ranks_are_not_assumed_to_have_entered():
     """Of two nodes one was traced: who is missing on the other one cannot be seen."""
     trace = joined(dp_trace(quiet_ns=LONG_NS), nranks=8)
     trace.snapshots["category"], trace.snapshots["in_call"] = Category.WAIT_GPU, Op.SYNC
@@ -140,21 +140,21 @@ def test_several_missing_ranks_are_named_not_the_one_that_is_ahead():
     assert (verdict.ranks, verdict.victims) == ([0, 1, 3], [2])
 
 
-def test_a_dead_process_is_told_at_once():
+def test_an_ended_process_is_reported_without_the_hang_delay():
     verdict = only(report_of(hung(Gone(2, 30, 1, Category.NONE), quiet_ns=LIMITS.dead_after_ns + 10 * MS)))
     assert (verdict.kind, verdict.ranks) == ("hang", [2])
     assert "has ended" in verdict.summary
     assert "exit code" in verdict.advice[0]
 
 
-def test_no_more_is_lost_in_an_hour_than_those_who_wait_cost():
+def test_the_hourly_cost_of_a_hang_is_at_most_the_cost_of_its_victims():
     cost = only(report_of(hung(Gone(2, 30, 1)), usd_per_gpu_hour=2.0)).cost
     assert cost is not None and cost.usd_per_hour is not None
     assert 0.9 * 3 * 2.0 < cost.usd_per_hour < 3 * 2.0
 
 
 @pytest.mark.parametrize("is_alive", [True, False])
-def test_the_call_that_failed_before_a_rank_went_missing_is_told(is_alive):
+def test_the_last_failed_call_of_a_missing_rank_is_reported(is_alive):
     """Whatever the error: an invalid argument is no fault of the device, and yet the end of a program."""
     trace = hung(Gone(2, 30, 1, Category.SLEEP if is_alive else Category.NONE))
     last_ns = trace.collectives["ts_ns"][trace.collectives["pid"] == 1002].max()
@@ -191,7 +191,7 @@ def test_the_advice_fits_how_a_process_ended(status, advice):
         (Category.NET, "waiting for a socket or pipe", "instead of in the collective"),
     ],
 )
-def test_the_advice_fits_what_a_missing_rank_does(doing, message, advice):
+def test_the_advice_matches_the_state_of_the_missing_rank(doing, message, advice):
     trace = hung(Gone(2, 30, 1, doing))
     looks = empty(POSITIONS, 1)
     looks["pid"] = looks["tid"] = 1002
@@ -202,7 +202,7 @@ def test_the_advice_fits_what_a_missing_rank_does(doing, message, advice):
     assert advice in verdict.advice[0]
 
 
-def test_of_a_job_that_was_killed_because_it_hung_it_is_told_what_the_missing_rank_did():
+def test_a_killed_hung_job_is_reported_with_the_state_of_the_missing_rank():
     trace = hung(Gone(2, 30, 1, Category.IO), quiet_ns=LONG_NS)
     end_ns = int(trace.collectives["ts_ns"].max()) + LONG_NS - 1000 * MS
     trace.processes["ended_ns"] = end_ns
@@ -220,7 +220,7 @@ def test_of_a_job_that_was_killed_because_it_hung_it_is_told_what_the_missing_ra
     assert verdict.cost.gpu_seconds == pytest.approx(3 * (LONG_NS - 1000 * MS) / 1e9, rel=0.02)
 
 
-def test_nothing_is_said_before_the_patience_is_over():
+def test_a_hang_is_not_reported_before_the_limit():
     just_before = hung(Gone(2, 30, 1), quiet_ns=LIMITS.hang_after_ns - 100 * MS)
     assert report_of(just_before).healthy
     just_after = hung(Gone(2, 30, 1), quiet_ns=LIMITS.hang_after_ns + 100 * MS)
@@ -257,7 +257,7 @@ def test_the_end_of_a_job_is_quiet():
 
 
 @pytest.mark.parametrize(("waited_ns", "is_told"), [(LONG_NS, True), (LIMITS.hang_after_ns // 2, False)])
-def test_a_hang_whose_ranks_were_killed_in_the_end_is_told_if_they_had_waited_long(waited_ns, is_told):
+def test_a_hang_that_ended_by_a_kill_is_reported_if_the_wait_was_long(waited_ns, is_told):
     trace = hung(Gone(2, 30, 1), quiet_ns=LONG_NS + 5000 * MS)
     trace.processes["ended_ns"] = trace.collectives["ts_ns"].max() + waited_ns
     trace.snapshots["alive"] = 0
@@ -306,7 +306,7 @@ def test_without_snapshots_the_missing_rank_is_still_named():
     assert verdict.ranks == [2]
 
 
-def test_a_rank_that_was_never_seen_in_a_communicator_is_no_hang():
+def test_a_rank_that_was_never_traced_is_not_a_hang():
     """A recording of one host of two: half of the ranks of every round are missing from the start."""
     trace = dp_trace(n_ranks=4, quiet_ns=LONG_NS)
     here = trace.collectives["pid"] < 1002
@@ -316,7 +316,7 @@ def test_a_rank_that_was_never_seen_in_a_communicator_is_no_hang():
 
 
 @pytest.mark.parametrize("n_missed", [3, 40, 100])
-def test_a_rank_whose_numbers_are_behind_but_who_goes_on_does_not_hang(n_missed):
+def test_a_rank_with_lower_round_numbers_that_makes_progress_does_not_hang(n_missed):
     """The capture came late to rank 2: its rounds are numbered from there, while the job runs on."""
     trace = trace_of(Job(data_parallel(work_ns=700 * MS)))
     own_rows = trace.collectives["pid"] == 1002
@@ -326,7 +326,7 @@ def test_a_rank_whose_numbers_are_behind_but_who_goes_on_does_not_hang(n_missed)
     assert not [v for v in report_of(replace(trace, collectives=kept)).verdicts if v.kind == "hang"]
 
 
-def test_a_point_to_point_receiver_that_waits_is_not_the_missing_one():
+def test_a_waiting_point_to_point_receiver_is_not_the_missing_rank():
     program = (
         Call(((0, 1), (2, 3)), op=Op.SEND, count=7, waits=True),
         Call(((0, 1, 2, 3),), count=9, waits=True),
@@ -355,7 +355,7 @@ def test_a_rank_that_died_within_a_round_is_named():
 
 
 @pytest.mark.parametrize("status", [0, None])
-def test_a_rank_that_ended_well_or_nobody_knows_how_left_nobody_behind(status):
+def test_a_rank_that_ended_with_status_zero_or_unknown_caused_no_hang(status):
     assert report_of(killed_within_a_round(status)).healthy
 
 
@@ -363,7 +363,7 @@ def test_a_moment_is_given_to_those_whom_the_dead_left():
     assert report_of(killed_within_a_round(137, quiet_ns=LIMITS.dead_after_ns // 2)).healthy
 
 
-def test_those_who_work_do_not_wait_for_the_dead():
+def test_ranks_that_compute_do_not_wait_for_an_ended_rank():
     trace = killed_within_a_round(137)
     trace.snapshots["category"][trace.snapshots["pid"] == 1000] = Category.ON_CPU
     assert report_of(trace).healthy

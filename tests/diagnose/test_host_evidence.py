@@ -44,7 +44,7 @@ def slow(category: Category) -> Trace:
     return dp_trace(every(VICTIM, 7, 50 * MS, category=category))
 
 
-def test_a_wait_in_the_driver_is_told_with_its_call():
+def test_a_driver_wait_is_reported_with_its_ioctls():
     trace = slow(Category.DRIVER)
     call = {"kind": HostKind.DRIVER_CALL, "duration_ns": 45 * MS, "detail": b"ioctl:UVM_MIGRATE"}
     short = call | {"duration_ns": 2 * MS, "detail": b"ioctl:NV_ESC_RM_CONTROL"}
@@ -55,7 +55,7 @@ def test_a_wait_in_the_driver_is_told_with_its_call():
     assert "blocked in the GPU driver (ioctl)" in only(report_of(trace)).summary
 
 
-def test_io_is_told_with_disk_and_file():
+def test_an_io_wait_is_reported_with_disk_and_file():
     trace = slow(Category.IO)
     begins = late_begins(trace)
     assert len(begins) >= 3
@@ -79,7 +79,7 @@ def test_io_is_told_with_disk_and_file():
     assert ", waiting for disk or file I/O (sdb1, file /ckpt/step-7.pt)" in verdict.summary
 
 
-def test_who_stops_a_rank_is_told():
+def test_the_sender_of_a_stop_signal_is_reported():
     trace = slow(Category.STOPPED)
     stops = [
         {
@@ -99,7 +99,7 @@ def test_who_stops_a_rank_is_told():
     assert "stopped by a signal from suspend.sh (pid 77)" in verdict.summary
 
 
-def test_without_events_of_the_machine_nothing_is_claimed():
+def test_without_host_events_only_the_category_is_reported():
     for category, title in (
         (Category.IO, "waiting for disk or file I/O."),
         (Category.STOPPED, ", stopped (SIGSTOP"),
@@ -133,7 +133,7 @@ QUOTA = {
 }
 
 
-def test_a_quota_is_no_neighbour():
+def test_cpu_quota_throttling_is_not_attributed_to_a_neighbour():
     part = explained_by(preempted([OffCpuFlag.THROTTLED | OffCpuFlag.PREEMPTED] * 3 + [1]), QUOTA)
     assert part.evidence.quota == "cpu.max 50000/100000"
     assert part.evidence.control_group == "/kubepods/pod7"
@@ -142,7 +142,7 @@ def test_a_quota_is_no_neighbour():
     assert "CPU limit" in part.cause.advice(part.evidence)[0]
 
 
-def test_a_neighbour_is_no_quota():
+def test_preemption_by_a_neighbour_is_not_attributed_to_a_quota():
     part = explained_by(preempted([1, 1, 1, OffCpuFlag.THROTTLED | 1]), QUOTA)
     assert part.evidence.by == ["stress"] and part.evidence.quota is None
     assert part.state == part.cause.state
@@ -156,7 +156,7 @@ def test_retransmits_are_counted_with_whom_they_were_for():
     assert "ethtool" in part.cause.advice(part.evidence)[0]
 
 
-def test_reclaim_and_compaction_are_told_with_their_time():
+def test_reclaim_and_compaction_are_reported_with_their_durations():
     rows = [
         {"kind": HostKind.RECLAIM, "duration_ns": 40 * MS},
         {"kind": HostKind.RECLAIM, "duration_ns": 2 * MS, "detail": b"short ones", "value": 30},
@@ -176,7 +176,7 @@ def test_reclaim_and_compaction_are_told_with_their_time():
     ],
     ids=["of this connection", "from another port", "to another port", "at another time"],
 )
-def test_what_the_other_end_sent_again_meanwhile_is_told(resent: dict[str, Any], is_told: bool):
+def test_retransmits_of_the_peer_during_the_wait_are_reported(resent: dict[str, Any], is_told: bool):
     """The packets to the late rank were lost: its peer counts them."""
     trace = slow(Category.NET)
     rows = []
@@ -257,7 +257,9 @@ INTERRUPT = {"kind": HostKind.SIGNAL, "value": signal.SIGINT, "by_pid": 66, "by_
         *("crashed", "of another process"),
     ],
 )
-def test_how_a_missing_rank_ended_is_told(rows: list[dict[str, Any]], message: str, advice: str):
+def test_the_end_of_a_missing_rank_is_reported_with_its_reason(
+    rows: list[dict[str, Any]], message: str, advice: str
+):
     verdict = dead(*rows)
     assert (verdict.kind, verdict.ranks) == ("hang", [VICTIM])
     assert message in verdict.summary
@@ -265,7 +267,7 @@ def test_how_a_missing_rank_ended_is_told(rows: list[dict[str, Any]], message: s
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_who_stopped_a_missing_rank_is_told_while_it_is_stopped(goes_on: bool):
+def test_the_sender_of_a_stop_is_reported_only_while_the_rank_is_stopped(goes_on: bool):
     trace = trace_of(
         Job(
             data_parallel(),
@@ -286,7 +288,7 @@ def test_words_and_data_agree():
     assert "devices nvme0n1" in text.report(report) and "files /data/x" in text.report(report)
 
 
-def test_a_file_is_named_once_where_it_was_closed_meanwhile():
+def test_a_truncated_file_name_is_merged_with_its_full_path():
     rows = [
         {"kind": HostKind.FILE_WAIT, "duration_ns": 9 * MS, "file": b"a-very-long-name-that-i"},
         {"kind": HostKind.FILE_WAIT, "duration_ns": 5 * MS, "file": b"/data/a-very-long-name-that-is-cut"},
@@ -296,7 +298,7 @@ def test_a_file_is_named_once_where_it_was_closed_meanwhile():
     assert part.evidence.files == ["/data/a-very-long-name-that-is-cut", "other"]
 
 
-def test_a_stream_of_events_tells_the_same():
+def test_a_stream_reports_the_same_host_evidence():
     trace = slow(Category.IO)
     wait = {"kind": HostKind.FILE_WAIT, "duration_ns": 45 * MS, "device": b"sdb1", "file": b"/data/x"}
     strange = wait | {"pid": 4242, "device": b"other"}

@@ -19,7 +19,7 @@ def pipeline(first_ms: int, second_ms: int):
     )
 
 
-def test_a_slow_stage_is_imbalance_and_nobody_is_named():
+def test_a_slow_stage_is_an_imbalance_without_a_culprit():
     verdict = only(report_of(trace_of(Job(pipeline(4, 14)))))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("imbalance", [], [0, 1])
     assert verdict.evidence.slow_stage == [2, 3]
@@ -28,7 +28,7 @@ def test_a_slow_stage_is_imbalance_and_nobody_is_named():
     assert verdict.cost.at_most_gpu_seconds == pytest.approx(0.010 * n_steps * n_victims, rel=0.1)
 
 
-def test_the_first_stage_can_be_the_slow_one():
+def test_a_slow_first_stage_is_recognised():
     assert only(report_of(trace_of(Job(pipeline(14, 4))))).evidence.slow_stage == [0, 1]
 
 
@@ -42,7 +42,7 @@ def test_a_bad_machine_in_an_even_pipeline_is_named(culprit):
     assert [verdict.ranks for verdict in report_of(trace).verdicts if verdict.ranks] == [[culprit]]
 
 
-def test_a_bad_machine_beside_a_slow_stage_is_named_too():
+def test_a_straggler_is_named_in_addition_to_a_slow_stage():
     trace = trace_of(Job(pipeline(4, 14), delays=tuple(every(1, 5, 60 * MS, until=50)), n_steps=50))
     kinds = {(verdict.kind, *verdict.ranks) for verdict in report_of(trace).verdicts}
     assert kinds == {("imbalance",), ("straggler", 1)}

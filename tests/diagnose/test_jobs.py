@@ -75,7 +75,7 @@ def restarted(gap_ns: int = 300 * MS) -> Trace:
     return replace(side_by_side(first, again), host_events=first.host_events)
 
 
-def test_each_run_of_a_job_that_was_started_anew_is_judged_on_its_own():
+def test_each_run_of_a_restarted_job_is_diagnosed_separately():
     report = report_of(restarted())
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("straggler", [1], [0, 2, 3])
@@ -130,7 +130,7 @@ def test_replicas_that_share_no_communicator_stay_together():
     assert report_of(both).examined["n_ranks"] == 8
 
 
-def test_ranks_that_were_all_told_one_number_and_share_a_communicator_are_one_job():
+def test_processes_with_the_same_rank_in_one_communicator_are_one_job():
     """As workers are that inherit the environment of the process that forked them."""
     trace = dp_trace(every(2, 5, DELAY_NS))
     trace.processes["rank"] = 0
@@ -138,7 +138,7 @@ def test_ranks_that_were_all_told_one_number_and_share_a_communicator_are_one_jo
     assert len(report_of(trace).verdicts) == 1
 
 
-def test_what_a_process_did_is_told_under_its_own_rank():
+def test_process_rows_have_the_rank_and_job_of_the_process():
     trace = restarted()
     rows = process_rows(trace, report_of(trace))
     assert [(row.job, row.rank, row.pid) for row in rows] == [
@@ -175,7 +175,7 @@ THE_OTHERS = [(rank, 300, 128 + TERM, LAUNCHER) for rank in (0, 1, 3)]
         (137, 66, "its process was ended by SIGKILL from"),
     ],
 )
-def test_the_rank_that_broke_and_took_the_job_with_it_is_named(status, by, message):
+def test_the_rank_whose_failure_ended_the_job_is_named(status, by, message):
     (verdict,) = report_of(broken((2, 0, status, by), *THE_OTHERS)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("failure", [2], [0, 1, 3])
     assert message in verdict.summary
@@ -193,14 +193,14 @@ def test_the_rank_that_broke_and_took_the_job_with_it_is_named(status, by, messa
     ],
     ids=["killed by one", "told to end", "ended well", "broke alike", "the others ended well", "others live"],
 )
-def test_nobody_is_named_for_the_end_of_a_job_that_was_ended_or_had_ended(ends):
+def test_no_rank_is_named_for_an_external_or_regular_end_of_a_job(ends):
     trace = broken(*ends)
     if len(ends) < 4:  # and they go on for less than a hang needs
         trace = replace(trace, ends_ns=(int(trace.collectives["ts_ns"].max()) + 500 * MS,))
     assert report_of(trace).healthy
 
 
-def test_a_run_that_broke_is_told_with_the_run_after_it():
+def test_a_failed_run_is_reported_although_the_job_was_restarted():
     first = broken((2, 0, 139, UNKNOWN), *THE_OTHERS)
     again = another(dp_trace(), pids_from=100, later_ns=length_ns(first) + 600 * MS)
     report = report_of(replace(side_by_side(first, again), host_events=first.host_events))
@@ -208,7 +208,7 @@ def test_a_run_that_broke_is_told_with_the_run_after_it():
     assert (verdict.kind, verdict.ranks, verdict.evidence.job.number) == ("failure", [2], 1)
 
 
-def test_a_stream_tells_the_rank_that_broke_once_the_job_is_over():
+def test_a_stream_reports_the_failed_rank_after_the_end_of_the_job():
     trace = broken((2, 0, 139, UNKNOWN), *THE_OTHERS)
     stream = Stream(clock=Hand())
     changes = [*stream.feed(trace), *stream.finish()]

@@ -66,7 +66,7 @@ def test_two_ranks_late_in_different_steps_are_two_culprits():
     assert sorted(verdict.ranks for verdict in verdicts) == [[1], [2]]
 
 
-def test_ranks_all_over_the_nodes_are_no_companions():
+def test_ranks_spread_over_all_nodes_are_not_grouped():
     """One rank of each of four nodes: uneven work, or chance."""
     node = np.repeat(np.arange(4), 4)
     process, step = np.repeat([0, 4, 8, 12], 5), np.tile(np.arange(10, 60, 10), 4)

@@ -28,7 +28,7 @@ def test_the_odd_rank_is_named(column, value):
     assert getattr(output[2], column) == lower != getattr(output[0], column)
 
 
-def test_a_rank_that_is_off_from_then_on_is_told_once_with_what_the_standstill_costs():
+def test_a_lasting_mismatch_is_one_verdict_with_the_cost_of_the_standstill():
     trace = changed("count", 17, seq=50)
     rows = trace.collectives
     rows["op"][(rows["pid"] == 1002) & (rows["seq"] == 51)] = Op.BROADCAST
@@ -60,7 +60,7 @@ def test_numbers_that_are_off_throughout_are_not_the_program():
 
 
 @pytest.mark.parametrize("seq", [0, -1])
-def test_unnumbered_rounds_are_no_mismatch(seq):
+def test_unnumbered_rounds_are_not_a_mismatch(seq):
     trace = dp_trace()
     trace.collectives["seq"] = seq
     assert not [v for v in report_of(trace).verdicts if v.kind == "mismatch"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.timeline.clocks import aligned
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
@@ -45,7 +45,7 @@ def before_wait(rank: int, ns: int, category: Category, *, period: int = 1) -> l
 
 
 def assert_accuracy_holds(trace: Trace) -> None:
-    result = aligned(timeline(trace), trace)
+    result = aligned(timeline_of(trace), trace)
     at = np.array([START_NS + N_STEPS * MS])
     common_error = [
         float(result.offsets[node].ns(at + OFFSETS_NS[node])[0]) - OFFSETS_NS[node] for node in result.offsets
@@ -81,7 +81,7 @@ def test_host_work_before_a_release_is_lateness_and_no_offset(n_nodes, culprit, 
 
 def test_host_work_of_one_rank_of_a_node_does_not_hide_the_node_s_prompt_ranks():
     trace = trace_of(job_of(2, before_wait(1, 30 * MS, Category.IO), ranks_per_node=4))
-    assert aligned(timeline(trace), trace).error_ns.max() <= MS / 2
+    assert aligned(timeline_of(trace), trace).error_ns.max() <= MS / 2
     assert accused(trace) == [("straggler", [1])]
 
 
@@ -91,7 +91,7 @@ def test_wall_clocks_that_the_rounds_disprove_are_not_used(off_ns):
         trace_of(job_of(2, [Delay(3, s, 30 * MS) for s in range(8, 60, 5)], ranks_per_node=2)), [0, off_ns]
     )
     assert_accuracy_holds(trace)
-    assert aligned(timeline(trace), trace).error_ns.max() <= MS / 2
+    assert aligned(timeline_of(trace), trace).error_ns.max() <= MS / 2
     assert accused(trace) == [("straggler", [3])]
 
 
@@ -108,7 +108,7 @@ def accused(trace: Trace) -> list[tuple[str, list[int]]]:
 
 
 def with_line(trace: Trace):
-    return timeline(trace), trace
+    return timeline_of(trace), trace
 
 
 @pytest.mark.parametrize("has_clocks", [True, False])

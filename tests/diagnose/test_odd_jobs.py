@@ -57,18 +57,18 @@ LITTLE_KNOWN = {
 
 
 @pytest.mark.parametrize("trace", NOTHING_TO_COMPARE.values(), ids=NOTHING_TO_COMPARE)
-def test_what_cannot_be_compared_accuses_nobody(trace):
+def test_no_rank_is_named_in_a_trace_without_comparable_ranks(trace):
     assert not [verdict for verdict in report_of(trace).verdicts if verdict.ranks]
 
 
 @pytest.mark.parametrize("trace", LITTLE_KNOWN.values(), ids=LITTLE_KNOWN)
-def test_what_is_not_known_does_not_hide_the_culprit(trace):
+def test_the_culprit_is_named_in_spite_of_missing_data(trace):
     verdict = only(report_of(trace))
     assert (verdict.kind, verdict.ranks, verdict.period_steps) == ("straggler", [2], 7)
 
 
 @pytest.mark.parametrize("share", [0.002, 0.01, 0.05])
-def test_lost_records_name_nobody_else(share):
+def test_lost_records_do_not_accuse_other_ranks(share):
     rng = np.random.default_rng(4)
     for _ in range(3):
         kept = where(SLOW, rng.random(len(SLOW.collectives)) >= share)
@@ -88,7 +88,7 @@ def test_a_ring_of_sends_carries_blame():
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 3, 4])
-def test_the_first_steps_of_a_job_are_no_reason_to_accuse(n_steps):
+def test_no_rank_is_named_in_the_first_steps_of_a_job(n_steps):
     report = report_of(dp_trace(every(1, 2, 50 * MS, first=0), n_steps=n_steps))
     assert report.verdicts == []
 

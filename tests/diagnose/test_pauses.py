@@ -29,25 +29,25 @@ def accused(trace):
     return {rank for verdict in report_of(trace).verdicts for rank in verdict.ranks}
 
 
-def test_the_longest_of_saves_of_all_lengths_accuses_nobody():
+def test_no_rank_is_named_for_the_longest_of_uneven_saves():
     lengths = [(0.8, 0.3, 0.5, 1.1), (0.4, 0.2, 0.9, 0.3), (0.4, 3.5, 0.7, 0.3)]
     assert report_of(dp_trace(saves(lengths))).healthy
 
 
-def test_a_save_that_takes_far_longer_than_those_of_all_others_is_told():
+def test_an_exceptionally_long_save_is_reported():
     lengths = [(0.50, 0.48, 0.53, 0.55), (0.51, 0.50, 0.47, 0.52), (0.49, 3.5, 0.51, 0.50)]
     verdict = only(report_of(dp_trace(saves(lengths))))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([1], "block_io")
     assert verdict.evidence.is_one_off is True
 
 
-def test_a_rank_whose_saves_are_long_each_time_is_named():
+def test_a_rank_with_consistently_long_saves_is_named():
     lengths = [[0.1 if rank != 2 else 0.8 for rank in range(4)] for _ in SAVES]
     verdict = only(report_of(dp_trace(saves(lengths))))
     assert (verdict.ranks, verdict.period_steps) == ([2], 10)
 
 
-def test_of_two_ranks_the_longer_save_is_told_by_what_their_other_saves_differ():
+def test_of_two_ranks_a_long_save_is_compared_to_the_spread_of_saves():
     some = [Delay(rank, step, 500 * MS, Category.IO) for rank in (0, 1) for step in range(6, 36, 5)]
     long = [Delay(1, 23, 4000 * MS, Category.IO), Delay(0, 23, 500 * MS, Category.IO)]
     assert accused(dp_trace([*some, *long], n_ranks=2)) == {1}
@@ -59,12 +59,12 @@ def test_of_two_ranks_the_longer_save_is_told_by_what_their_other_saves_differ()
     assert not accused(dp_trace([*uneven, *long], n_ranks=2))
 
 
-def test_a_delay_beside_saves_is_named_though_their_lengths_differ():
+def test_a_delay_between_uneven_saves_is_named():
     lengths = [(0.8, 0.3, 0.5, 1.1), (0.4, 0.2, 0.9, 0.3), (0.4, 1.5, 0.7, 0.3)]
     assert accused(dp_trace([*saves(lengths), *every(3, 6, 50 * MS, first=7)])) == {3}
 
 
-def test_who_holds_the_others_up_in_an_evaluation_of_all_ranks_is_not_accused():
+def test_the_last_rank_of_a_shared_evaluation_is_not_named():
     """One was in its evaluation for a tenth longer when the others were waiting already."""
     usual = Timing().scaled(3.0)
     kernels = ("forward_ns", "backward_ns", "optimizer_ns", "layer_bytes")

@@ -242,7 +242,7 @@ WORKER = "/usr/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py:2 
         (Category.LOCK, "", "wait for a lock"),
     ],
 )
-def test_starvation_names_what_keeps_the_workers(category, waits_for, words):
+def test_input_starvation_names_the_state_of_the_workers(category, waits_for, words):
     worker = SampleRole.CHILD, category, -1, waits_for, ("/job/data.py:3 load", WORKER), SAMPLES_PER_S
     samples = [gpu(Category.NET, LOADER, nr=7), worker]
     verdict = only(report_of(process(BLOCKED | {Category.CHILD: 0.7}, samples)))
@@ -251,7 +251,7 @@ def test_starvation_names_what_keeps_the_workers(category, waits_for, words):
     assert "load" in str(verdict.evidence.line)
 
 
-def test_many_short_synchronisations_are_excessive_and_few_long_ones_are_not():
+def test_only_frequent_short_synchronisations_are_excessive():
     samples = [gpu(Category.DEVICE, "/job/train.py:5 layers"), gpu(Category.ON_CPU, TORCH)]
     budget = {Category.DEVICE: 0.6, Category.ON_CPU: 0.4}
     many = process(budget, samples, [(Op.SYNC, 2000, 300, {}), (Op.LAUNCH, 8000, 5, {})], gpu_busy=50)
@@ -306,7 +306,7 @@ def test_the_start_and_the_end_of_a_process_are_left_out():
     assert activity.calls["synchronise"].per_second == pytest.approx(200)
 
 
-def test_a_power_cap_at_the_default_limit_is_no_fault_and_a_lowered_limit_is():
+def test_only_a_lowered_power_limit_is_a_fault():
     for reasons, is_named in ((0x4, False), (0x4 | LOWERED_POWER_LIMIT, True)):
         trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
         trace.gpus["clock_reasons"], trace.gpus["sm_mhz"], trace.gpus["sm_max_mhz"] = reasons, 1300, 1980
@@ -326,7 +326,7 @@ def test_work_on_the_cpu_at_the_line_of_a_longer_wait_belongs_to_the_wait():
     assert (other.cause.name, other.share) == ("host_compute", pytest.approx(0.4 * 3 / 6))
 
 
-def test_many_short_waits_are_named_at_their_line_although_one_long_wait_takes_more_time():
+def test_short_waits_are_attributed_to_their_line_despite_long_waits():
     samples = [
         gpu(Category.DEVICE, "/job/train.py:20 wait_for_step", n=2),
         gpu(Category.ON_CPU, "/job/train.py:30 select", n=8),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.timeline.programs import programs, repeat_length
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.programs import programs_of, repeat_length
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.names import Op
 
 from .builders import MS, Call, Delay, Job, data_parallel, dp_trace, trace_of, where
@@ -19,17 +19,17 @@ LAYER = (
 
 def steps_by_round(trace):
     """Step of each round, checked to be the same for all ranks."""
-    line = timeline(trace)
-    plan = programs(line)
-    order = np.lexsort((line.process, line.rows["seq"]))
-    steps = plan.step[order].reshape(-1, line.n_processes)
+    timeline = timeline_of(trace)
+    programs = programs_of(timeline)
+    order = np.lexsort((timeline.process, timeline.rows["seq"]))
+    steps = programs.step[order].reshape(-1, timeline.n_processes)
     assert (steps == steps[:, :1]).all()
-    return steps[:, 0], plan
+    return steps[:, 0], programs
 
 
 def test_ranks_of_a_data_parallel_job_run_one_program():
-    plan = programs(timeline(dp_trace(n_ranks=8)))
-    assert len(set(plan.program.tolist())) == 1
+    programs = programs_of(timeline_of(dp_trace(n_ranks=8)))
+    assert len(set(programs.program.tolist())) == 1
 
 
 def test_stages_of_a_pipeline_run_different_programs():
@@ -42,25 +42,25 @@ def test_stages_of_a_pipeline_run_different_programs():
         Call(forward, op=Op.SEND, count=77),
         Call(backward, op=Op.SEND, count=78, waits=True),
     )
-    line = timeline(trace_of(Job(program)))
-    number = dict(zip(line.rank.tolist(), programs(line).program.tolist(), strict=True))
+    timeline = timeline_of(trace_of(Job(program)))
+    number = dict(zip(timeline.rank.tolist(), programs_of(timeline).program.tolist(), strict=True))
     assert number[0] == number[1] != number[2] == number[3]
 
 
 def test_nested_groups_are_one_program():
     tensor, data = Call(((0, 1), (2, 3)), waits=True), Call(((0, 2), (1, 3)), count=9, waits=True)
-    plan = programs(timeline(trace_of(Job((tensor, tensor, data)))))
-    assert len(set(plan.program.tolist())) == 1
-    assert plan.has_steps.all()
+    programs = programs_of(timeline_of(trace_of(Job((tensor, tensor, data)))))
+    assert len(set(programs.program.tolist())) == 1
+    assert programs.has_steps.all()
 
 
 def test_the_same_call_has_the_same_key_on_all_ranks_of_a_program():
-    line = timeline(dp_trace())
-    plan = programs(line)
-    for key in np.unique(plan.key):
-        same = plan.key == key
+    timeline = timeline_of(dp_trace())
+    programs = programs_of(timeline)
+    for key in np.unique(programs.key):
+        same = programs.key == key
         assert same.sum() == 4
-        assert len(np.unique(line.rows["seq"][same])) == 1
+        assert len(np.unique(timeline.rows["seq"][same])) == 1
 
 
 @pytest.mark.parametrize("n_buckets", [1, 2, 3, 7])
@@ -95,7 +95,7 @@ def test_rows_of_a_validation_do_not_shift_the_steps_after_it():
 
 
 @pytest.mark.parametrize("every", [5, 10, 20])
-def test_what_comes_every_so_many_steps_does_not_make_one_step_of_them(every):
+def test_periodic_calls_do_not_merge_several_steps_into_one(every):
     saving = (Call(EVERYONE, op=Op.BROADCAST, count=9, waits=True),)
     saves = dict.fromkeys(range(every, 200, every), saving)
     step, plan = steps_by_round(trace_of(Job(data_parallel(), n_steps=200, extra=saves)))
@@ -104,7 +104,7 @@ def test_what_comes_every_so_many_steps_does_not_make_one_step_of_them(every):
     assert set(counts.tolist()) == {3, 4}
 
 
-def test_equal_calls_are_told_apart_by_the_synchronise_calls_between_them():
+def test_equal_calls_are_distinguished_by_synchronise_calls_between_them():
     alike = Call(EVERYONE, count=1000)
     program = (alike, alike, alike, Call(EVERYONE, count=1000, waits=True))
     step, plan = steps_by_round(trace_of(Job(program, n_steps=25)))
@@ -113,7 +113,7 @@ def test_equal_calls_are_told_apart_by_the_synchronise_calls_between_them():
     assert set(counts.tolist()) == {4}
 
 
-def test_without_a_pattern_a_step_is_what_lies_between_two_waits():
+def test_without_a_pattern_a_step_lasts_from_wait_to_wait():
     rng = np.random.default_rng(5)
     calls = tuple(
         Call(EVERYONE, count=int(rng.integers(1, 4000)), op=Op(int(rng.integers(1, 5))), waits=i % 5 == 4)
@@ -158,8 +158,8 @@ def test_a_pattern_with_a_rare_stranger_keeps_its_period():
 def test_lost_records_do_not_move_other_ranks_to_other_steps():
     trace = dp_trace([Delay(2, 20, 50 * MS)])
     lost = (trace.collectives["pid"] == 1001) & np.isin(trace.collectives["seq"], [31, 32, 77])
-    line = timeline(where(trace, ~lost))
-    plan = programs(line)
+    timeline = timeline_of(where(trace, ~lost))
+    programs = programs_of(timeline)
     for seq in range(30, 90):
-        same = line.rows["seq"] == seq
-        assert len(np.unique(plan.step[same])) == 1
+        same = timeline.rows["seq"] == seq
+        assert len(np.unique(programs.step[same])) == 1

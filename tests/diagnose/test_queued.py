@@ -36,7 +36,7 @@ def test_the_other_half_of_a_late_ranks_layers_is_not_late_itself(seed):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_rank_that_computes_too_long_is_named_though_its_host_runs_ahead(seed):
+def test_a_slow_rank_is_named_although_its_host_runs_ahead(seed):
     assert accused([stall(5, 400, 3, cause="host_compute")], seed) == {5}
 
 

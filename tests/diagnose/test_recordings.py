@@ -37,7 +37,7 @@ def name_of(request):
 
 
 @cases(lambda truth: True)
-def test_the_culprits_are_named_and_nobody_else(report, request):
+def test_exactly_the_culprits_are_named(report, request):
     named = {rank for verdict in report.verdicts for rank in verdict.ranks}
     assert named == set(TRUTHS[name_of(request)]["culprit_ranks"])
 
@@ -55,14 +55,14 @@ def test_a_slow_stage_is_imbalance(report, request):
 
 
 @cases(lambda truth: truth["culprit_ranks"])
-def test_the_first_cause_is_the_injected_one(report, request):
+def test_the_first_cause_is_the_injected_cause(report, request):
     cause = TRUTHS[name_of(request)]["cause"]
     assert report.verdicts[0].causes[0].cause.name in WITHOUT_SYSTEM_CALLS.get(cause, {cause})
     assert report.verdicts[0].causes[0].share >= 0.8
 
 
 @cases(lambda truth: truth["culprit_ranks"])
-def test_the_period_is_the_injected_one(report, request):
+def test_the_period_is_the_injected_period(report, request):
     assert report.verdicts[0].period_steps == TRUTHS[name_of(request)].get("period_steps")
 
 
@@ -75,7 +75,7 @@ def test_the_others_are_its_victims(report, request):
 
 
 @cases(lambda truth: "delay_ms" in truth)
-def test_the_delay_is_as_long_as_the_injected_one(report, request):
+def test_the_delay_matches_the_injected_delay(report, request):
     assert report.verdicts[0].late_ms["median"] == pytest.approx(
         TRUTHS[name_of(request)]["delay_ms"], rel=0.1
     )
@@ -88,7 +88,7 @@ def test_a_shared_gpu_is_a_device_verdict(report, request):
 
 
 @cases(lambda truth: truth["scenario"] == "host_sleep_periodic")
-def test_a_periodic_sleep_costs_what_the_others_waited(report):
+def test_the_cost_of_a_periodic_sleep_is_the_wait_of_its_victims(report):
     """Four delays of 290 ms, and three victims: so much longer than the others these four steps last for each."""
     verdict = only(report)
     assert verdict.cost.gpu_seconds == pytest.approx(4 * 0.2925 * 3, rel=0.02)

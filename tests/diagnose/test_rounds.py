@@ -7,14 +7,14 @@ from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import aligned
 from stallscope.diagnose.timeline.rounds import rounds
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline_of
 
 from .builders import MS, Call, Delay, Job, dp_trace, trace_of
 
 
 def met_of(trace):
-    line = timeline(trace)
-    return line, rounds(line, aligned(line, trace), Thresholds())
+    timeline = timeline_of(trace)
+    return timeline, rounds(timeline, aligned(timeline, trace), Thresholds())
 
 
 def test_lateness_is_against_the_median_of_the_others():

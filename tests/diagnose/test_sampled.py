@@ -28,7 +28,7 @@ def test_places_are_spread_over_all_and_over_the_ranks_of_a_node(size, ranks_a_n
     assert each.min() > 0.8 * each.mean()
 
 
-def test_all_places_where_there_are_no_more():
+def test_all_indexes_are_sampled_if_there_are_few():
     assert spread_out(5, 8).tolist() == [0, 1, 2, 3, 4]
 
 
@@ -45,7 +45,7 @@ def test_rows_are_held_against_nearly_the_median_of_all():
 
 
 @pytest.mark.parametrize("is_laid_out", [True, False])
-def test_a_round_that_few_have_entered_is_told_from_all_of_these(is_laid_out):
+def test_a_round_with_few_members_uses_all_of_them(is_laid_out):
     of_set, member, number, value = large_set()
     kept = (number < ROUNDS - 1) | (member % 1000 == 999)
     of_set, member, number, value = of_set[kept], member[kept], number[kept], value[kept]
@@ -63,7 +63,7 @@ def test_rows_that_do_not_count_get_no_answer_and_change_none():
     assert np.isnan(beyond[~is_in]).all() and np.abs(beyond[is_in]).max() < 1e5
 
 
-def test_small_sets_beside_a_large_one_are_told_exactly():
+def test_small_sets_next_to_a_large_set_are_exact():
     of_set, member, number, value = large_set()
     small = np.arange(4 * 3)  # four members, three rounds
     of_set = np.concatenate([of_set, np.ones(12, np.int64)])

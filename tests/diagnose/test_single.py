@@ -83,7 +83,7 @@ def test_a_steady_loop_is_healthy():
         (Category.STOPPED, "process_stopped"),
     ],
 )
-def test_what_keeps_it_in_late_steps_is_named(category, cause):
+def test_the_cause_of_late_steps_is_named(category, cause):
     verdict = only(report_of(lone(dict.fromkeys(range(12, 30, 3), 400 * MS), category), usd_per_gpu_hour=3.6))
     assert (verdict.kind, verdict.causes[0].cause.name) == ("process", cause)
     assert verdict.causes[0].share > 0.95
@@ -117,7 +117,7 @@ def test_a_wait_while_the_loaders_work_is_for_the_input():
     assert report_of(lone(pauses, Category.OTHER_OFF, workers_on_cpu=0.1)).healthy
 
 
-def test_two_late_steps_name_nothing():
+def test_two_late_steps_are_healthy():
     assert report_of(lone({10: 400 * MS, 20: 400 * MS})).healthy
 
 
@@ -154,7 +154,7 @@ def test_a_job_of_one_rank_has_the_steps_in_which_its_collectives_repeat():
     assert verdict.cost.gpu_seconds == pytest.approx(4 * 0.09, rel=0.02)
 
 
-def test_a_healthy_job_of_one_rank_is_told_as_such():
+def test_a_healthy_job_with_one_rank_is_reported_as_healthy():
     report = report_of(alone_with_collectives())
     assert (report.verdicts, report.benign) == ([], [])
     assert (report.examined["n_communicators"], report.examined["n_rounds"]) == (1, 120)

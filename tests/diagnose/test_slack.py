@@ -48,12 +48,12 @@ def holds(cost: VerdictCost, true: float) -> bool:
 
 @pytest.mark.parametrize("rank", [1, 2, 6])
 @pytest.mark.parametrize("delay_ms", [15, 40])
-def test_a_delay_in_each_step_of_a_pipeline_costs_what_its_slack_does_not_hide(rank: int, delay_ms: int):
+def test_the_cost_of_a_delay_in_each_pipeline_step_excludes_the_slack(rank: int, delay_ms: int):
     cost, true = told_and_true(PIPELINE, stall(rank, delay_ms, every=1), timing=LONG_KERNELS)
     assert holds(cost, true)
 
 
-def test_a_long_delay_now_and_then_in_a_pipeline_is_told_as_one_number():
+def test_the_cost_of_occasional_long_pipeline_delays_is_a_single_number():
     cost, true = told_and_true(PIPELINE, stall(5, 150, every=4), timing=LONG_KERNELS)
     assert not cost.is_lower_bound and cost.at_most_gpu_seconds is None
     assert cost.gpu_seconds == pytest.approx(true, rel=0.1)
@@ -75,7 +75,7 @@ def test_ranks_that_share_no_late_round_wait_as_long():
     assert cost.gpu_seconds == pytest.approx(truth.slowdown_ns / 1e9 * (job.nranks - 1), rel=0.06)
 
 
-def test_what_runs_ahead_behind_long_kernels_is_told_from_least_to_most():
+def test_the_cost_is_a_range_when_hosts_run_ahead_of_long_kernels():
     job = Job(dp=8, steps=120, sync_every=10)
     timing = Timing(forward_ns=2_000_000, backward_ns=4_000_000)
     cost, true = told_and_true(job, stall(6, 40, every=3), timing=timing)
@@ -83,7 +83,7 @@ def test_what_runs_ahead_behind_long_kernels_is_told_from_least_to_most():
     assert holds(cost, true)
 
 
-def test_another_job_on_a_gpu_costs_what_steps_last_longer():
+def test_the_cost_of_a_shared_gpu_is_the_additional_step_time():
     timing = Timing(forward_ns=2_000_000, backward_ns=4_000_000)
     job = Job(dp=8, steps=60)
     capture = Capture(has_gpu_times=True)
@@ -107,11 +107,11 @@ def with_delay(at: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("at", [0, 5])
-def test_a_gpu_with_nothing_left_passes_a_delay_on(at: int):
+def test_a_gpu_whose_queue_has_drained_passes_a_delay_on(at: int):
     assert passed_on_by(*with_delay(at), wait_ns=0.0) == pytest.approx(1.0)
 
 
-def test_a_gpu_that_had_nothing_yet_passes_a_delay_on():
+def test_a_gpu_without_queued_work_passes_a_delay_on():
     """Each piece brings 2 ms of work for 1 ms of the host's: 20 ms are left after the twenty."""
     spent, delay = with_delay(0)
     assert passed_on_by(spent, delay, wait_ns=20.0 * MS) == pytest.approx(1.0, abs=0.3)
@@ -123,7 +123,7 @@ def test_a_gpu_with_much_left_hides_a_delay():
     assert passed_on_by(spent, delay, wait_ns=15.0 * MS) == pytest.approx(0.0, abs=0.05)
 
 
-def test_a_range_is_told_in_words():
+def test_a_cost_range_is_printed_with_both_bounds():
     trace, _ = simulate(PIPELINE, [stall(2, 15, every=1, first=0)], seed=1, timing=LONG_KERNELS)
     report = report_of(trace)
     cost = report.verdicts[0].cost

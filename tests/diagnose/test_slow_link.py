@@ -50,7 +50,7 @@ def test_the_group_with_a_slow_link_is_reported(n_pairs, slow, since, longer_ns,
     assert verdict.evidence.times_as_long == pytest.approx(1 + longer_ns / TRANSFER_NS, rel=0.1)
 
 
-def test_all_groups_slow_from_a_step_on_are_no_slow_link():
+def test_a_slowdown_of_all_groups_is_not_a_slow_link():
     slow = dict.fromkeys(pairs(4), (30, 5 * TRANSFER_NS))
     verdicts = report_of(trace_of(job(pairs(4), slow_links=slow))).verdicts
     assert all(verdict.evidence.suspects is None for verdict in verdicts)

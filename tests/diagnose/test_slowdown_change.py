@@ -20,7 +20,7 @@ LIMITS = Thresholds()
 
 
 @pytest.mark.parametrize("n_before", [20, 100, 150, 280])
-def test_the_cut_is_where_the_steps_become_slower(n_before: int):
+def test_the_change_is_located_at_the_first_slower_step(n_before: int):
     rng = np.random.default_rng(3)
     values = np.concatenate([rng.normal(17e6, 1e6, n_before), rng.normal(44e6, 8e6, 300 - n_before)])
     assert _change(values, 10) == n_before
@@ -49,14 +49,14 @@ def wandering(rng: np.random.Generator, n: int, step_ns: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [40, 120, 1000])
-def test_noise_is_no_change(n: int):
+def test_noise_is_not_a_change(n: int):
     for seed in range(30):
         values = wandering(np.random.default_rng([n, seed]), n, 30e6)
         assert not _is_lasting(values, _change(values, 10), LIMITS)
 
 
 @pytest.mark.parametrize(("every", "length", "factor"), [(50, 10, 1.5), (100, 25, 1.3), (20, 1, 30.0)])
-def test_phases_that_return_are_no_change(every: int, length: int, factor: float):
+def test_recurring_phases_are_not_a_change(every: int, length: int, factor: float):
     """Evaluations of several steps, the last of them at the end of the job; checkpoints."""
     for seed in range(5):
         values = wandering(np.random.default_rng(seed), 600, 30e6)
@@ -64,7 +64,7 @@ def test_phases_that_return_are_no_change(every: int, length: int, factor: float
         assert not _is_lasting(values, _change(values, 10), LIMITS)
 
 
-def test_a_slow_start_is_no_slowdown():
+def test_a_slow_start_is_not_a_slowdown():
     values = wandering(np.random.default_rng(1), 300, 30e6)
     values[:60] *= 1.4
     assert not _is_lasting(values, _change(values, 10), LIMITS)

@@ -55,7 +55,7 @@ def test_ranks_without_an_open_collective_do_not_hang():
     assert report_of(still(Category.LOCK, 4 * PATIENCE_NS, n_open=0)).verdicts == []
 
 
-def test_ranks_whose_counters_move_do_not_hang():
+def test_ranks_with_increasing_counters_do_not_hang():
     trace = still(Category.LOCK, 4 * PATIENCE_NS)
     newest = trace.snapshots["ts_ns"] == trace.snapshots["ts_ns"].max()
     trace.snapshots["n_collectives"][newest] += 7
@@ -100,7 +100,7 @@ def test_one_stop_in_a_long_job_is_a_remark_with_its_cost():
     assert remark["gpu_seconds"] == pytest.approx(3 * 0.6, rel=0.1)
 
 
-def test_long_delays_of_ranks_by_turns_are_no_incident_of_one_rank():
+def test_long_delays_of_alternating_ranks_name_no_rank():
     delays = [Delay(rank, 10 + 12 * rank, 500 * MS) for rank in range(4)]
     job = Job(data_parallel(work_ns=15 * MS), n_steps=60, delays=tuple(delays))
     assert all(not verdict.ranks for verdict in report_of(trace_of(job)).verdicts)

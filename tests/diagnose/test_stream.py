@@ -115,7 +115,7 @@ def test_batches_of_a_recording_give_the_blame_of_the_whole(name, recordings):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_ever_said_of_a_healthy_job(seed):
+def test_a_healthy_job_has_no_incidents(seed):
     trace, _ = healthy(seed)
     if not len(trace.collectives):
         return
@@ -152,7 +152,7 @@ def late_steps_at(trace: Trace, *, rank: int) -> list[int]:
     return (rows["ts_ns"][late] + clock.wall_ns - clock.monotonic_ns).tolist()
 
 
-def test_an_incident_closes_when_its_rank_is_on_time_and_the_next_one_counts_anew():
+def test_a_recurrence_after_recovery_is_a_separate_incident():
     delays = [
         *every(2, 3, 50 * MS, first=10, until=40, category=Category.IO),
         *every(2, 3, 50 * MS, first=200, until=221, category=Category.IO),
@@ -166,7 +166,7 @@ def test_an_incident_closes_when_its_rank_is_on_time_and_the_next_one_counts_ane
     assert changes.report.verdicts[0].evidence.n_late_steps == 17
 
 
-def test_an_incident_is_told_again_as_it_grows_and_never_shrinks():
+def test_a_growing_incident_is_updated_and_its_cost_never_decreases():
     changes = told(dp_trace(every(1, 2, 40 * MS), n_steps=60), Cut(60), usd_per_gpu_hour=2.0)
     costs = [change.verdict.cost.gpu_seconds for change in changes.changes]
     assert len(changes.of("updated")) >= 2
@@ -283,7 +283,7 @@ HUNG = Job(
 )
 
 
-def test_a_hang_is_said_within_two_seconds_of_its_limit_and_not_before():
+def test_a_hang_is_reported_within_two_seconds_after_its_limit():
     trace = trace_of(HUNG)
     clock, changes = Hand(), []
     stream = Stream(clock=clock)
@@ -298,7 +298,7 @@ def test_a_hang_is_said_within_two_seconds_of_its_limit_and_not_before():
     assert opened.verdict.victims == [0, 2, 3]
 
 
-def test_a_job_whose_source_reports_no_running_processes_has_ended_or_hangs():
+def test_a_silent_job_without_process_states_is_inconclusive():
     """A load generator that stops in the middle of a round: no rank is accused, and the silence costs nothing."""
     trace = replace(trace_of(HUNG), ends_ns=(), snapshots=layout.empty(layout.SNAPSHOTS))
     clock, changes = Hand(), []
@@ -317,7 +317,7 @@ def test_a_job_whose_source_reports_no_running_processes_has_ended_or_hangs():
     assert [change.kind for change in changes] == ["opened", "closed"]
 
 
-def test_an_agent_that_falls_silent_is_no_hang():
+def test_an_agent_that_falls_silent_is_not_a_hang():
     """Nobody tells of any rank any more, while time goes on."""
     trace = dp_trace(n_steps=60)
     clock = Hand()
@@ -328,7 +328,7 @@ def test_an_agent_that_falls_silent_is_no_hang():
     assert [change for second in range(60) for change in stream.tick(clock.now_ns + second * SECOND)] == []
 
 
-def test_one_node_that_falls_silent_accuses_nobody_while_the_others_go_on():
+def test_a_silent_node_is_not_accused_while_other_nodes_continue():
     delays = every(1, 5, 60 * MS, first=30, until=900)
     trace = dp_trace(delays, node=(0, 0, 1, 1), offset_ns=(0, 0), n_steps=900)
     gone_ns = int(np.quantile(trace.collectives["ts_ns"], 0.2))
@@ -360,7 +360,7 @@ def test_a_hang_is_over_when_its_ranks_go_on():
     assert kinds[-1] == ("closed", "hang", "the ranks continue")
 
 
-def test_a_job_whose_processes_have_ended_is_closed_and_forgotten():
+def test_incidents_of_an_ended_job_are_closed_and_its_rows_discarded():
     trace = BUILT["data"]
     ended = trace.processes.copy()
     ended["ended_ns"] = trace.ends_ns[0]
@@ -378,7 +378,7 @@ def test_a_job_whose_processes_have_ended_is_closed_and_forgotten():
     assert blamed(stream.report()) == blamed(report_of(trace))
 
 
-def test_a_job_that_nothing_is_heard_of_is_forgotten():
+def test_the_rows_of_a_silent_job_are_discarded():
     clock = Hand()
     stream = Stream(clock=clock, forget_ns=60 * SECOND)
     stream.feed(BUILT["healthy"])
@@ -387,7 +387,7 @@ def test_a_job_that_nothing_is_heard_of_is_forgotten():
     assert stream.n_rows == 0
 
 
-def test_ranks_whose_capture_began_late_are_matched_in_a_stream_too():
+def test_a_stream_aligns_ranks_that_were_attached_late():
     job = SimulatedJob(dp=4, ranks_per_node=2, steps=120)
     fault = HostStall(cause="block_io", ranks=(3,), delay_ns=80 * MS, schedule=Schedule(first=60, every=5))
     trace, _ = simulate(
@@ -407,17 +407,17 @@ def rows_of(spec: list[tuple[int, int, int]]) -> layout.Array:
     return rows[np.lexsort((rows["ts_ns"], rows["pid"]))]
 
 
-def test_rows_are_usable_up_to_the_first_round_that_a_member_has_not_told_of():
+def test_rows_are_complete_up_to_the_first_round_with_a_missing_member():
     rows = rows_of([(1, 0, 0), (1, 1, 10), (1, 2, 20), (1, 3, 30), (2, 0, 1), (2, 1, 11)])
     assert complete(rows, SECOND).tolist() == [True, True, False, False, True, True]
 
 
-def test_a_member_that_lags_is_not_waited_for_longer_than_said():
+def test_a_lagging_member_delays_rows_only_up_to_the_limit():
     rows = rows_of([(1, 0, 0), (1, 1, 10), (1, 2, 2_000), (1, 3, 4_000), (2, 0, 1)])
     assert complete(rows, SECOND).tolist() == [True, True, True, False, True]
 
 
-def test_a_member_that_was_never_heard_of_is_waited_for_too():
+def test_a_member_without_any_rows_delays_the_other_members():
     rows = rows_of([(1, 0, 0), (1, 1, 10)])
     assert not complete(rows, SECOND).any()
     rows = rows_of([(1, 0, 0), (1, 1, 1_500)])
@@ -444,7 +444,7 @@ def test_a_rank_is_over_it_after_several_times_the_usual_distance_of_its_delays(
     assert quiet_steps(np.array(steps)) == wanted
 
 
-def test_an_empty_batch_changes_nothing():
+def test_an_empty_batch_produces_no_changes():
     stream = Stream(clock=Hand())
     assert stream.feed(Trace()) == []
     assert stream.tick(0) == []

@@ -49,7 +49,7 @@ def fed(*parts: Trace) -> list[list[Change]]:
     return result
 
 
-def test_a_refusal_after_which_a_retry_is_given_memory_is_never_told():
+def test_an_allocation_failure_with_a_successful_retry_is_not_reported():
     healthy = dp_trace()
     refused = failing(healthy, 1, OUT_OF_MEMORY, at=0.2, op=Op.ALLOC)
     given = refused.copy()
@@ -63,7 +63,7 @@ def test_a_refusal_after_which_a_retry_is_given_memory_is_never_told():
     assert told(trace, Cut(40)).changes == []
 
 
-def test_a_refusal_that_was_the_end_is_told_when_its_process_makes_no_sound_for_a_while():
+def test_a_final_allocation_failure_is_reported_once_its_process_is_silent():
     healthy = dp_trace()
     trace = with_calls(healthy, failing(healthy, 1, OUT_OF_MEMORY, op=Op.ALLOC))
     end_ns = int(trace.calls["ts_ns"][0]) + SECOND
@@ -91,7 +91,7 @@ def test_a_process_that_goes_on_after_all_closes_its_incident():
 
 
 @pytest.mark.parametrize("code", [700, 719])
-def test_an_error_that_ends_its_context_is_told_at_once(code):
+def test_an_error_that_destroys_its_context_is_reported_immediately(code):
     healthy = dp_trace()
     trace = with_calls(healthy, failing(healthy, 2, code))
     clock, changes = Hand(), []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.timeline.clocks import aligned
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 from stallscope.importers import importer_for
@@ -73,7 +73,7 @@ def test_the_cost_is_that_of_one_host(trace):
 @pytest.mark.parametrize(("ahead_ns", "drift"), [(AHEAD_NS, DRIFT), (-AHEAD_NS, -DRIFT), (10**15, 0.0)])
 def test_the_offset_lies_within_its_own_error(trace, ahead_ns, drift):
     moved = told_by_two_hosts(trace, ahead_ns=ahead_ns, drift=drift)
-    offset = aligned(timeline(moved), moved).offsets[1]
+    offset = aligned(timeline_of(moved), moved).offsets[1]
     begin, end = int(trace.collectives["ts_ns"].min()), int(trace.collectives["ts_ns"].max())
     for moment in np.linspace(begin, end, 20):
         true = ahead_ns + drift * (moment - begin)
@@ -88,4 +88,4 @@ def test_the_error_is_small_enough_to_see_a_delay(recordings):
     """
     folder = recordings / "nested_tp"
     moved = told_by_two_hosts(importer_for(folder).read(folder))
-    assert aligned(timeline(moved), moved).error_ns[1] < 1_000_000
+    assert aligned(timeline_of(moved), moved).error_ns[1] < 1_000_000

@@ -31,7 +31,7 @@ def test_since_is_when_the_first_delay_began():
     assert data["since"] < data["until"]
 
 
-def test_without_a_clock_reading_there_is_no_wall_time():
+def test_without_a_clock_reading_the_wall_times_are_null():
     data = as_json(report_of(replace(TRACE, clocks=())))["verdicts"][0]
     assert (data["since"], data["until"]) == (None, None)
 
@@ -62,7 +62,7 @@ def test_every_wall_time_keeps_its_milliseconds():
         assert wall_text(1_795_815_136_000_000_000 + ms * MS).endswith(f"16.{ms:03d}Z")
 
 
-def test_rounds_of_the_verdict_are_the_late_ones():
+def test_a_verdict_has_the_late_rounds():
     verdict = only(report_of(TRACE))
     assert verdict.first_round in range(5 * 3, 6 * 3)
     assert verdict.last_round in range(33 * 3, 34 * 3)
@@ -71,7 +71,7 @@ def test_rounds_of_the_verdict_are_the_late_ones():
     assert verdict.n_rounds == 120
 
 
-def test_what_was_examined_is_counted():
+def test_the_examined_data_is_counted():
     examined = report_of(replace(TRACE, lost={"arrival": 3, "call": 4})).examined
     assert examined["n_ranks"] == 4
     assert examined["n_communicators"] == examined["n_nodes"] == 1
@@ -95,7 +95,7 @@ def test_recurrence_raises_the_confidence():
     assert few.confidence < many.confidence <= 0.99
 
 
-def test_a_report_in_words_tells_the_story():
+def test_the_text_report_has_the_main_facts_of_a_verdict():
     words = text.report(report_of(replace(TRACE, lost={"arrival": 3}), usd_per_gpu_hour=2.0))
     lines = words.splitlines()
     assert lines[0] == "Events: made by hand."
@@ -141,7 +141,7 @@ def test_a_whole_node_is_one_verdict():
     assert verdict.victims == [0, 1, 2, 3, 6, 7]
 
 
-def test_every_kind_can_be_said_and_is_valid():
+def test_every_kind_of_verdict_is_printed_and_matches_the_schema():
     for kind in SCHEMA["$defs"]["verdict"]["properties"]["kind"]["enum"]:
         verdict = Verdict(
             kind=kind,
@@ -167,7 +167,7 @@ def test_every_kind_can_be_said_and_is_valid():
         assert text.summary(verdict) in text.report(report)
 
 
-def test_the_schema_refuses_what_it_does_not_know():
+def test_the_schema_rejects_unknown_and_missing_fields():
     data = as_json(report_of(TRACE))
     for broken in (
         data | {"more": 1},
@@ -178,7 +178,7 @@ def test_the_schema_refuses_what_it_does_not_know():
             jsonschema.validate(broken, SCHEMA)
 
 
-def test_two_causes_that_weigh_alike_are_both_told():
+def test_two_causes_of_equal_share_are_both_reported():
     disk = every(2, 14, 50 * MS, category=Category.IO)
     locks = every(2, 14, 50 * MS, first=12, category=Category.LOCK)
     both = only(report_of(dp_trace([*disk, *locks])))

@@ -19,21 +19,21 @@ def held(*intervals: tuple[int, int, Category, int]) -> Trace:
     return Trace(offcpu=np.array(rows), stacks={1: LOADER, 2: IDLE})
 
 
-def test_the_programs_own_code_is_named_rather_than_what_is_installed():
+def test_application_code_is_preferred_over_installed_packages():
     assert in_own_code(LOADER) == "/job/train.py:88 load_batch"
 
 
-def test_where_all_is_installed_the_innermost_frame_is_named():
+def test_the_innermost_frame_is_named_without_application_code():
     assert in_own_code(LOADER[:1]) == LOADER[0]
     assert in_own_code(()) == ""
 
 
-def test_the_stack_that_has_most_of_the_time_is_told():
+def test_the_stack_with_most_of_the_time_is_returned():
     trace = held((7, 60, Category.SLEEP, 1), (7, 50, Category.SLEEP, 1), (7, 90, Category.SLEEP, 2))
     assert held_at(trace, 0, 7, categories=(Category.SLEEP,)) == LOADER
 
 
-def test_no_stack_is_told_where_none_has_most_of_the_time():
+def test_no_stack_is_returned_without_a_majority_of_the_time():
     trace = held((7, 60, Category.SLEEP, 1), (7, 90, Category.SLEEP, layout.UNKNOWN))
     assert held_at(trace, 0, 7, categories=(Category.SLEEP,)) == ()
 

@@ -74,7 +74,7 @@ def test_records_divide_the_ring_with_its_header(dtype, n_bytes: int):
     assert (4 << 20) % (n_bytes + 8) == 0
 
 
-def test_arrivals_have_what_the_table_has():
+def test_arrivals_have_the_fields_of_the_table():
     from_elsewhere = {"node", "comm_handle", "count_bytes", "gpu_start_ns", "gpu_end_ns"}
     assert {field.name for field in layout.COLLECTIVES.fields} - from_elsewhere <= set(kernel.ARRIVAL.names)
 

@@ -30,7 +30,7 @@ def test_times_are_signed_64_bits_and_carry_their_unit(table):
 
 
 @BY_NAME
-def test_what_may_be_unknown_can_hold_it(table):
+def test_optional_fields_can_hold_the_unknown_value(table):
     rows = layout.empty(table, 2)
     for field in table.fields:
         if field.may_be_unknown:

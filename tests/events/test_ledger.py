@@ -69,7 +69,7 @@ def threads(draw) -> ThreadEvents:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(threads(), min_size=1, max_size=3), st.lists(st.integers(0, 80), min_size=1, max_size=4))
-def test_the_account_is_what_a_stopwatch_says(parts, moments):
+def test_the_ledger_matches_a_stopwatch(parts, moments):
     at = np.array(sorted(moments))
     result = account(parts, at)
     for row, moment in zip(result, at.tolist(), strict=True):
@@ -149,12 +149,12 @@ def test_the_end_of_a_thread_ends_its_account():
     assert spent([thread(last_ns=30)], 100) == {"ON_CPU": 30}
 
 
-def test_no_threads_and_no_moments_give_nothing():
+def test_without_threads_or_times_the_ledger_is_empty():
     assert account([], np.array([5])).sum() == 0
     assert account([thread()], np.zeros(0, np.int64)).shape == (0, N_CATEGORIES)
 
 
-def test_edges_are_where_the_state_changes():
+def test_edges_are_the_times_of_state_changes():
     edges, states = states_of(thread([(10, 20, Category.COPY)], first_ns=0, last_ns=50))
     output = dict(zip(edges.tolist(), states.tolist(), strict=True))
     assert output == {0: Category.ON_CPU, 10: Category.COPY, 20: Category.ON_CPU, 50: Category.NONE}
@@ -174,7 +174,7 @@ def test_edges_are_where_the_state_changes():
         ([(10, 40), (30, 35), (50, 60)], [5, 32], ["WAIT_GPU", "DEVICE", "DEVICE"]),
     ],
 )
-def test_a_synchronise_call_is_a_wait_only_with_a_collective_since_the_previous_one(syncs, enqueued, wanted):
+def test_a_synchronise_call_is_a_wait_only_after_a_new_collective(syncs, enqueued, wanted):
     enter, leave = np.array(syncs, np.int64).T
     result = waits_or_device(enter, leave, np.array(enqueued, np.int64))
     assert [Category(category).name for category in result.tolist()] == wanted

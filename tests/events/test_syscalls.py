@@ -52,19 +52,19 @@ def category(nr, is_interruptible=True):
 
 
 @pytest.mark.parametrize("wanted", WAITS_FOR, ids=lambda category: category.name.lower())
-def test_what_a_blocked_thread_waits_for(numbers, wanted):
+def test_each_blocking_system_call_has_its_category(numbers, wanted):
     assert {name: category(numbers[name]) for name in WAITS_FOR[wanted]} == dict.fromkeys(
         WAITS_FOR[wanted], wanted
     )
 
 
-def test_a_read_waits_for_a_disk_or_for_somebody(numbers):
+def test_an_interruptible_read_or_write_is_a_network_wait(numbers):
     for name in ("read", "write", "readv", "writev"):
         assert category(numbers[name], is_interruptible=True) == Category.NET
         assert category(numbers[name], is_interruptible=False) == Category.IO
 
 
-def test_out_of_user_mode_it_is_a_page_fault():
+def test_a_block_outside_system_calls_is_a_page_fault():
     assert category(USER_MODE) == Category.FAULT
 
 

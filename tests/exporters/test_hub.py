@@ -178,7 +178,7 @@ def test_rows_arrive_as_columns_on_the_wall_clock(line):
     ]
 
 
-def test_a_collector_that_knows_no_arrow_gets_otlp_logs(line):
+def test_a_collector_without_arrow_receives_otlp_logs(line):
     far = Far(knows_arrow=False)
     with serving(far) as port:
         line(port).offer({"collectives": collectives()}, clock=CLOCK)
@@ -200,7 +200,7 @@ def test_a_collector_that_knows_no_arrow_gets_otlp_logs(line):
     assert "stallscope.comm_rank" not in first
 
 
-def test_the_end_of_a_process_and_of_a_communicator_are_told(line):
+def test_the_ends_of_processes_and_communicators_are_sent(line):
     far = Far()
     with serving(far) as port:
         processes, communicators = layout.empty(layout.PROCESSES, 1), layout.empty(layout.COMMUNICATORS, 1)
@@ -235,7 +235,7 @@ def _n_rows(far: Far, table: str) -> list[int]:
     "code",
     [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.UNAUTHENTICATED],
 )
-def test_what_may_be_sent_again_is_sent_again_under_the_same_id(line, code):
+def test_a_retryable_batch_is_resent_with_the_same_id(line, code):
     far = Far(says=lambda number: refusal(code) if number < 3 else None)
     with serving(far) as port:
         open_line = line(port)
@@ -353,7 +353,7 @@ def test_a_batch_at_which_the_hub_fails_holds_up_no_other_batch(line, monkeypatc
             until(lambda n=n_batches: len([known for known in far.ids() if known != bad[0]]) >= n)
 
 
-def test_a_hub_that_is_away_is_waited_for_and_nothing_is_lost(line, tmp_path):
+def test_rows_wait_on_disk_while_the_hub_is_unreachable(line, tmp_path):
     far = Far()
     with serving(far) as port:
         open_line = line(port)
@@ -369,7 +369,7 @@ def test_a_hub_that_is_away_is_waited_for_and_nothing_is_lost(line, tmp_path):
     assert len(far.ids()) == len(set(far.ids()))
 
 
-def test_the_next_agent_sends_what_the_last_one_could_not(line, monkeypatch, tmp_path):
+def test_the_next_agent_sends_the_unsent_rows_of_the_previous_agent(line, monkeypatch, tmp_path):
     monkeypatch.setattr("stallscope.exporters.hub_output._LAST_S", 0.2)
     far = Far(says=lambda number: refusal(grpc.StatusCode.UNAVAILABLE))
     with serving(far) as port:
@@ -404,7 +404,7 @@ def test_offering_never_waits_for_a_hub_that_does_not_answer(line):
         until(lambda: sum(_n_rows(far, "collectives")) == 2000)
 
 
-def test_what_comes_while_all_lanes_are_taken_goes_out_together(line):
+def test_rows_that_arrive_while_all_requests_are_in_flight_are_batched(line):
     is_over = threading.Event()
     far = Far(says=lambda number: is_over.wait(PATIENCE_S) and None)
     with serving(far) as port:

@@ -53,7 +53,7 @@ def test_a_file_that_is_missing_leaves_only_its_own_metrics_out(proc: Path):
     assert "system.network.io" in numbers(meter)
 
 
-def test_gpus_are_told_in_the_units_of_the_conventions():
+def test_gpu_metrics_use_the_units_of_the_semantic_conventions():
     """Two GPUs; the second tells neither its power nor its use, as a partition."""
     rows = layout.empty(layout.GPUS, 2)
     rows["uuid"], rows["name"] = [b"GPU-0", b"GPU-1"], b"H100"

@@ -67,7 +67,7 @@ def test_the_late_rank_is_late_and_waits_least(trace: Trace):
     assert n_rounds == int((~np.isin(trace.collectives["op"], P2P_OPS)).sum())
 
 
-def test_the_ledger_is_told_in_seconds(trace: Trace):
+def test_the_ledger_metric_is_in_seconds(trace: Trace):
     result = counted(trace, 1)["gpu.process.time"]
     newest = {}
     for row in np.sort(trace.snapshots, order="ts_ns"):
@@ -78,14 +78,14 @@ def test_the_ledger_is_told_in_seconds(trace: Trace):
         assert output == pytest.approx(seconds)
 
 
-def test_a_process_whose_rank_nobody_told_has_that_of_its_communicator(trace: Trace):
+def test_a_process_without_a_rank_has_the_rank_of_its_communicator(trace: Trace):
     updates = MetricUpdates(Meter(0))
     updates.take(layout.COLLECTIVES, trace.collectives)
     (series,) = [s for m, s in updates.meter.read() if m.name == "nccl.collective.wait.duration"]
     assert {entry.values for entry in series} == {("0",), ("1",), ("2",), ("3",)}
 
 
-def test_calls_of_every_function_are_told_with_their_durations_errors_and_bytes():
+def test_call_metrics_have_durations_errors_and_bytes():
     updates = MetricUpdates(Meter(0))
     rows = layout.empty(layout.OPERATIONS, 2)
     rows["op"], rows["direction"], rows["count_bytes"] = Op.COPY, Direction.HOST_TO_DEVICE, 500
@@ -119,7 +119,7 @@ def test_calls_into_the_driver_have_metrics_of_their_own():
     assert not result.get("gpu.cuda.call.duration") and not result.get("gpu.cuda.errors")
 
 
-def test_memory_is_told_as_it_is_now():
+def test_the_memory_metric_is_the_current_value():
     updates = MetricUpdates(Meter(0))
     rows = layout.empty(layout.MEMORY, 1)
     rows["kind"], rows["device"] = MemoryKind.POOL, 3

@@ -30,7 +30,7 @@ def test_a_counter_adds_up_and_never_shrinks():
         meter.add(COLLECTIVE_CALLS, -1, "0", "all_reduce")
 
 
-def test_what_is_no_number_is_dropped():
+def test_non_finite_values_are_dropped():
     meter = Meter(0)
     meter.add(COLLECTIVE_CALLS, math.nan, "0", "all_reduce")
     meter.set(GPU_UTILIZATION, math.inf, "id", "name", "NVIDIA")
@@ -38,7 +38,7 @@ def test_what_is_no_number_is_dropped():
     assert not any(series for _, series in meter.read())
 
 
-def test_series_without_end_end_in_one():
+def test_series_beyond_the_limit_share_an_overflow_series():
     meter = Meter(0)
     for i in range(MAX_SERIES + 50):
         meter.add(COLLECTIVE_CALLS, 1, str(i), "all_reduce")

@@ -218,7 +218,7 @@ def test_headers_of_the_environment_and_compression_are_used(sent):
     )
 
 
-def test_an_incident_arrives_once_as_a_span_whose_ids_follow_from_it(sent):
+def test_an_incident_is_sent_once_as_a_span_with_deterministic_ids(sent):
     receiver, start = sent
     first, second = start(), start()
     for otlp_sender in (first, second):
@@ -235,7 +235,7 @@ def test_an_incident_arrives_once_as_a_span_whose_ids_follow_from_it(sent):
     assert [v.int_value for v in entry.attributes[0].value.array_value.values] == [2]
 
 
-def test_a_busy_receiver_is_asked_again_and_nothing_is_lost(sent):
+def test_a_busy_receiver_is_retried_until_it_accepts_the_span(sent):
     receiver, start = sent
     receiver.refusals = list(receiver.busy)
     message: list[str] = []
@@ -246,7 +246,7 @@ def test_a_busy_receiver_is_asked_again_and_nothing_is_lost(sent):
     assert len(message) == 2, "told when it goes and when it is back, not each time"
 
 
-def test_nobody_there_is_told_once_and_waits(meter: Meter):
+def test_an_unreachable_receiver_is_reported_once(meter: Meter):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     message: list[str] = []

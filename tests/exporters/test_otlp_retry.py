@@ -18,6 +18,6 @@ def test_the_time_that_was_asked_for():
     assert retry_after_s((("grpc-status-details-bin", details(-7)),)) == 0
 
 
-def test_nothing_or_nonsense_asks_for_nothing():
+def test_missing_or_malformed_retry_details_have_no_retry_time():
     assert retry_after_s(None) is None
     assert retry_after_s((("grpc-status-details-bin", b"\xff\xff\xff"),)) is None

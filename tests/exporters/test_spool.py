@@ -48,7 +48,7 @@ def test_beyond_the_limit_the_oldest_go_and_are_counted(tmp_path: Path):
     assert len(list((tmp_path / "s").iterdir())) == 3
 
 
-def test_what_was_being_written_when_the_agent_died_is_no_batch(tmp_path: Path):
+def test_a_partially_written_batch_is_discarded_on_restart(tmp_path: Path):
     spool = Spool(tmp_path / "s", max_bytes=10**9)
     spool.put({"collectives": rows(5)})
     whole = spool.batches()[0].path
@@ -58,7 +58,7 @@ def test_what_was_being_written_when_the_agent_died_is_no_batch(tmp_path: Path):
     assert len(list((tmp_path / "s").iterdir())) == 1
 
 
-def test_a_damaged_batch_is_told_and_not_raised_as_something_else(tmp_path: Path):
+def test_a_damaged_batch_raises_an_error_with_its_file_name(tmp_path: Path):
     spool = Spool(tmp_path / "s", max_bytes=10**9)
     spool.put({"collectives": rows(50)})
     batch = spool.batches()[0]

@@ -225,7 +225,7 @@ def test_a_rank_that_hangs_leaves_the_others_waiting_to_the_end():
     assert {rank for rank, end in ends.items() if end == trace.ends_ns[0]} >= {"rank 0", "rank 2", "rank 3"}
 
 
-def test_an_empty_trace_is_drawn_too():
+def test_an_empty_trace_has_tracks():
     assert track_set_of(dp_trace(n_steps=0)).tracks
 
 
@@ -295,7 +295,7 @@ def test_the_chrome_file_is_as_the_format_wants_it(late):
     assert drawn == {(e["pid"], e["tid"]) for e in by_phase["M"] if e["name"] == "thread_name"}
 
 
-def test_what_the_job_told_is_drawn_until_the_next_of_its_kind(late):
+def test_a_label_is_a_slice_until_the_next_label_of_its_kind(late):
     begin = int(late.collectives["ts_ns"].min())
     rows = layout.empty(layout.ANNOTATIONS, 4)
     rows["ts_ns"] = begin + MS * np.array([0, 100, 200, 50])
@@ -312,7 +312,7 @@ def test_what_the_job_told_is_drawn_until_the_next_of_its_kind(late):
     assert trace.slices["host-a", "epoch"][0][:3] == (begin + 50 * MS, end, "epoch 3")
 
 
-def test_what_a_machine_did_to_a_process_has_a_lane(late: Trace):
+def test_host_events_of_a_process_have_a_track(late: Trace):
     rows = layout.empty(layout.HOST_EVENTS, 3)
     rows["pid"], rows["ts_ns"] = late.processes["pid"][2], late.collectives["ts_ns"][40]
     rows["kind"] = [HostKind.SIGNAL, HostKind.FILE_WAIT, HostKind.THROTTLED]
@@ -360,7 +360,7 @@ def with_gpus(trace: Trace) -> Trace:
     return replace(trace, gpus=rows[::-1])
 
 
-def test_what_drivers_tell_of_gpus_are_counters_of_their_node(late: Trace):
+def test_gpu_states_are_counters_of_their_node(late: Trace):
     trace = with_gpus(late)
     first_ns, second_ns = sorted(set(trace.gpus["ts_ns"].tolist()))
     counters = read(b"".join(perfetto_bytes(track_set_of(trace)))).counters

@@ -89,7 +89,7 @@ def open_streams(
 
 
 @pytest.mark.parametrize("has_token", [False, True], ids=["stranger", "tenant"])
-def test_streams_that_send_no_message_stop_nobody(attacked: Attacked, has_token: bool):
+def test_idle_streams_do_not_block_other_clients(attacked: Attacked, has_token: bool):
     headers = [("authorization", f"Bearer {attacked.token}")] if has_token else []
     _, release = open_streams(attacked.address, 100, headers)
     time.sleep(1)

@@ -72,7 +72,7 @@ def rows_of(folder: Path, table: str, tenant: str = "default") -> list[dict[str,
         store.close()
 
 
-def test_without_certificates_it_says_which_flags_and_opens_nothing(tmp_path: Path):
+def test_without_certificates_the_hub_names_the_flags_and_opens_no_port(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [*COMMAND, "hub", "--db", str(tmp_path / "h"), "--api", f"127.0.0.1:{port}"]
@@ -89,7 +89,7 @@ def test_without_certificates_it_says_which_flags_and_opens_nothing(tmp_path: Pa
 @pytest.mark.parametrize(
     "more", [["--tls-cert", "a"], ["--tls-key", "b"], ["--insecure-no-tls", "--tls-cert", "a"]]
 )
-def test_half_of_what_tls_needs_is_refused(tmp_path: Path, more: list[str]):
+def test_incomplete_or_conflicting_tls_flags_are_refused(tmp_path: Path, more: list[str]):
     done = CliRunner().invoke(cli.app, ["hub", "--db", str(tmp_path / "h"), *more])
     assert isinstance(done.exception, BadInput)
     assert "--tls-cert" in str(done.exception) or "--insecure-no-tls" in str(done.exception)
@@ -109,7 +109,7 @@ def test_bad_files_and_addresses_are_refused_before_anything_listens(tmp_path: P
     assert "ready" not in (tmp_path / "said").read_text()
 
 
-def test_what_an_agent_sends_is_there_value_by_value_after_the_end(
+def test_rows_from_an_agent_are_stored_value_by_value_after_shutdown(
     hub_process: Callable[..., HubProcess], tmp_path: Path, tls: Files, ca_file: Path
 ):
     folder = tmp_path / "h"
@@ -181,7 +181,7 @@ def _grpc_code(port: int, ca: trustme.CA, token: str | None) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_only_a_good_token_for_the_purpose_opens_each_door_and_no_log_holds_one(
+def test_each_port_requires_a_scoped_token_and_no_file_holds_a_secret(
     served: Served, ca: trustme.CA, tmp_path: Path
 ):
     good, reads = (token_in(served.token_file(scope)) for scope in ("ingest", "admin"))

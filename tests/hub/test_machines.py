@@ -95,7 +95,7 @@ def test_a_rank_on_another_machine_is_named_with_its_cause_while_the_job_runs(
     assert result["cluster"] == "machines"
 
 
-def test_a_wrong_clock_is_as_wrong_as_it_is_told_to_be():
+def test_a_simulated_clock_has_the_given_offset_and_drift():
     now = [10_000_000_000]
     clock = wall_clock(5_000, 100.0, true_ns=lambda: now[0])
     assert clock() == 10_000_005_000

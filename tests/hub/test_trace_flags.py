@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[agent.Options]:
         (["--hub", "h:1", "--token-file", "t", "--client-cert", "c"], "--client-key"),
     ],
 )
-def test_what_does_not_fit_is_one_line_that_says_what_to_give(
+def test_invalid_hub_flags_are_refused_with_the_required_flag(
     asked: list[agent.Options], words: list[str], expected: str
 ):
     done = CliRunner().invoke(cli.app, ["trace", "--quiet", *words])
@@ -43,6 +43,6 @@ def test_flags_reach_the_agent(asked: list[agent.Options]):
     assert asked[0].hub == hub
 
 
-def test_without_a_hub_nothing_of_it_is_wanted(asked: list[agent.Options]):
+def test_hub_flags_are_not_required_without_a_hub(asked: list[agent.Options]):
     assert CliRunner().invoke(cli.app, ["trace", "--quiet"]).exit_code == 0
     assert asked[0].hub is None

@@ -38,7 +38,7 @@ def test_no_such_path(tmp_path):
         importer_for(tmp_path / "none")
 
 
-def test_a_folder_that_is_no_recording(tmp_path):
+def test_a_folder_without_a_recording_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(BadTrace, match="holds no file of a kind") as caught:
         importer_for(tmp_path)
@@ -79,7 +79,7 @@ def test_missing_columns(folder, name):
     refused(folder, f"no column {name}")
 
 
-def test_all_missing_columns_are_told_at_once(folder):
+def test_all_missing_columns_are_listed_in_one_error(folder):
     for name in ("tid", "a5"):
         with_column(folder, name, None)
     refused(folder, "tid, a5")
@@ -107,7 +107,7 @@ def test_columns_of_another_type(folder, name, value):
 
 
 @pytest.mark.parametrize("name", ["ts_ns", "pid", "tid", "a0"])
-def test_text_where_numbers_should_be(folder, name):
+def test_text_in_a_numeric_column_is_refused(folder, name):
     with_column(folder, name, ["x"] * len(column(folder, "a6")))
     refused(folder, name)
 
@@ -141,7 +141,7 @@ def test_a_truth_that_is_not_as_documented(folder, text):
     refused(folder, "truth.json", "restore it, or remove it")
 
 
-def test_a_truth_that_is_no_text(folder):
+def test_a_truth_file_with_invalid_utf8_is_refused(folder):
     (folder / "truth.json").write_bytes(b"\xff\xfe\x00")
     refused(folder, "truth.json")
 

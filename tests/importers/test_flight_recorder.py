@@ -98,7 +98,7 @@ def test_a_rank_that_was_killed_is_named_by_its_missing_dump(
         ("lock_gil_1st", {14}, {9}),  # the waits would be the same had any other dump been lost instead
     ],
 )
-def test_a_lost_dump_accuses_nobody_where_others_explain_the_waits(
+def test_a_rank_without_a_dump_is_not_named_if_others_explain_the_waits(
     shared: Path, tmp_path: Path, name: str, lost: set[int], ranks: set[int]
 ):
     copy_without(lost, shared / "public" / "flight-recorder" / name, tmp_path)
@@ -111,7 +111,7 @@ def test_a_lost_dump_accuses_nobody_where_others_explain_the_waits(
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
 @pytest.mark.parametrize("lost", [{0, 12}, {4, 13}, {3, 14}, {14, 15}, {7, 13}])
-def test_of_two_lost_dumps_none_accuses_beside_ranks_that_told_why(
+def test_ranks_of_two_lost_dumps_are_not_named_next_to_known_culprits(
     shared: Path, tmp_path: Path, name: str, lost: set[int]
 ):
     copy_without(lost, shared / "public" / "flight-recorder" / name, tmp_path)
@@ -133,7 +133,7 @@ def test_a_dump_that_was_cut_off_is_as_good_as_none(shared: Path, tmp_path: Path
     assert trace.source.startswith("PyTorch flight-recorder dumps of 15 of 16 ranks")
 
 
-def test_a_dump_that_was_cut_off_and_stands_alone_is_an_error(tmp_path: Path):
+def test_a_single_truncated_dump_is_an_error(tmp_path: Path):
     folder = write(tmp_path / "dumps", {3: dumps(Job())[3]})
     (folder / "_dump_3").write_bytes((folder / "_dump_3").read_bytes()[:-100])
     with pytest.raises(BadTrace, match="copy it again"):
@@ -167,14 +167,14 @@ def test_a_host_that_stops_calling_is_named(tmp_path: Path):
     assert verdict.cost is None  # how long the job hung is not told
 
 
-def test_a_rank_that_does_not_see_complete_what_its_peers_do_is_named(tmp_path: Path):
+def test_a_rank_that_does_not_complete_the_calls_of_its_peers_is_named(tmp_path: Path):
     job = Job(host_stops={5: 16}, reports_until={5: 11})
     report = explained(write(tmp_path / "dumps", dumps(job)))
     assert named(report) == {5}
     assert "not completed" in report.verdicts[0].summary
 
 
-def test_a_rank_that_reports_less_but_is_not_behind_its_peers_calls_is_named_beside_the_one_that_is(
+def test_a_rank_with_fewer_completed_calls_is_named_with_the_stopped_rank(
     tmp_path: Path,
 ):
     job = Job(tensor=2, data=2, pipeline=1, host_stops={0: 16}, reports_until={0: 11, 2: 12})
@@ -199,7 +199,7 @@ def test_a_stage_that_only_sends_and_receives_is_named_when_it_stops(tmp_path: P
     assert named(report) == {1}
 
 
-def test_a_gpu_that_never_starts_what_its_peers_have_started_is_named(tmp_path: Path):
+def test_a_gpu_that_does_not_start_the_calls_of_its_peers_is_named(tmp_path: Path):
     job = Job(tensor=4, data=1, pipeline=1, gpu_stops={2: 12}, tells_starts=True)
     report = explained(write(tmp_path / "dumps", dumps(job)))
     assert named(report) == {2}
@@ -215,7 +215,7 @@ def test_a_gpu_that_never_starts_what_its_peers_have_started_is_named(tmp_path: 
         (Job(tensor=1, data=8, pipeline=1, gpu_stops={0: 30, 1: 30}, left_none={7}), {0, 1}, True),
     ],
 )
-def test_a_gpu_that_starts_nothing_while_others_wait_is_named_and_none_of_them(
+def test_only_the_gpu_that_starts_no_calls_is_named_while_others_wait(
     tmp_path: Path, job: Job, stops: set[int], has_counters: bool
 ):
     output = dumps(replace(job, n_steps=8, tells_starts=True))
@@ -225,7 +225,7 @@ def test_a_gpu_that_starts_nothing_while_others_wait_is_named_and_none_of_them(
     assert named(explained(write(tmp_path / "dumps", output))) == stops
 
 
-def test_nobody_is_named_when_all_have_entered_and_starts_are_not_told(tmp_path: Path):
+def test_no_rank_is_named_when_all_have_entered_and_starts_are_unknown(tmp_path: Path):
     job = Job(tensor=4, data=1, pipeline=2, gpu_stops={2: 12})
     (verdict,) = explained(write(tmp_path / "dumps", dumps(job))).verdicts
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
@@ -239,11 +239,11 @@ def test_ranks_without_a_dump_are_not_accused_when_most_are_missing(tmp_path: Pa
     assert not named(Report("", {}, [v for v in report.verdicts if v.kind == "hang"])) & {3, 4, 5, 6, 7}
 
 
-def test_a_job_that_waits_for_nobody_is_healthy(tmp_path: Path):
+def test_a_job_without_waiting_ranks_is_healthy(tmp_path: Path):
     assert explained(write(tmp_path / "dumps", dumps(Job()))).healthy
 
 
-def test_ranks_that_enter_a_round_differently_are_told(tmp_path: Path):
+def test_a_rank_that_enters_a_round_with_a_different_size_is_a_mismatch(tmp_path: Path):
     output = dumps(Job(tensor=4, data=1, pipeline=1, host_stops={0: 14}))
     entry = next(e for e in output[2]["entries"] if e["profiling_name"] == "nccl:_all_gather_base")
     entry["input_sizes"] = [[7, 8]]
@@ -253,7 +253,7 @@ def test_ranks_that_enter_a_round_differently_are_told(tmp_path: Path):
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_those_who_stop_are_named_and_no_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+def test_exactly_the_stopped_ranks_are_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     tensor, n_data, pipeline = (data.draw(st.integers(1, high)) for high in (4, 3, 4))
     job = Job(
         tensor=tensor, data=n_data, pipeline=pipeline, n_steps=8, keeps_complete=data.draw(st.booleans())
@@ -284,7 +284,7 @@ def test_those_who_stop_are_named_and_no_other(tmp_path_factory: pytest.TempPath
     assert named(report) == guilty, (job, report.verdicts)
 
 
-def test_what_a_dump_tells_stands_in_the_trace(tmp_path: Path):
+def test_the_trace_has_the_contents_of_the_dumps(tmp_path: Path):
     job = Job(host_stops={3: 12})
     output = dumps(job)
     trace = IMPORTER.read(write(tmp_path / "dumps", output))
@@ -332,14 +332,14 @@ def test_one_file_alone_is_read(tmp_path: Path):
     assert set(trace.collectives["pid"].tolist()) == {5}
 
 
-def test_a_file_that_is_no_dump_is_passed_over(tmp_path: Path):
+def test_files_that_are_not_dumps_are_skipped(tmp_path: Path):
     folder = write(tmp_path / "dumps", dumps(Job(host_stops={3: 12})))
     (folder / "README.txt").write_text("notes")
     (folder / "empty_9").write_bytes(b"")
     assert len(IMPORTER.read(folder).processes) == 8
 
 
-def test_a_batch_of_sends_is_no_round_of_its_group(tmp_path: Path):
+def test_a_batch_of_sends_is_not_a_round_of_its_group(tmp_path: Path):
     output = dumps(Job(tensor=1, data=1, pipeline=4, host_stops={1: 14}))
     batch = next(e for e in output[0]["entries"] if e["is_p2p"])
     output[0]["entries"].append(batch | {"profiling_name": "nccl:coalesced", "collective_seq_id": 26})
@@ -399,7 +399,7 @@ def test_a_field_that_makes_no_sense_is_one_clear_line(tmp_path: Path, change: C
     assert "_dump_5" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_two_dumps_of_one_rank_are_told(tmp_path: Path):
+def test_two_overlapping_dumps_of_one_rank_are_an_error(tmp_path: Path):
     output = dumps(Job(host_stops={3: 12}))
     folder = write(tmp_path / "dumps", output)
     (folder / "copy_5").write_bytes(pickle.dumps(output[5], 2))
@@ -562,7 +562,7 @@ def test_a_field_with_any_value_is_an_error_or_a_trace(
         report_of(trace)
 
 
-def test_a_path_that_is_no_dump_is_of_no_known_kind(tmp_path: Path):
+def test_a_path_without_dumps_has_no_importer(tmp_path: Path):
     (tmp_path / "_dump_0").write_bytes(b"nothing of this kind")
     with pytest.raises(BadTrace, match="holds no file of a kind"):
         importer_for(tmp_path)

@@ -104,7 +104,7 @@ def test_a_rank_that_stays_behind_is_named_once(capsys: pytest.CaptureFixture[st
     assert out.lower().count("events:") == 1 and "rank 5" in out.lower()
 
 
-def test_nothing_is_printed_while_the_counters_move(capsys: pytest.CaptureFixture[str]):
+def test_no_output_is_printed_while_the_counters_increase(capsys: pytest.CaptureFixture[str]):
     with serving(states(knows_json=True, stuck=False)) as (address, _):
         assert watched(address, capsys) == ""
 

@@ -68,7 +68,7 @@ def test_the_starved_loop_is_named_and_its_first_launch_is_not(shared, tmp_path)
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["sample-gpu-node-02.db", "sample-cluster.db"])
-def test_nobody_is_accused_where_nothing_can_be_told(shared, name):
+def test_a_database_without_sufficient_data_is_inconclusive(shared, name):
     path = shared / "public" / "node-databases" / name
     report = report_of(importer_for(path).read(path))
     assert report.answer == "inconclusive"
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_an_error_or_a_trace(tmp_path, position, junk):
             assert "\n" not in str(error)
 
 
-def test_a_name_that_is_no_text_is_damage(tmp_path):
+def test_a_table_name_with_invalid_text_is_refused(tmp_path):
     path = database(tmp_path / "a.db", [])
     content = path.read_bytes()
     wrong = content.replace(b"tableopsops", b"tableo\x91so\x91s").replace(

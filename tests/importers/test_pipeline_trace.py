@@ -50,7 +50,7 @@ def test_the_one_slow_worker_of_a_real_job_is_named(shared: Path, tmp_path: Path
 
 
 @pytest.mark.shared
-def test_the_heavy_last_stage_of_a_real_job_is_no_bad_machine(shared: Path, tmp_path: Path):
+def test_the_heavy_last_stage_of_a_real_job_is_an_imbalance(shared: Path, tmp_path: Path):
     file = shared / "public" / "pipeline-traces" / "trace-ST.parquet"
     (verdict,) = explained(file, tmp_path).verdicts
     result = pq.read_table(file, columns=["rank", "stage"])
@@ -107,7 +107,7 @@ def test_a_slow_worker_is_named_wherever_it_sits(
     assert isinstance(longest, list) and len(longest) == 2  # forwards and backwards
 
 
-def test_the_slowdown_is_what_the_job_took_longer_than_without_the_fault(tmp_path: Path):
+def test_the_slowdown_is_relative_to_the_job_without_the_fault(tmp_path: Path):
     slow = Job(factor=lambda step, s, d: 2.0 if (s, d) == (1, 2) else 1.0)
     (verdict,) = explained(write(tmp_path / "slow.parquet", slow), tmp_path).verdicts
     real = _length_s(rows(slow)) / _length_s(rows(Job()))
@@ -138,7 +138,9 @@ def test_two_slow_workers_are_two_verdicts(tmp_path: Path):
 
 
 @pytest.mark.parametrize("workers", [[(3, 0), (3, 1)], [(0, 2), (3, 1)]])
-def test_what_two_slow_workers_cost_together_is_shared(tmp_path: Path, workers: list[tuple[int, int]]):
+def test_the_joint_cost_of_two_slow_workers_is_split_between_them(
+    tmp_path: Path, workers: list[tuple[int, int]]
+):
     slow = Job(factor=lambda step, s, d: 1.5 if (s, d) in workers else 1.0)
     costs = [v.cost for v in explained(write(tmp_path / "trace.parquet", slow), tmp_path).verdicts]
     lost_s = _length_s(rows(slow)) - _length_s(rows(Job()))
@@ -148,28 +150,28 @@ def test_what_two_slow_workers_cost_together_is_shared(tmp_path: Path, workers: 
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_heavy_stage_is_imbalance_and_nobody_is_named(tmp_path: Path, stage: int):
+def test_a_heavy_stage_is_an_imbalance_without_a_culprit(tmp_path: Path, stage: int):
     job = Job(factor=lambda step, s, d: 1.6 if s == stage else 1.0)
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("imbalance", [])
     assert verdict.evidence.slow_stage == [job.rank(stage, d) for d in range(4)]
 
 
-def test_a_heavy_stage_with_one_worker_is_not_told_from_a_slow_machine(tmp_path: Path):
+def test_a_heavy_stage_with_a_single_worker_is_inconclusive(tmp_path: Path):
     job = Job(n_replicas=1, factor=lambda step, s, d: 1.6 if s == 2 else 1.0)
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
     assert verdict.abstained_because
 
 
-def test_a_replica_all_of_whose_stages_are_slow_may_have_more_data(tmp_path: Path):
+def test_a_replica_that_is_slow_in_all_stages_is_inconclusive(tmp_path: Path):
     job = Job(factor=lambda step, s, d: 1.5 if d == 1 else 1.0)
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
     assert verdict.evidence.suspects == [job.rank(s, 1) for s in range(4)]
 
 
-def test_work_that_is_uneven_by_turns_names_nobody(tmp_path: Path):
+def test_work_that_is_uneven_in_turns_names_no_rank(tmp_path: Path):
     turns = np.random.default_rng(7).uniform(1.0, 2.2, (60, 4))
     job = Job(n_steps=60, factor=lambda step, s, d: float(turns[step, d]))
     (verdict,) = explained(write(tmp_path / "trace.parquet", job), tmp_path).verdicts
@@ -177,7 +179,7 @@ def test_work_that_is_uneven_by_turns_names_nobody(tmp_path: Path):
     assert verdict.evidence.moves
 
 
-def test_pauses_that_hit_another_worker_each_time_name_nobody(tmp_path: Path):
+def test_pauses_of_changing_workers_name_no_rank(tmp_path: Path):
     random = np.random.default_rng(3)
     hit = {
         int(step): tuple(random.integers(0, 4, 2).tolist()) for step in random.choice(60, 20, replace=False)
@@ -197,7 +199,7 @@ def test_a_healthy_job_is_healthy(
     assert report_of(IMPORTER.read(write(tmp_path_factory.mktemp("job") / "t.parquet", job))).healthy
 
 
-def test_records_that_are_missing_accuse_nobody(tmp_path: Path):
+def test_missing_records_accuse_no_rank(tmp_path: Path):
     result = [
         row
         for i, row in enumerate(rows(Job()))
@@ -207,7 +209,7 @@ def test_records_that_are_missing_accuse_nobody(tmp_path: Path):
     assert explained(tmp_path / "trace.parquet", tmp_path).healthy
 
 
-def test_what_the_file_tells_stands_in_the_trace(tmp_path: Path):
+def test_the_trace_has_the_contents_of_the_file(tmp_path: Path):
     job = Job(n_stages=3, n_replicas=2, n_steps=2, n_batches=2, scatter=0.0)
     trace = IMPORTER.read(write(tmp_path / "trace.parquet", job))
     result = rows(job)
@@ -240,7 +242,7 @@ def test_every_round_has_all_its_members_once(tmp_path: Path):
     assert len(pairs) == len(sent) == 2 * 2 * 3 * 6
 
 
-def test_a_folder_with_one_trace_is_read_and_with_two_is_told(tmp_path: Path):
+def test_a_folder_with_two_traces_is_refused(tmp_path: Path):
     (tmp_path / "result.json").write_text("{}")
     write(tmp_path / "a.parquet", Job(n_steps=4))
     assert importer_for(tmp_path) is IMPORTER
@@ -281,7 +283,7 @@ def test_a_column_that_makes_no_sense_is_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_with_a_row_too_many_or_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_without_rows_or_with_excess_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pq.write_table(table(rows(Job(n_steps=4)))[:0], tmp_path / "none.parquet")
     with pytest.raises(BadTrace, match="no operations"):
         IMPORTER.read(tmp_path / "none.parquet")
@@ -328,7 +330,7 @@ def test_a_damaged_file_is_an_error_or_a_trace(
             report_of(trace)
 
 
-def test_words_that_are_no_text_are_an_error(tmp_path: Path):
+def test_operation_names_with_invalid_utf8_are_an_error(tmp_path: Path):
     result = table(rows(Job()))
     offsets = np.arange(len(result) + 1, dtype=np.int32)
     words = pa.StringArray.from_buffers(

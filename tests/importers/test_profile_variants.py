@@ -129,7 +129,7 @@ def test_kernels_without_arguments_of_two_groups_are_kept_apart(tmp_path: Path):
     assert set(trace.collectives["nranks"].tolist()) == {2}
 
 
-def test_kernels_whose_ends_agree_on_no_ranks_are_counted_and_leave_the_answer_open(tmp_path: Path):
+def test_kernels_without_a_matching_group_are_counted_as_omitted(tmp_path: Path):
     files = profiles({})
     without_arguments(files)
     random_us = random.Random(1)

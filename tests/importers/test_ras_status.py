@@ -62,11 +62,11 @@ def report(folder: Path, *answers: dict[str, Any]):
 UNEVEN = dict.fromkeys(range(32), 640) | {3: 641, 17: 641}
 
 
-def test_one_answer_with_ranks_ahead_is_no_hang(tmp_path):
+def test_a_single_answer_with_uneven_ranks_is_inconclusive(tmp_path):
     assert report(tmp_path / "once", answer(UNEVEN, "2026-06-19 06:51:56")).answer == "inconclusive"
 
 
-def test_the_majority_is_not_named_when_two_ranks_are_ahead_and_nothing_moves(tmp_path):
+def test_the_majority_is_not_named_when_two_ranks_are_ahead_and_all_stall(tmp_path):
     answers = [answer(UNEVEN, f"2026-06-19 06:51:{second}") for second in (10, 40)]
     verdict = only(report(tmp_path / "twice", *answers))
     assert (verdict.kind, verdict.ranks) == ("hang", [])

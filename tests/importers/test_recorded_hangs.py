@@ -50,11 +50,11 @@ def test_the_rank_that_does_not_come_is_named(tmp_path, state, nr, doing):
     assert verdict.evidence.doing[0].state == doing
 
 
-def test_a_rank_whose_process_has_ended_is_named_soon(tmp_path):
+def test_a_rank_whose_process_has_ended_is_named_without_the_hang_delay(tmp_path):
     verdict = only(explained(job(culprit=1, state=0x10, nr=231, quiet_s=2), tmp_path))
     assert (verdict.kind, verdict.ranks) == ("hang", [1])
     assert verdict.evidence.doing[0].is_alive is False
 
 
-def test_a_recording_that_ends_in_the_middle_of_a_round_is_no_hang(tmp_path):
+def test_a_recording_that_ends_in_the_middle_of_a_round_is_not_a_hang(tmp_path):
     assert explained(job(culprit=2, state=1, nr=230, quiet_s=0.5), tmp_path).healthy

@@ -31,7 +31,7 @@ def spent(row) -> dict[str, int]:
     return {Category(i + 1).name: int(ns) // US for i, ns in enumerate(row["ledger_ns"]) if ns}
 
 
-def test_arrivals_carry_what_the_call_was_given(tmp_path):
+def test_arrivals_have_the_arguments_of_the_call(tmp_path):
     trace = read(two_ranks(), tmp_path)
     rows = of(trace.collectives, 11)
     assert rows["ts_ns"].tolist() == [at(1000), at(2000), at(3000)]
@@ -65,7 +65,7 @@ def test_the_clock_ties_monotonic_to_wall_time(tmp_path):
     assert trace.facts == {"hardware": "two boxes"}
 
 
-def test_nothing_of_the_fault_is_read(tmp_path):
+def test_the_injected_fault_is_not_read(tmp_path):
     plain = read(two_ranks(), tmp_path / "a", truth={})
     trace = read(two_ranks(), tmp_path / "b", truth={"culprit_ranks": [1], "cause": "x", "period_steps": 5})
     for name in ("collectives", "calls", "offcpu", "processes"):
@@ -73,7 +73,7 @@ def test_nothing_of_the_fault_is_read(tmp_path):
     assert plain.facts == trace.facts == {}
 
 
-def test_the_ledger_is_where_the_time_went(tmp_path):
+def test_the_ledger_has_the_time_of_each_category(tmp_path):
     """From 1000 us on: 50 us until the wait, 350 us in it, 600 us until the next arrival at 2000 us."""
     rows = of(read(two_ranks(), tmp_path).collectives, 11)
     assert spent(rows[0]) == {"ON_CPU": 900}
@@ -142,7 +142,7 @@ def test_time_from_waking_to_running_is_preempted(tmp_path):
     assert spent(row) == {"ON_CPU": 900 + 350, "WAIT_GPU": 350, "SLEEP": 200, "PREEMPTED": 100}
 
 
-def test_long_intervals_are_kept_one_by_one(tmp_path):
+def test_long_intervals_are_recorded_individually(tmp_path):
     made = two_ranks()
     made.off(5000, 7500, 11, state=1, nr=230)
     made.off(8000, None, 12, state=1, nr=230)
@@ -256,7 +256,7 @@ def test_a_return_without_its_entry_does_no_harm(tmp_path):
     assert spent(rows[2])["WAIT_GPU"] == 700
 
 
-def test_a_call_that_never_returned_does_not_swallow_the_later_ones(tmp_path):
+def test_a_call_that_never_returned_does_not_absorb_later_calls(tmp_path):
     """It was left by an exception: the thread goes on and makes other calls."""
     made = two_ranks()
     made.add(1500, 11, "enter", "cudaMalloc", 1, 2)

@@ -120,7 +120,7 @@ def report(folder: Path) -> Report:
 @pytest.mark.parametrize("name", ["rank{}.txt", "{}/stacks", "stack-{}.json"])
 @pytest.mark.parametrize("culprit", [0, 5])
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_rank_that_stands_elsewhere_is_named_with_its_line(
+def test_the_rank_with_a_different_stack_is_named_with_its_line(
     tmp_path: Path, tool: str, culprit: int, name: str
 ):
     stacks = [LOADS if rank == culprit else WAITS for rank in range(8)]
@@ -132,7 +132,7 @@ def test_the_rank_that_stands_elsewhere_is_named_with_its_line(
 
 
 @pytest.mark.parametrize("stacks", [[WAITS] * 8, [LOADS] * 8, [WAITS] * 4 + [LOADS] * 4, [WAITS]])
-def test_stacks_that_decide_nothing_name_no_rank(tmp_path: Path, stacks: list[Frames]):
+def test_inconclusive_stacks_name_no_rank(tmp_path: Path, stacks: list[Frames]):
     folder = dumped(tmp_path / "job", pyspy, stacks, "rank{}.txt")
     result = report(folder)
     assert not [verdict for verdict in result.verdicts if verdict.ranks]

@@ -66,7 +66,7 @@ def test_a_healthy_job_is_called_healthy(tmp_path):
     assert report["examined"]["n_ranks"] == 2
 
 
-def test_who_killed_a_rank_is_told(agent, job, only):
+def test_the_sender_of_the_signal_that_killed_a_rank_is_reported(agent, job, only):
     job = job("hang", ranks=2)
     tracer = agent(*only(job))
     tracer.says("attached", "libnccl")
@@ -90,7 +90,7 @@ def test_the_missing_rank_of_a_hang_is_named(tmp_path):
     assert verdict["causes"][0]["cause"] == "missing_rank"
 
 
-def test_a_job_that_hung_before_the_trace_began_is_told_as_that(agent, job, only, monkeypatch):
+def test_a_job_that_hung_before_the_trace_began_is_reported(agent, job, only, monkeypatch):
     job = job("hang", ranks=2)
     job.go()
     wait_until_it_stands(job)
@@ -107,7 +107,7 @@ def test_a_job_that_hung_before_the_trace_began_is_told_as_that(agent, job, only
     assert (doing["state"], doing["syscall_nr"]) == ("sleep", 230)
 
 
-def test_a_rank_that_never_makes_its_first_collective_is_named_and_where_it_is(agent, job, only, monkeypatch):
+def test_a_rank_without_a_first_collective_is_named_with_its_frame(agent, job, only, monkeypatch):
     """It has joined the communicator: it loads data, or compiles, and the others wait in round 0."""
     job = job("hang", ranks=2, first_step=0)
     tracer = agent(*only(job))

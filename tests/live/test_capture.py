@@ -67,7 +67,7 @@ def test_every_round_of_every_rank_is_recorded(agent, job, only, ranks):
     assert (sorted(ends["pid"].tolist()), set(ends["value"].tolist())) == (sorted(job.pids), {0})
 
 
-def test_what_a_rank_did_is_told_right(agent, job, only):
+def test_the_trace_has_the_calls_ledger_and_state_of_a_rank(agent, job, only):
     job = job(steps=STEPS)
     tracer = agent(*only(job))
     tracer.says("attached", "libnccl")
@@ -146,7 +146,7 @@ def test_all_raw_events_are_kept_when_asked_for(agent, job, only):
     assert result.lost == {}
 
 
-def test_the_trace_is_read_while_it_is_written(agent, job, only):
+def test_the_trace_can_be_read_while_it_is_written(agent, job, only):
     job = job(seconds=4)
     tracer = agent(*only(job))
     tracer.says("attached", "libnccl")
@@ -188,7 +188,7 @@ def _maps(path: Path) -> bytes:
         return b""
 
 
-def test_a_job_that_runs_already_is_joined_late_and_that_is_said(agent, job, only):
+def test_a_running_job_is_traced_with_the_late_attach_flag(agent, job, only):
     job = job(seconds=8)
     job.go()
     time.sleep(1)
@@ -246,7 +246,7 @@ def test_the_size_of_the_trace_is_kept_by_dropping_the_oldest(agent, job, only):
     assert tracer.db.stat().st_size < 1.2 * half
 
 
-def test_the_user_who_called_sudo_reads_the_trace_without_root(agent, job, only, monkeypatch):
+def test_the_sudo_user_can_read_the_trace_without_root(agent, job, only, monkeypatch):
     """While it is written, and afterwards."""
     monkeypatch.setenv("SUDO_GID", "65534")
     job = job(seconds=30)

@@ -112,7 +112,7 @@ def test_a_second_tracer_of_the_same_trace_is_refused(agent):
     assert first.ended(signal.SIGINT) == 0
 
 
-def test_the_agent_loads_nothing_heavy():
+def test_the_agent_imports_no_heavy_modules():
     code = "import sys, stallscope.agent; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {"pyarrow", "duckdb", "pandas", "rich", "yaml"} & set(modules.split())
@@ -128,7 +128,7 @@ def refusal(tracer, exit_code: int) -> str:
     return line
 
 
-def test_without_capabilities_what_is_missing_is_named(agent):
+def test_missing_capabilities_are_named(agent):
     confined = ("setpriv", "--bounding-set=-sys_admin,-bpf,-perfmon")
     message = refusal(agent(prefix=confined), 5)
     assert "CAP_BPF" in message
@@ -156,14 +156,14 @@ def test_a_trace_that_cannot_be_written_is_named(agent):
     assert "/proc/nothing" in refusal(tracer, 4)
 
 
-def test_a_file_that_is_no_trace_is_left_alone(agent, tmp_path):
+def test_a_file_that_is_not_a_trace_is_left_unchanged(agent, tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("my notes, which are no database\n" * 100)
     assert "notes.txt" in refusal(agent("--db", str(text)), 2)
     assert text.read_text().startswith("my notes")
 
 
-def test_a_full_disk_ends_the_trace_and_what_was_stored_stays(agent, job, only, tmp_path):
+def test_a_full_disk_ends_the_trace_and_stored_rows_remain(agent, job, only, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "x", str(small)], check=True)

@@ -124,7 +124,7 @@ def command(fleet: tuple[Path, list[str]], *words: str) -> subprocess.CompletedP
     )
 
 
-def test_two_answer_the_one_that_is_down_is_named_and_the_clock_is_told(fleet):
+def test_a_fleet_query_reports_the_missing_node_and_the_clock_offset(fleet):
     begin_s = time.monotonic()
     done = command(
         fleet, "query", "SELECT node, count(*) AS n FROM collectives GROUP BY node ORDER BY 1", "--json"

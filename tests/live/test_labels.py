@@ -12,7 +12,7 @@ from stallscope.store.time_range import Part
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 
-def test_told_phases_choose_their_part_of_the_trace(agent, job, only, tmp_path):
+def test_annotated_phases_select_their_part_of_the_trace(agent, job, only, tmp_path):
     path = tmp_path / "annotate.sock"
     job = job(seconds=5)
     tracer = agent("--annotate-socket", path, *only(job))
@@ -39,7 +39,7 @@ def test_told_phases_choose_their_part_of_the_trace(agent, job, only, tmp_path):
     assert warm.max() < train.min()
 
 
-def test_a_place_that_is_taken_is_no_reason_not_to_trace(agent, tmp_path):
+def test_an_occupied_annotate_socket_does_not_prevent_tracing(agent, tmp_path):
     path = tmp_path / "annotate.sock"
     first = agent("--annotate-socket", path)
     first.says("process")

@@ -23,7 +23,7 @@ def attributes(span: object) -> dict[str, object]:
     return {attribute.key: attribute.value for attribute in span.attributes}
 
 
-def test_a_job_is_told_by_otlp_prometheus_and_the_agents_own_api(agent, job, only, tmp_path: Path):
+def test_a_job_is_exported_by_otlp_prometheus_and_the_agent_api(agent, job, only, tmp_path: Path):
     receiver = Receiver()
     with over_http(receiver) as url:
         running = job("sleep", ranks=3, seconds=SECONDS)

@@ -14,13 +14,13 @@ from stallscope.live.trace_records import verdict_record
 from stallscope.store import node
 
 
-def test_a_standstill_is_not_reported_before_it_has_lasted(tmp_path):
+def test_a_standstill_is_not_reported_before_the_hang_limit(tmp_path):
     db = tmp_path / "trace.db"
     node.write(db, trace(WAITS, SLEEPS, WAITS, looks_s=(3, 8)))
     assert Standstill(db, Thresholds()).changes(has_rounds=False) == []
 
 
-def test_a_standstill_is_an_incident_that_is_over_when_the_job_goes_on(tmp_path):
+def test_a_standstill_incident_closes_when_the_job_continues(tmp_path):
     db = tmp_path / "trace.db"
     node.write(db, trace(WAITS, SLEEPS, WAITS))
     standstill = Standstill(db, Thresholds())
@@ -33,7 +33,7 @@ def test_a_standstill_is_an_incident_that_is_over_when_the_job_goes_on(tmp_path)
     assert standstill.changes(has_rounds=True) == []
 
 
-def test_the_continuous_diagnosis_reports_a_standstill(tmp_path):
+def test_the_continuous_diagnosis_opens_an_incident_for_a_standstill(tmp_path):
     """From the process that runs next to an agent, through the trace, to the records of `trace --json`."""
     db = tmp_path / "trace.db"
     node.write(db, trace(WAITS, SLEEPS, WAITS))

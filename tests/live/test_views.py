@@ -91,7 +91,7 @@ def test_json_is_a_record_a_line(agent, job, only):
     assert all(entry["op"] == "all_reduce" for entry in datas if entry["record"] == "collectives")
 
 
-def test_quiet_says_only_what_happens(agent, job, only):
+def test_quiet_prints_no_status_line(agent, job, only):
     job = job(seconds=3)
     tracer = agent("--quiet", *only(job))
     tracer.says("attached", "libnccl")
@@ -101,7 +101,7 @@ def test_quiet_says_only_what_happens(agent, job, only):
     assert not any("records" in line for line in tracer.lines())
 
 
-def test_what_shows_the_trace_ends_with_an_agent_that_is_killed(agent, job, only):
+def test_the_view_process_ends_when_the_agent_is_killed(agent, job, only):
     job = job(seconds=3)
     tracer = agent("--json", *only(job))
     tracer.says("attached", "libnccl")
@@ -121,7 +121,7 @@ def children(pid: int) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_agent_goes_on_when_what_shows_the_trace_is_killed(agent, job, only):
+def test_the_agent_continues_when_the_view_process_is_killed(agent, job, only):
     job = job(seconds=4)
     tracer = agent("--json", *only(job))
     tracer.says("attached", "libnccl")

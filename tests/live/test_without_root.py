@@ -62,7 +62,7 @@ def sets(pid: int) -> set[tuple[str, int]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root: what root keeps")
-def test_root_keeps_five_and_attaches_to_what_comes_later(agent, job):
+def test_root_keeps_five_capabilities_and_attaches_to_a_later_job(agent, job):
     tracer = agent("--prometheus", "127.0.0.1:0")
     tracer.says("tracing into")
     kept = sum(1 << bit for bit in ALWAYS_NEEDED)

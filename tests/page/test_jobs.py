@@ -130,7 +130,7 @@ def test_an_open_verdict_is_the_state_with_its_loss(store: HubStore, jobs: Jobs)
     assert row["gpu_seconds_lost"] == [30, 60]
 
 
-def test_a_hanging_job_that_sends_nothing_stays_in_the_list(store: HubStore, jobs: Jobs):
+def test_a_silent_hanging_job_stays_in_the_list(store: HubStore, jobs: Jobs):
     old_s = time.time_ns() // S - 3600
     add_job(store, arrivals(16, 3, begin_s=old_s), answer="found")
     appended(

@@ -128,7 +128,7 @@ def test_a_tenant_sees_only_its_jobs_on_every_answer(hub: Served):
         assert (answer["job"], answer["verdict"], answer["incidents"]) == (None, None, [])
 
 
-def test_a_share_link_shows_one_job_and_nothing_else(hub: Served):
+def test_a_share_link_gives_access_to_one_job_only(hub: Served):
     with hub.signed_in() as owner, hub.client(headers=SAME_ORIGIN) as reader:
         path = owner.post("/api/v1/page/share", json={"job": JOB, "expires_s": 3600}).json()["path"]
         reader.get(path)

@@ -98,7 +98,7 @@ def test_a_node_is_named_in_conditions_and_groups(nodes: Fleet):
     assert [row[0] for row in result.rows] == ["node0000", "node0001", "node0002"]
 
 
-def test_only_groups_travel_where_sums_are_enough():
+def test_aggregates_are_computed_on_the_nodes_where_possible():
     assert split("SELECT op, count(*), avg(seq) FROM collectives GROUP BY op").kind == "groups"
     sorted_ = split("SELECT seq FROM collectives ORDER BY ts_ns LIMIT 5 OFFSET 2")
     assert (sorted_.kind, "LIMIT 7" in sorted_.node_sql) == ("sorted", True)
@@ -124,7 +124,9 @@ def test_only_groups_travel_where_sums_are_enough():
         ("SELECT 1; SELECT 2", BadInput, "more than one"),
     ],
 )
-def test_what_cannot_be_answered_rightly_is_refused(nodes: Fleet, statement: str, error: type, says: str):
+def test_statements_without_a_correct_distributed_answer_are_refused(
+    nodes: Fleet, statement: str, error: type, says: str
+):
     with pytest.raises(error, match=says):
         asked(nodes, statement)
 
@@ -142,7 +144,7 @@ def test_rows_that_were_cut_off_are_never_computed_with(nodes: Fleet, monkeypatc
         asked(nodes, "SELECT median(seq) FROM collectives")
 
 
-def test_who_does_not_answer_is_named_and_the_rest_is_answered(nodes: Fleet):
+def test_a_silent_node_is_named_and_the_other_nodes_answer(nodes: Fleet):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         dead = f"127.0.0.1:{silent.getsockname()[1]}"
         access = nodes.access(timeout_s=2.0)
@@ -156,7 +158,7 @@ def test_who_does_not_answer_is_named_and_the_rest_is_answered(nodes: Fleet):
         fanout.query("SELECT 1 FROM calls", ["localhost:1"], access, limits=EVERYTHING)
 
 
-def test_nodes_of_one_name_are_told_apart(nodes: Fleet):
+def test_nodes_with_the_same_name_are_distinguished_by_address(nodes: Fleet):
     """The same machine by two addresses stands for two machines that call themselves alike."""
     port = nodes.addresses[0].partition(":")[2]
     twins = [f"127.0.0.1:{port}", f"localhost:{port}"]

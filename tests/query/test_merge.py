@@ -190,7 +190,7 @@ def test_an_older_trace_without_a_column_is_merged(two, tmp_path):
     assert set(rows["gpu_start_ns"].tolist()) == {-1}
 
 
-def test_what_is_no_trace_leaves_nothing_behind(two, tmp_path):
+def test_a_merge_with_an_invalid_source_leaves_no_files(two, tmp_path):
     (tmp_path / "text.db").write_text("no trace" * 100)
     newer = tmp_path / "newer.db"
     shutil.copy(two[0], newer)

@@ -38,7 +38,7 @@ def test_rows_and_columns_come_back(db):
     assert not answer.is_cut
 
 
-def test_the_row_limit_cuts_and_says_so(db):
+def test_a_result_cut_by_the_row_limit_is_marked(db):
     answer = ask(db, "SELECT id FROM collectives ORDER BY id", limits=Limits(max_rows=3))
     assert [row[0] for row in answer.rows] == [1, 2, 3]
     assert answer.is_cut
@@ -46,7 +46,7 @@ def test_the_row_limit_cuts_and_says_so(db):
     assert not exact.is_cut
 
 
-def test_names_that_come_twice_are_told_apart(db):
+def test_duplicate_column_names_are_made_unique(db):
     answer = ask(db, "SELECT a.node, b.node, 1 AS node_2 FROM nodes a, nodes b")
     assert len(set(answer.columns)) == 3
 
@@ -84,7 +84,7 @@ def test_names_that_come_twice_are_told_apart(db):
         "SELEC 1",
     ],
 )
-def test_all_but_one_select_is_refused_and_nothing_changes(db, statement):
+def test_statements_other_than_a_single_select_are_refused(db, statement):
     before = db.read_bytes()
     with pytest.raises((RefusedQuery, BadInput)) as refused:
         ask(db, statement)
@@ -124,7 +124,7 @@ def test_values_that_would_fill_the_memory_are_refused(db, expression):
         ask(db, f"SELECT {expression}")
 
 
-def test_a_wrong_name_is_told_with_the_closest_right_one(db):
+def test_the_error_for_an_unknown_name_suggests_the_closest_name(db):
     with pytest.raises(BadInput, match="did you mean collectives"):
         ask(db, "SELECT * FROM colectives")
     with pytest.raises(BadInput, match="did you mean count_bytes"):
@@ -163,7 +163,7 @@ def test_wall_times_are_those_of_the_clock_readings(db):
     assert value(db, "wall_time(77, 5)") is None
 
 
-def test_ranks_are_told(db):
+def test_rank_of_returns_the_rank_of_a_process(db):
     pid = value(db, "pid", "FROM processes WHERE rank = 2")
     assert value(db, f"rank_of(1, {pid})") == 2
     assert value(db, "rank_of(1, 999999)") is None
@@ -209,7 +209,7 @@ def test_a_trace_that_is_being_written_is_read(tmp_path):
     store.close()
 
 
-def test_a_copy_at_rest_in_a_folder_nobody_may_write_is_read(db, tmp_path):
+def test_a_copy_in_a_read_only_folder_is_read(db, tmp_path):
     folder = tmp_path / "rest"
     folder.mkdir()
     copy = folder / "copy.db"
@@ -221,7 +221,7 @@ def test_a_copy_at_rest_in_a_folder_nobody_may_write_is_read(db, tmp_path):
     folder.chmod(0o755)
 
 
-def test_no_trace_and_no_database_are_told_apart(tmp_path):
+def test_a_missing_trace_and_an_invalid_database_raise_different_errors(tmp_path):
     with pytest.raises(NotFound):
         ask(tmp_path / "none.db", "SELECT 1")
     (tmp_path / "text.db").write_text("text" * 1000)
@@ -243,7 +243,7 @@ def test_questions_from_several_threads_do_not_meet(db):
     assert len(set(output)) == 1
 
 
-def test_what_a_column_holds_as_json_can_be_taken_apart(tmp_path):
+def test_json_columns_can_be_queried_with_json_each(tmp_path):
     db = tmp_path / "counted.db"
     with closing(node.NodeTrace(db)) as store:
         rows = layout.empty(layout.OPERATIONS, 2)

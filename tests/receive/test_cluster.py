@@ -86,7 +86,7 @@ def at_once(*jobs: tuple[object, ...]) -> None:
         raise failed[0]
 
 
-def test_eight_nodes_at_once_have_exactly_what_they_sent(hub: Hub):
+def test_rows_of_eight_concurrent_senders_are_stored_exactly_once(hub: Hub):
     at_once(*((send_a_node, hub, node) for node in range(N_NODES)))
     wanted = [(f"node-{node}", N_EVENTS, N_EVENTS) for node in range(N_NODES)]
     events = "events WHERE name = 'health'"
@@ -177,7 +177,7 @@ def collector(hub: Hub, folder: Path, protocol: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_what_passes_a_real_collector_lands_value_by_value(hub: Hub, tmp_path: Path, protocol: str):
+def test_records_forwarded_by_a_real_collector_keep_every_value(hub: Hub, tmp_path: Path, protocol: str):
     node = f"behind-{protocol}"
     now_ns = time.time_ns()
     resource = {"host.name": node, "k8s.cluster.name": "c1", "list": [1, "two"]}

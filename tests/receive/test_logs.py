@@ -65,7 +65,7 @@ def test_a_collective_of_another_agent_is_a_collective_here(decode):
     assert "nccl.seq" not in kept and "nccl.reduce_op" not in kept
 
 
-def test_without_a_round_it_is_an_event(decode):
+def test_a_record_without_a_round_number_is_an_event(decode):
     verdict = only(decode(logs([{"attributes": {**COLLECTIVE, "nccl.seq": "seven"}}])))
     assert verdict["op"] == "all_reduce" and verdict["seq"] is None
     assert attrs(verdict)["nccl.seq"] == "seven"
@@ -121,7 +121,7 @@ ODD_AS_JSON = {
 }
 
 
-def test_nothing_is_dropped(decode):
+def test_every_field_of_a_log_record_is_kept(decode):
     verdict = only(
         decode(
             logs(
@@ -167,7 +167,7 @@ def test_nothing_is_dropped(decode):
         ("", "", None),
     ],
 )
-def test_a_body_is_text_and_a_number_where_it_is_one(decode, body, text, number):
+def test_a_body_is_stored_as_text_and_as_a_number_if_numeric(decode, body, text, number):
     verdict = only(decode(logs([{"body": body}])))
     assert (verdict["value_text"], verdict["value_double"]) == (text, number)
 
@@ -193,7 +193,7 @@ def test_a_time_that_cannot_be_true_is_replaced_kept_and_counted(decode, time, o
 
 
 @pytest.mark.parametrize("rank", [1 << 31, "x", 1.5, math.nan, True, [1]])
-def test_what_does_not_fit_a_column_stays_where_it_was(decode, rank):
+def test_a_value_that_does_not_fit_its_column_stays_an_attribute(decode, rank):
     verdict = only(decode(logs([{"attributes": {"rank": rank}}])))
     assert verdict["rank"] is None
     assert attrs(verdict)["rank"] == ("NaN" if rank != rank else rank)
@@ -243,19 +243,19 @@ def test_our_agents_records_go_to_the_table_they_name(decode):
     assert only(decoded, "nodes")["gpu_model"] == "H100"
 
 
-def test_a_record_that_says_too_much_is_rejected_alone(decode):
+def test_only_the_oversized_record_of_a_request_is_rejected(decode):
     decoded = decode(logs([{"body": "small"}, {"attributes": {"x": "y" * (2 << 20)}}]))
     assert decoded.n_rejected == 1 and "1,048,576" in decoded.why_rejected
     assert only(decoded)["value_text"] == "small"
 
 
-def test_an_empty_request_is_a_good_one(decode):
+def test_an_empty_request_is_accepted(decode):
     decoded = decode(logs([]))
     assert decoded.n_records == 0 and not decoded.batch.tables
 
 
 @pytest.mark.parametrize("body", [b"\xff\xff\xff", b"\x0a\xff", b"hello, world", bytes(200)])
-def test_what_is_no_message_is_refused(body):
+def test_a_body_that_is_not_a_valid_message_is_refused(body):
     for way in DECODERS.values():
         with pytest.raises(BadInput, match="not a valid OTLP logs message"):
             Decoder(of_logs=way).decode("logs", body, "a")
@@ -294,7 +294,7 @@ RECORDS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(records=RECORDS, resource=st.dictionaries(KEYS, VALUES, max_size=4))
-def test_both_decoders_say_the_same_of_anything(records, resource):
+def test_both_decoders_return_the_same_rows(records, resource):
     body = logs(records, resource=resource).SerializeToString()
     entry, other = (
         Decoder(of_logs=way, now_ns=lambda: NOW_NS).decode("logs", body, "a") for way in DECODERS.values()

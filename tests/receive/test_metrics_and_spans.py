@@ -46,7 +46,7 @@ def test_a_gauge_of_another_agent_lands_with_node_rank_and_value(decoder):
     assert row["is_cumulative"] is None and row["increase"] is None
 
 
-def test_what_a_node_says_of_its_gpus_is_known_of_the_node(decoder):
+def test_gpu_attributes_of_a_node_metric_are_stored_with_the_node(decoder):
     message = numbers(
         [{"as_int": 1, "attributes": {"ingero.gpu_model": "h100-80gb", "ingero.gpu_count": 8}}],
         name="ingero.node.info",
@@ -81,17 +81,17 @@ def test_a_cumulative_counter_grows_by_the_difference(decoder):
     ]
 
 
-def test_a_counter_that_falls_began_anew(decoder):
+def test_a_decreasing_counter_is_a_reset(decoder):
     last = decoded(decoder, counter(-30, 10)), decoded(decoder, counter(-20, 3))
     assert (rows(last[1])[0]["increase"], rows(last[1])[0]["is_reset"]) == (3.0, True)
     assert last[1].counts["counter_resets"] == 1
 
 
-def test_a_counter_with_a_later_start_began_anew_even_if_it_is_higher(decoder):
+def test_a_counter_with_a_later_start_time_is_a_reset(decoder):
     assert growth(decoder, counter(-30, 10, start_s=-90), counter(-10, 50, start_s=-20))[1] == (50.0, True)
 
 
-def test_a_sum_that_may_fall_is_no_reset(decoder):
+def test_a_decreasing_non_monotonic_sum_is_not_a_reset(decoder):
     assert growth(decoder, counter(-30, 10, monotonic=False), counter(-20, 3, monotonic=False))[1] == (
         -7.0,
         False,
@@ -114,7 +114,7 @@ def test_counters_of_other_attributes_and_tenants_are_others(decoder):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_number_is_null_kept_as_text_and_counted(decoder, value):
+def test_non_finite_values_are_null_kept_as_text_and_counted(decoder, value):
     result = decoded(decoder, numbers([{"as_double": value}]))
     (row,) = rows(result)
     assert row["value_double"] is None and result.counts["not_finite_values"] == 1
@@ -199,6 +199,6 @@ def test_a_span_that_ends_before_it_begins_has_no_duration_and_keeps_its_end(dec
 
 
 @pytest.mark.parametrize("signal", ["metrics", "traces"])
-def test_what_is_no_message_is_refused(decoder, signal):
+def test_a_body_that_is_not_a_valid_message_is_refused(decoder, signal):
     with pytest.raises(BadInput, match="not a valid OTLP"):
         decoder.decode(signal, b"\xff\xff\xff", "a")

@@ -44,7 +44,7 @@ def told(decoded: Decoded) -> object:
         st.lists(st.tuples(RECORDS, st.dictionaries(KEYS, VALUES, max_size=3)), max_size=3), max_size=4
     )
 )
-def test_together_they_are_what_each_is_alone(requests):
+def test_requests_decoded_together_equal_requests_decoded_separately(requests):
     bodies = []
     for parts in requests:
         message = logs([])
@@ -78,7 +78,7 @@ def test_records_for_several_tables_stay_with_their_request():
     ]
 
 
-def test_a_record_that_says_too_much_is_rejected_in_its_own_request():
+def test_an_oversized_record_is_rejected_in_its_own_request():
     small, large = logs([{"body": "small"}]), logs([{"body": "y"}, {"attributes": {"x": "y" * (2 << 20)}}])
     together = DECODER.logs_together([small.SerializeToString(), large.SerializeToString()], "a")
     assert together is not None
@@ -96,12 +96,12 @@ def test_a_record_that_says_too_much_is_rejected_in_its_own_request():
         b"hello, world",
     ],
 )
-def test_what_is_not_whole_is_not_put_before_another(wrong):
+def test_an_incomplete_request_is_not_joined_with_another_request(wrong):
     good = logs([{"body": "x"}]).SerializeToString()
     assert DECODER.logs_together([wrong, good], "a") is None
 
 
-def test_one_that_is_wrong_does_not_harm_those_beside_it():
+def test_a_malformed_request_does_not_affect_concurrent_requests():
     good = [logs([{"body": str(i)}]).SerializeToString() for i in range(30)]
     bodies = [*good[:15], b"\x0a\x02\xff\xff", *good[15:]]
     gathering, barrier = of_logs(), threading.Barrier(len(bodies))
@@ -154,7 +154,7 @@ def test_no_tenant_waits_for_anothers_requests():
         assert slow.result(20) == "x"
 
 
-def test_who_finds_no_place_is_told_so_and_those_beside_it_are_decoded():
+def test_an_overloaded_request_is_refused_and_later_requests_are_decoded():
     indexes = [Overloaded("no place", 1.0), None]
 
     @contextmanager
@@ -210,7 +210,7 @@ def arrow_bodies() -> list[bytes]:
     return [*alike, json.dumps(head).encode() + b"\n" + stream, other, arrow_request("n10")]
 
 
-def test_arrow_requests_together_are_what_each_is_alone():
+def test_arrow_requests_decoded_together_equal_separate_requests():
     bodies = arrow_bodies()
     together = arrow_batches.batches([arrow.read(body, limit=1 << 24) for body in bodies], "a")
     assert together is not None
@@ -223,7 +223,7 @@ def test_arrow_requests_together_are_what_each_is_alone():
     ]
 
 
-def test_an_arrow_request_that_does_not_fit_does_not_harm_those_beside_it():
+def test_an_invalid_arrow_request_does_not_affect_concurrent_requests():
     good = [arrow.read(body, limit=1 << 24) for body in arrow_bodies()]
     wrong = arrow.Request("w", "n", "c", None, {"calls": pa.table({"ts_ns": [1], "pid": ["no number"]})}, 1)
     requests = [*good, wrong]

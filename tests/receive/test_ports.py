@@ -74,7 +74,7 @@ def test_bodies_may_be_compressed(hub: Hub, encoding: str):
     assert (answer.status_code, n_events(hub, encoding)) == (200, 1)
 
 
-def test_json_says_the_same_as_protobuf(hub: Hub):
+def test_json_logs_are_stored_like_protobuf_logs(hub: Hub):
     body = {
         "resourceLogs": [
             {
@@ -160,7 +160,9 @@ def test_garbage_over_http_is_a_400_with_a_status_body(hub: Hub, path: str, kind
     ],
     ids=["none", "unknown", "may not send"],
 )
-def test_who_may_not_send_is_told(hub: Hub, headers: dict[str, str], code: grpc.StatusCode, http: int):
+def test_a_sender_without_permission_is_refused(
+    hub: Hub, headers: dict[str, str], code: grpc.StatusCode, http: int
+):
     assert refused(hub, LOGS, one_log("no"), headers).code() is code
     answer = httpx.post(f"{hub.http_url}/v1/logs", content=one_log("no"), headers={**PROTOBUF, **headers})
     assert answer.status_code == http and n_events(hub, "no") == 0
@@ -174,7 +176,9 @@ def test_who_may_not_send_is_told(hub: Hub, headers: dict[str, str], code: grpc.
         ("POST", "/v1/logs", "text/plain", 415),
     ],
 )
-def test_what_the_port_does_not_have_is_said(hub: Hub, method: str, path: str, kind: str, wanted: int):
+def test_unknown_paths_methods_and_content_types_are_refused(
+    hub: Hub, method: str, path: str, kind: str, wanted: int
+):
     answer = httpx.request(method, f"{hub.http_url}{path}", headers={**AS_A, "content-type": kind})
     assert answer.status_code == wanted
 
@@ -192,7 +196,7 @@ def test_a_bomb_is_refused_before_it_goes_off(hub: Hub):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
-def test_a_body_that_is_not_what_it_claims_is_refused(hub: Hub, encoding: str):
+def test_a_body_with_a_wrong_content_encoding_is_refused(hub: Hub, encoding: str):
     assert post(hub, "/v1/logs", one_log("no"), content_encoding=encoding).status_code == 400
 
 
@@ -201,7 +205,7 @@ def test_json_nested_without_end_is_refused(hub: Hub):
     assert post(hub, "/v1/logs", deep, content_type="application/json").status_code == 400
 
 
-def test_a_full_hub_says_when_to_come_back_and_loses_nothing(tmp_path: Path):
+def test_a_full_hub_returns_a_retry_time_and_keeps_accepted_rows(tmp_path: Path):
     with running(tmp_path, limits=Limits(max_queue_rows=10, retry_after_s=1.5)) as hub:
         with without_commits(hub.store):
             waiting = [hub.receiver.otlp("logs", one_log(f"w{i}", n=8), "a") for i in range(1)]
@@ -244,7 +248,7 @@ def exporters(hub: Hub, way: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("way", ["grpc", "http"])
-def test_the_opentelemetry_sdk_lands_what_it_sent(hub: Hub, way: str):
+def test_data_from_the_opentelemetry_sdk_is_stored(hub: Hub, way: str):
     from opentelemetry._logs import LogRecord, SeverityNumber
     from opentelemetry.sdk._logs import LoggerProvider
     from opentelemetry.sdk._logs.export import BatchLogRecordProcessor

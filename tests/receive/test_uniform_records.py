@@ -91,7 +91,7 @@ def decoded(body: bytes, way: Any) -> object:
 
 @settings(max_examples=60, deadline=None)
 @given(message=of_one_shape())
-def test_they_say_what_they_say_to_the_decoder_that_takes_everything(message):
+def test_the_uniform_decoder_matches_the_general_decoder(message):
     body = message.SerializeToString()
     assert decoded(body, decoding.by_shape) == decoded(body, by_loop)
 

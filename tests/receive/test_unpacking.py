@@ -13,7 +13,7 @@ PLAIN = b"".join(b"%d," % (i * i) for i in range(60_000))
 PACKED = memoryview(gzip.compress(PLAIN, 1))
 
 
-def test_what_unpacks_to_as_many_bytes_as_told_is_that():
+def test_a_body_with_the_announced_size_is_decompressed():
     assert len(PACKED) > 2 << 16, "more than is unpacked at a time"
     inflated = inflated_to(PACKED, len(PLAIN))
     assert inflated is not None and inflated.to_pybytes() == PLAIN
@@ -36,7 +36,7 @@ def test_what_unpacks_to_as_many_bytes_as_told_is_that():
         (memoryview(gzip.compress(bytes(1 << 24))), 1 << 10),
     ],
 )
-def test_anything_else_is_left_to_who_says_what_is_wrong(packed, n_told):
+def test_a_body_with_another_size_or_format_returns_none(packed, n_told):
     assert inflated_to(packed, n_told) is None
 
 
@@ -46,7 +46,7 @@ def request(body: bytes, *, n_bytes: int) -> bytes:
     return head + body
 
 
-def test_what_is_wrong_with_a_request_is_said_as_before():
+def test_invalid_compressed_requests_raise_specific_errors():
     bomb = gzip.compress(bytes(1 << 22))
     with pytest.raises(TooLarge):
         arrow.read(request(bomb, n_bytes=1 << 22), limit=1 << 20)

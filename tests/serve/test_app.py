@@ -63,7 +63,7 @@ def test_the_layers_stand_in_this_order():
     assert (app.peer_limit, app.bearer, app.audit, app.rate_limit, app.body_limit) == app.LAYERS
 
 
-def test_versions_need_no_token_and_tell_no_patch_level(house: AppContext):
+def test_versions_need_no_token_and_omit_the_patch_level(house: AppContext):
     output = answer(house, "GET", "/api/versions")
     assert output.status_code == 200
     flags = output.json()["capabilities"]
@@ -73,7 +73,7 @@ def test_versions_need_no_token_and_tell_no_patch_level(house: AppContext):
     assert [major_minor(v) for v in ("1.2.3", "0.1.0.dev3+g123", "2.0")] == ["1.2", "0.1", "2.0"]
 
 
-def test_health_tells_a_stranger_only_that_it_is_alive(house: AppContext, reader: str):
+def test_health_without_a_token_reports_only_that_the_hub_is_alive(house: AppContext, reader: str):
     assert answer(house, "GET", "/api/v1/health").json() == {"alive": True}
     full = answer(house, "GET", "/api/v1/health", token=reader).json()
     assert full == {"alive": True, "version": __version__, "n_rows": 3}
@@ -107,9 +107,7 @@ def test_a_request_without_a_good_token_goes_no_further_and_is_logged_by_the_bea
     ] * 2
 
 
-def test_the_audit_log_says_who_asked_what_and_what_came_of_it(
-    house: AppContext, reader: str, tmp_path: Path
-):
+def test_the_audit_log_has_the_tenant_token_tool_and_status(house: AppContext, reader: str, tmp_path: Path):
     output = answer(house, "POST", "/echo?token=abc", token=reader, content=b"12345")
     assert output.json() == {"n_bytes": 5, "tenant": "team-a"}
     (line,) = audited(tmp_path)

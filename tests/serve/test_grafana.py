@@ -93,7 +93,7 @@ def test_there_are_the_three_panels_and_they_name_the_straggler(there: Answering
     assert [row["rank"] for row in output[root]] == [cluster.STRAGGLER]
 
 
-def test_what_goes_wrong_is_said_where_a_panel_shows_it(there: Answering):
+def test_errors_are_in_the_field_that_a_panel_shows(there: Answering):
     url, body, _ = panels()["late ranks (table)"]
     status, output = sent(there, url, body, token="wrong")
     assert status == 401 and output["error"]

@@ -89,14 +89,14 @@ def test_the_hub_answers_on_standard_streams(inspector, there, token, tmp_path):
     assert (code, answer["structuredContent"]["rank"]) == (0, cluster.STRAGGLER)
 
 
-def test_an_error_of_the_hub_is_shown_as_it_is(hub):
+def test_an_error_of_the_hub_is_shown_unchanged(hub):
     words = ["--tool-name", "fleet.cluster.explain_rank", "--tool-arg", "rank=99"]
     code, answer, complaints = asked(hub, "tools/call", *words)
     assert code != 0
     assert "no data about rank 99" in json.dumps(answer) + complaints
 
 
-def test_a_wrong_token_is_told(inspector, there):
+def test_a_wrong_token_is_an_error_without_a_traceback(inspector, there):
     url = [f"{there.url}/mcp", "--transport", "http", "--header", "Authorization: Bearer wrong"]
     code, answer, complaints = asked(([*inspector, *url], []), "tools/list")
     assert code != 0 and answer is None and "Traceback" not in complaints

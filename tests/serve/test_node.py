@@ -78,7 +78,7 @@ def test_a_token_and_the_authority_are_needed(db: Path, tmp_path: Path):
     assert files.token.stat().st_mode & 0o777 == 0o600
 
 
-def test_nothing_older_than_tls_1_3(db: Path, tmp_path: Path):
+def test_connections_older_than_tls_1_3_are_refused(db: Path, tmp_path: Path):
     files = NodeFiles(tmp_path / "api")
     with node(db, files.folder) as address:
         host, port = host_and_port(address)
@@ -105,7 +105,7 @@ def test_another_host_name_is_not_believed(db: Path, tmp_path: Path):
             context.wrap_socket(socket.create_connection((host, port)), server_hostname="other.example")
 
 
-def test_a_client_certificate_stands_for_a_token(db: Path, tmp_path: Path):
+def test_a_client_certificate_replaces_a_token(db: Path, tmp_path: Path):
     c_a, others = trustme.CA(), trustme.CA()
     c_a.cert_pem.write_to_path(tmp_path / "clients.pem")
     pems = {}
@@ -132,7 +132,7 @@ def test_plain_http_only_by_name(db: Path, tmp_path: Path):
     assert not files.ca.exists()
 
 
-def test_a_certificate_is_renewed_before_its_end_and_clients_notice_nothing(db: Path, tmp_path: Path):
+def test_a_certificate_is_renewed_before_it_expires_without_client_errors(db: Path, tmp_path: Path):
     files = NodeFiles(tmp_path / "api")
     now = datetime.datetime.now(datetime.UTC)
     early = now - datetime.timedelta(days=CERT_DAYS - RENEW_DAYS + 1)
@@ -148,7 +148,7 @@ def test_a_certificate_is_renewed_before_its_end_and_clients_notice_nothing(db: 
     assert not prepare_tls(files, ["new.example"])
 
 
-def test_an_authority_that_was_half_copied_is_told(tmp_path: Path):
+def test_an_authority_without_its_key_is_an_error(tmp_path: Path):
     files = NodeFiles(tmp_path)
     prepare_tls(files, [])
     (tmp_path / "ca.key").unlink()

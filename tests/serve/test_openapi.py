@@ -47,7 +47,7 @@ def token(there):
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate],
 )
-def test_the_hub_does_what_its_document_says(there, token, case):
+def test_the_hub_conforms_to_its_openapi_document(there, token, case):
     body = case.body if isinstance(case.body, dict) else {}
     # Nor that one time comes before another.
     has_window = body.get("from") is not None and body.get("to") is not None

@@ -122,7 +122,7 @@ def test_an_answer_is_the_same_on_every_way(there, token, shell, name):
     assert json.loads(done.stdout) == over_http
 
 
-def test_standard_streams_give_the_same_too(there, token, shell):
+def test_stdio_returns_the_same_answers(there, token, shell):
     async def use(client):
         listed = await client.list_tools()
         answers = {name: await client.call_tool(name, ARGUMENTS.get(name, {})) for name in NAMES}
@@ -138,7 +138,7 @@ def test_standard_streams_give_the_same_too(there, token, shell):
     assert "## collectives" in schema.contents[0].text
 
 
-def test_what_an_assistant_is_told_names_tools_that_there_are(there, token):
+def test_the_prompt_names_only_existing_tools(there, token):
     async def use(client):
         tools_listed = await client.list_tools()
         prompts = await client.list_prompts()
@@ -225,7 +225,7 @@ def test_an_error_is_the_same_on_every_way(there, token, shell, name, arguments,
         assert (kind_of(type(done.exception)), str(done.exception)) == (kind, message)
 
 
-def test_a_scope_that_is_missing_is_said_on_every_way(there, tmp_path):
+def test_a_missing_scope_is_reported_on_every_interface(there, tmp_path):
     reader = there.token(("read",), "a")
     sender = there.token(("ingest",), "a")
     for token, name in ((reader, "fleet.cluster.run_analysis"), (sender, "fleet.cluster.summary")):
@@ -239,7 +239,7 @@ def test_a_scope_that_is_missing_is_said_on_every_way(there, tmp_path):
         assert {"error": over_mcp(there, token, use).meta[ERROR_KEY]} == answer
 
 
-def test_tokens_that_are_no_good_are_refused_on_every_path(there):
+def test_invalid_tokens_are_refused_on_every_path(there):
     revoked = there.token(("read", "sql"), "a")
     there.tokens.revoke(revoked.split("_")[1])
     expired = there.tokens.create(("read", "sql"), "a", expires_in_s=-1)
@@ -250,7 +250,7 @@ def test_tokens_that_are_no_good_are_refused_on_every_path(there):
             assert (status, answer["error"]["kind"]) == (401, "not_authenticated")
 
 
-def test_an_unknown_tool_is_said_on_every_way(there, token):
+def test_an_unknown_tool_is_reported_on_every_interface(there, token):
     status, answer = posted(there, token, "fleet.cluster.nothing", {})
     assert (status, answer["error"]["kind"]) == (404, "not_found")
 

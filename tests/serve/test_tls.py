@@ -89,7 +89,7 @@ def test_a_client_that_trusts_the_authority_is_answered(ca: trustme.CA, tmp_path
             httpx.get(f"https://localhost:{port}/api/versions")
 
 
-def test_nothing_weaker_than_tls_1_2_is_spoken(ca: trustme.CA, tmp_path: Path):
+def test_connections_older_than_tls_1_2_are_refused(ca: trustme.CA, tmp_path: Path):
     with serving(tmp_path, Certificates(issued(ca, tmp_path))) as port:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             assert seen_by_client(port, trusting(ca, maximum_version=version))
@@ -121,7 +121,7 @@ def test_a_renewed_certificate_is_used_from_the_next_connection_on(ca: trustme.C
         assert not certificates.trouble
 
 
-def test_senders_must_show_a_certificate_where_an_authority_is_named(ca: trustme.CA, tmp_path: Path):
+def test_clients_need_a_certificate_when_a_client_authority_is_set(ca: trustme.CA, tmp_path: Path):
     senders, strangers = trustme.CA(), trustme.CA()
     now = [0.0]
     files = issued(ca, tmp_path, client_ca=senders)
@@ -169,7 +169,7 @@ def grpc_echo(port: int, ca: trustme.CA, client: trustme.LeafCert | None = None)
         return answer
 
 
-def test_grpc_takes_a_renewed_certificate_too(tmp_path: Path):
+def test_grpc_uses_a_renewed_certificate(tmp_path: Path):
     old, new, now = trustme.CA(), trustme.CA(), [0.0]
     with grpc_serving(Certificates(issued(old, tmp_path), clock_s=lambda: now[0])) as port:
         assert grpc_echo(port, old) == b"hello"
@@ -180,7 +180,7 @@ def test_grpc_takes_a_renewed_certificate_too(tmp_path: Path):
             grpc_echo(port, old)
 
 
-def test_grpc_wants_the_senders_certificate_too(ca: trustme.CA, tmp_path: Path):
+def test_grpc_requires_the_client_certificate(ca: trustme.CA, tmp_path: Path):
     senders = trustme.CA()
     with grpc_serving(Certificates(issued(ca, tmp_path, client_ca=senders))) as port:
         assert grpc_echo(port, ca, senders.issue_cert("agent")) == b"hello"
@@ -235,7 +235,7 @@ def test_the_quick_certificate_serves_and_is_kept(tmp_path: Path):
     assert self_signed(tmp_path / "tls", ["other"]).cert.read_bytes() == before
 
 
-def test_the_quick_key_is_secret_where_one_that_was_not_is_left_over(tmp_path: Path):
+def test_a_self_signed_key_replaces_a_world_readable_key(tmp_path: Path):
     left = tmp_path / "hub.key"
     left.touch(mode=0o644)
     left.chmod(0o644)
@@ -243,7 +243,7 @@ def test_the_quick_key_is_secret_where_one_that_was_not_is_left_over(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub.crt", "hub.key"]
 
 
-def test_who_sends_too_slowly_is_cut_off_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_only_slow_clients_are_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "READ_S", 0.5)
     with house_in(tmp_path) as house:
         listener = RunningServer(
@@ -260,7 +260,7 @@ def test_who_sends_too_slowly_is_cut_off_and_others_are_not(tmp_path: Path, monk
         listener.stop()
 
 
-def test_many_that_say_nothing_leave_room_and_cost_no_more_than_allowed(
+def test_idle_connections_are_limited_and_leave_room_for_requests(
     ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 12)
@@ -280,7 +280,7 @@ def test_many_that_say_nothing_leave_room_and_cost_no_more_than_allowed(
             entry.close()
 
 
-def test_who_comes_after_many_that_say_nothing_is_answered_at_once(
+def test_a_request_after_many_idle_connections_is_answered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 12)
@@ -319,7 +319,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("text", ["8081", "a", ":x", "127.0.0.1:", "::1:8081", "1.2.3.4:70000", ""])
-def test_what_is_no_address_is_refused_with_the_form(text: str):
+def test_an_invalid_address_is_refused_with_the_expected_form(text: str):
     with pytest.raises(BadInput, match="ADDR:PORT"):
         server.address(text, "--api")
 

@@ -25,7 +25,7 @@ def test_a_token_lets_its_tenant_in_with_its_scopes(path: Path):
         identity.require("sql")
 
 
-def test_a_running_hub_sees_what_another_process_changes(path: Path):
+def test_a_running_hub_applies_revocations_by_another_process(path: Path):
     of_the_hub, of_the_command = Tokens(path), Tokens(path)
     token = of_the_command.create(["read"], "a")
     token_id = of_the_hub.identity(bearer(token)).token_id
@@ -59,7 +59,7 @@ def test_anything_else_is_refused_and_never_repeated(path: Path, spoil):
             tokens.identity(header)
 
 
-def test_a_right_id_with_another_secret_does_not_even_learn_that_it_is_expired(path: Path):
+def test_an_expired_token_id_with_a_wrong_secret_is_reported_as_unknown(path: Path):
     tokens = Tokens(path, now_s=lambda: 1000.0)
     first, second = tokens.create(["read"], "a", expires_in_s=-1), tokens.create(["read"], "a")
     mixed = f"sst_{first.split('_')[1]}_{second.split('_', 2)[2]}"
@@ -73,7 +73,7 @@ def test_the_file_holds_no_token_and_is_for_its_owner_only(path: Path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_that_others_may_read_is_refused_with_what_to_do(path: Path):
+def test_a_token_file_readable_by_others_is_refused_with_a_remedy(path: Path):
     Tokens(path).create(["read"], "a")
     path.chmod(0o640)
     with pytest.raises(StorageFailed, match="chmod 600"):
@@ -146,13 +146,13 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_what_root_makes_belongs_to_whom_the_folder_belongs(path: Path):
+def test_files_created_by_root_have_the_owner_of_the_folder(path: Path):
     os.chown(path.parent, 12345, 23456)
     Tokens(path).create(["read"], "a")
     assert {(p.stat().st_uid, p.stat().st_gid) for p in path.parent.iterdir()} == {(12345, 23456)}
 
 
-def test_a_token_that_was_generated_elsewhere_is_accepted_once(path: Path):
+def test_a_token_generated_elsewhere_is_accepted_until_it_is_revoked(path: Path):
     token = f"sst_{'0a' * 6}_{'x' * 43}"
     tokens = Tokens(path)
     assert tokens.accept(token, ["ingest"], "default") == "0a" * 6

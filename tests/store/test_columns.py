@@ -64,7 +64,7 @@ def test_any_bits_come_back(table, data):
 
 
 @BY_NAME
-def test_unknown_is_null_and_nothing_else_is(table):
+def test_only_unknown_values_are_stored_as_null(table):
     rows = layout.empty(table, 1)
     _, observed = stored(table, rows)
     nulls = {
@@ -106,7 +106,7 @@ def test_no_rows_come_back_as_no_rows():
 
 
 @BY_NAME
-def test_only_what_may_be_unknown_is_unknown(table):
+def test_only_optional_fields_default_to_unknown(table):
     rows = layout.empty(table, 1)
     for field in table.fields:
         if not field.format.startswith(("S", "(")):

@@ -91,7 +91,7 @@ def test_a_truncated_trace_is_refused(tmp_path, whole, size):
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "SQLite format 3\0" + 200 * "x"])
-def test_a_file_that_is_no_trace_is_refused_and_left_alone(tmp_path, text):
+def test_a_file_that_is_not_a_trace_is_refused_and_unchanged(tmp_path, text):
     path = tmp_path / "other"
     path.write_text(text)
     with pytest.raises(BadTrace, match=r"not a stallscope trace|damaged|cannot"):
@@ -131,7 +131,7 @@ def test_values_that_cannot_be_are_damage(tmp_path, whole, statement):
         node.read(path)
 
 
-def test_a_full_disk_keeps_what_was_committed(small_disk):
+def test_a_full_disk_keeps_committed_rows(small_disk):
     path = small_disk / "trace.db"
     store = NodeTrace(path)
     store.node("here")
@@ -147,7 +147,7 @@ def test_a_full_disk_keeps_what_was_committed(small_disk):
     np.testing.assert_array_equal(ts_ns, np.arange(n_kept))
 
 
-def test_an_import_onto_a_full_disk_leaves_nothing_half_done(small_disk):
+def test_an_import_onto_a_full_disk_leaves_no_partial_files(small_disk):
     (small_disk / "precious").write_text("stays")
     with pytest.raises(StorageFailed) as refused:
         node.write(small_disk / "trace.db", dp_trace(n_steps=4000, n_ranks=2))

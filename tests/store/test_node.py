@@ -160,7 +160,7 @@ def test_a_live_trace_is_read_without_permission_to_write(open_folder, db):
     assert len(node.read(path).collectives) == 4
 
 
-def test_what_a_killed_writer_left_is_read_without_permission_to_write(open_folder, db):
+def test_the_files_of_a_killed_writer_are_read_without_write_permission(open_folder, db):
     path = open_folder / "left.db"
     writer = NodeTrace(path)
     writer.node("here")
@@ -183,7 +183,7 @@ def test_a_file_that_may_not_be_read_is_one_clear_error(open_folder, db):
     assert "unable to open" in line
 
 
-def test_readers_see_what_a_live_writer_has_committed(tmp_path):
+def test_readers_get_the_committed_rows_of_an_active_writer(tmp_path):
     path = tmp_path / "live.db"
     writer = NodeTrace(path)
     writer.node("here")
@@ -255,7 +255,7 @@ def test_import_never_touches_an_existing_file(db):
     assert state_of(db) == before
 
 
-def test_a_failed_import_leaves_nothing_behind(tmp_path):
+def test_a_failed_import_leaves_no_files(tmp_path):
     broken = full_trace()
     broken.collectives["node"] = 9  # no such node
     with pytest.raises(IndexError):
@@ -283,7 +283,7 @@ def test_two_traces_in_one_file_keep_their_nodes_apart(tmp_path):
     assert counts.tolist() == [len(entry.collectives), len(other.collectives)]
 
 
-def test_pruning_deletes_the_oldest_and_keeps_who_is_who(tmp_path):
+def test_pruning_deletes_the_oldest_rows_and_keeps_processes(tmp_path):
     trace = dp_trace(n_steps=2000, n_ranks=2)
     store = NodeTrace(tmp_path / "pruned.db")
     node.add(store, trace)
@@ -299,7 +299,7 @@ def test_pruning_deletes_the_oldest_and_keeps_who_is_who(tmp_path):
     assert (tmp_path / "pruned.db").stat().st_size <= limit
 
 
-def test_pruning_a_small_trace_deletes_nothing(db):
+def test_pruning_a_small_trace_deletes_no_rows(db):
     store = NodeTrace(db)
     assert store.prune(10**9) == 0
     store.close()
@@ -378,7 +378,7 @@ def test_a_newer_schema_is_refused_by_readers_and_writers(db):
     assert db.read_bytes() == before
 
 
-def test_a_trace_of_an_earlier_version_is_read_as_it_is_and_gets_what_it_lacks_when_written(db):
+def test_a_trace_of_an_earlier_version_is_read_and_upgraded_on_write(db):
     with closing(sqlite3.connect(db)) as plain, plain:
         for table in layout.NODE_TABLES:
             plain.execute(f"DROP TABLE {table.name}")

@@ -59,7 +59,7 @@ def test_labels_come_back_as_they_were(db, trace):
 
 
 @pytest.mark.parametrize("steps", [(105, 109), (0, 104), (139, 1 << 62), (100, 139)])
-def test_steps_are_those_that_the_job_told(db, steps):
+def test_steps_are_the_annotated_steps_of_the_job(db, steps):
     low, high = max(steps[0], 100), min(steps[1], 139)
     assert rounds_of(db, Part(steps=steps)) == set(range((low - 100) * 3, (high - 99) * 3))
 
@@ -87,7 +87,7 @@ def test_wall_times_bound_it(db, trace):
     assert rounds_of(db, Part(to_wall_ns=begin + EPOCH_NS)) == set(range(30))
 
 
-def test_what_comes_after_a_part_has_not_happened_in_it(trace, tmp_path):
+def test_events_after_a_part_are_excluded_from_it(trace, tmp_path):
     """The capture ends with the part, and who has ended later runs: a job cut in the middle does not hang."""
     rows = trace.processes.copy()
     first_ns, last_ns = trace.collectives["ts_ns"].min(), int(trace.collectives["ts_ns"].max())
@@ -104,7 +104,7 @@ def test_what_comes_after_a_part_has_not_happened_in_it(trace, tmp_path):
     assert whole.processes["ended_ns"].tolist() == rows["ended_ns"].tolist()
 
 
-def test_who_is_who_stays_whole(db):
+def test_a_part_keeps_all_processes(db):
     assert len(node.read(db, part=Part(steps=(105, 105))).processes) == 4
 
 
@@ -120,7 +120,7 @@ def test_another_node_takes_the_steps_by_wall_time(tmp_path):
         assert rounds <= set(range(14, 22))
 
 
-def test_what_nobody_told_is_said(db, tmp_path):
+def test_selecting_a_missing_step_or_phase_is_an_error(db, tmp_path):
     node.write(tmp_path / "plain.db", dp_trace(n_steps=5))
     for part, words in (
         (Part(steps=(7, 9)), "no step 7 to 9"),

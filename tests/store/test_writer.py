@@ -44,7 +44,7 @@ def test_the_lock_leaves_sqlites_own_locks_alone(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/proc/nothing/trace.db", "/"])
-def test_what_cannot_be_written_is_one_clear_line(path, tmp_path):
+def test_an_unwritable_path_is_reported_in_one_line(path, tmp_path):
     with pytest.raises(StorageFailed, match="choose another --db") as caught, only_writer(Path(path)):
         pass
     assert "\n" not in str(caught.value)
@@ -88,7 +88,7 @@ def test_a_trace_of_this_boot_or_of_none_stays(tmp_path, boot_id):
     assert db.exists()
 
 
-def test_what_is_no_trace_stays(tmp_path):
+def test_a_file_that_is_not_a_trace_is_not_moved(tmp_path):
     db = tmp_path / "trace.db"
     assert set_aside_if_of_another_boot(db, "one", 0) is None
     db.write_text("my only copy")

@@ -30,7 +30,7 @@ def test_rounds_of_two_machines_match():
     assert abs(int(first["ts_ns"].min()) - int(second["ts_ns"].min())) < 1_000_000
 
 
-def test_the_straggler_is_late_and_its_ledger_says_that_it_slept():
+def test_the_straggler_is_late_with_sleep_in_its_ledger():
     rows = load.collectives(job(), 100, 20, origin_round=100).reshape(20, 4)
     late_ns = rows["ts_ns"] - np.median(rows["ts_ns"], axis=1, keepdims=True)
     assert (late_ns[:, 2] > 9_000_000).all()
@@ -41,13 +41,13 @@ def test_the_straggler_is_late_and_its_ledger_says_that_it_slept():
     assert (spent_ns.sum(axis=2) == 50_000_000).all()
 
 
-def test_nobody_is_late_without_a_straggler():
+def test_no_rank_is_late_without_a_straggler():
     rows = load.collectives(job(straggler=None), 7, 9, origin_round=7).reshape(9, 4)
     assert (np.ptp(rows["ts_ns"], axis=1) < 1_000_000).all()
 
 
 @pytest.mark.parametrize("lane", ["arrow", "otlp"])
-def test_what_it_says_is_acknowledged_is_stored(tmp_path: Path, lane: str):
+def test_acknowledged_rows_are_stored(tmp_path: Path, lane: str):
     folder, local = tmp_path / "h", "127.0.0.1:0"
     (tmp_path / "token").write_text(Tokens(folder / FILE_NAME).create(["ingest"], "default"))
     options = hub.Options(db=folder, otlp_grpc=local, otlp_http=local, api=local)
@@ -99,7 +99,7 @@ def test_a_hub_that_is_not_there_or_does_not_let_in_is_one_clear_error(tmp_path:
         (["--rate", "8000", "--straggler", "1"], "--late-ms 20"),
     ],
 )
-def test_what_cannot_be_is_refused(words: list[str], expected: str):
+def test_invalid_load_parameters_are_refused(words: list[str], expected: str):
     done = CliRunner().invoke(cli.app, ["stress", "--endpoint", "h:1", "--token-file", "t", *words])
     assert isinstance(done.exception, BadInput)
     assert expected in str(done.exception)

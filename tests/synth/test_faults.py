@@ -79,7 +79,7 @@ def test_the_delay_lies_in_the_category_of_its_cause(cause: str) -> None:
     assert np.argmin(waits) == 5
 
 
-def test_an_unknown_cause_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_cause_is_refused_with_a_list_of_known_causes() -> None:
     with pytest.raises(BadInput, match="host_sleep"):
         HostStall(cause="gremlins", ranks=(0,), delay_ns=1)
 
@@ -95,7 +95,7 @@ def test_many_syncs_and_allocations_are_counted() -> None:
     assert truth.culprits == (1, 2)
 
 
-def test_a_schedule_strikes_when_it_says() -> None:
+def test_a_schedule_is_active_at_its_steps() -> None:
     chance = np.random.default_rng(0)
     every = Schedule(first=3, every=4, until=12)
     assert [step for step in range(20) if every.is_active(step, chance)] == [3, 7, 11]
@@ -114,7 +114,7 @@ def test_slow_launches_of_one_rank_cost_its_cpu_and_the_others_wait() -> None:
     assert truth.lost_gpu_seconds > 0.5
 
 
-def test_slow_launches_of_all_are_nobodys_fault() -> None:
+def test_slow_launches_of_all_ranks_have_no_culprit() -> None:
     trace, truth = simulate(JOB, [SlowLaunches(factor=5.0, schedule=Schedule(first=0))], seed=1, timing=CALM)
     assert truth.kind == "all_slow"
     assert truth.culprits == ()
@@ -125,7 +125,7 @@ def test_slow_launches_of_all_are_nobodys_fault() -> None:
 @pytest.mark.parametrize(
     "fault", [SlowDevice(ranks=(4,), factor=2.0), SharedDevice(ranks=(4,), delay_ns=5_000_000)]
 )
-def test_a_slow_device_makes_all_hosts_wait_alike(fault: Fault) -> None:
+def test_a_slow_device_makes_all_hosts_wait_equally_long(fault: Fault) -> None:
     """Hosts cannot tell whose device is slow: that is what makes this case hard."""
     trace, truth = simulate(JOB, [fault], seed=2, timing=CALM)
     waits = np.array([in_category(trace, rank, Category.WAIT_GPU) for rank in range(8)])

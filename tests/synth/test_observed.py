@@ -34,7 +34,7 @@ def test_a_burst_takes_all_records_of_a_node_for_a_while() -> None:
         assert inside.sum() == len(own_rows)
 
 
-def test_a_late_agent_counts_from_when_it_came_and_says_so() -> None:
+def test_a_late_agent_numbers_rounds_from_its_start_and_sets_the_flag() -> None:
     late, _ = simulate(JOB, seed=1, capture=Capture(late_nodes=(1,), late_ns=2_500_000_000))
     whole, _ = simulate(JOB, seed=1)
     collectives = late.collectives[late.collectives["node"] == 1]

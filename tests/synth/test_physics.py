@@ -61,7 +61,7 @@ def test_every_round_has_all_members_once(observed: tuple[Job, Trace, Truth]) ->
         assert len({(r["op"], r["count"], r["datatype"]) for r in round_}) == 1
 
 
-def test_nobody_is_released_before_the_last_has_arrived(observed: tuple[Job, Trace, Truth]) -> None:
+def test_no_rank_is_released_before_the_last_rank_has_arrived(observed: tuple[Job, Trace, Truth]) -> None:
     """A wait that ends after its rank has entered a round ends after all have entered it."""
     _, trace, truth = observed
     arrival, leave = true_ns(trace, truth), true_ns(trace, truth, "wait_leave_ns")
@@ -178,7 +178,7 @@ def test_victims_wait_as_long_as_the_culprit_sleeps() -> None:
     assert truth.slowdown_ns == pytest.approx(5 * 50e6, rel=0.02)
 
 
-def test_a_node_clock_shifts_its_rows_and_nothing_else() -> None:
+def test_a_node_clock_shifts_only_the_times_of_its_rows() -> None:
     job = Job(dp=16, steps=15)
     far, truth = simulate(job, seed=4)
     near, _ = simulate(job, seed=4, clocks=ClockSpread(uptime_ns=0, drift_ppm=0.0))
@@ -188,7 +188,7 @@ def test_a_node_clock_shifts_its_rows_and_nothing_else() -> None:
     assert (far.collectives["seq"] == near.collectives["seq"]).all()
 
 
-def test_a_short_delay_is_absorbed_where_the_host_runs_ahead() -> None:
+def test_a_short_delay_is_absorbed_when_the_host_runs_ahead() -> None:
     """The device still has work queued, so nobody waits longer than before."""
     job = Job(dp=8, steps=60, sync_every=20)
     short = HostStall(

@@ -54,7 +54,7 @@ def test_impossible_shapes_are_refused() -> None:
         Job(dp=0)
 
 
-def test_healthy_jobs_have_no_culprit_and_are_not_all_alike() -> None:
+def test_healthy_jobs_have_no_culprit_and_differ_in_size() -> None:
     made = [fault_scenarios.healthy(seed) for seed in range(12)]
     assert all(truth.culprits == () for _, truth in made)
     assert all(truth.kind in ("healthy", "all_slow") for _, truth in made)

@@ -136,7 +136,7 @@ def test_the_last_screen_shows_ended_ranks_and_the_verdict():
     assert "python 4002 ended" in lines and "Rank 2 on host-a" in lines and "q end" not in lines
 
 
-def test_losses_are_shown_where_the_verdicts_are():
+def test_losses_are_shown_next_to_the_verdicts():
     assert "7 records lost (arrivals 7): verdicts are less certain" in text(
         Page("t", "j", "s", [], [], n_lost=7, lost={"arrivals": 7})
     )

@@ -26,7 +26,7 @@ def fed(*batches: Trace) -> LiveState:
     return observed
 
 
-def test_rounds_and_lateness_are_told_by_rank():
+def test_rounds_and_lateness_are_listed_by_rank():
     trace = dp_trace(every(2, 4, 50 * MS))
     lines = {line.rank: line for line in fed(trace).ranks()}
     assert {line.n_rounds for line in lines.values()} == {40 * 3}
@@ -67,7 +67,7 @@ def test_the_first_call_of_a_function_is_apart():
     assert line.timed_ms.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_what_is_older_than_ten_seconds_counts_in_totals_only():
+def test_calls_older_than_ten_seconds_count_only_in_totals():
     early, late = calls(9.0, 1.0), calls(2.0)
     late["ts_ns"] += 2 * WINDOW_NS
     (line,) = fed(Trace(calls=early), Trace(calls=late)).operations()
@@ -75,7 +75,7 @@ def test_what_is_older_than_ten_seconds_counts_in_totals_only():
     assert line.first_ms == 9.0
 
 
-def test_who_takes_the_cpu_is_named_with_the_time():
+def test_preempting_processes_are_listed_with_their_time():
     rows = layout.empty(layout.OFFCPU, 3)
     rows["ts_ns"], rows["category"], rows["by_pid"] = 10**9, Category.PREEMPTED, (5, 5, 6)
     rows["by_comm"], rows["duration_ns"] = (b"hog", b"hog", b"other"), (30 * MS, 12 * MS, 1 * MS)
@@ -92,7 +92,7 @@ def test_shares_are_those_of_the_last_ten_seconds():
     assert line.shares[Category.IO - 1] == 0.75
 
 
-def test_a_process_that_ended_is_told_as_such():
+def test_an_ended_process_is_not_listed_as_alive():
     rows = layout.empty(layout.SNAPSHOTS, 1)
     rows["ts_ns"], rows["pid"], rows["alive"] = 10**12, 1002, 0
     observed = fed(dp_trace(), Trace(snapshots=rows, nodes=("host-a",)))
@@ -177,7 +177,7 @@ def test_ended_ranks_of_a_job_that_ran_before_stay_in_their_job():
     assert observed.n_communicators == 2
 
 
-def test_that_a_process_has_ended_or_got_a_rank_is_told_once(tmp_path):
+def test_changed_process_rows_are_returned_once(tmp_path):
     """The agent writes both into the row that is there."""
     trace = dp_trace()
     trace.processes["rank"][3] = UNKNOWN

@@ -151,7 +151,7 @@ def report(case_findings: Findings) -> Report:
     moving, late_ranks = both(
         lambda: [imbalance.moving(case_findings, uneven, examined)] if uneven else [],
         lambda: straggler.verdicts(case, named, examined),
-        n=len(case.line.rows),
+        n=len(case.timeline.rows),
     )
     verdicts = [
         *mismatch.verdicts(case, case_findings.mismatches),
@@ -199,7 +199,7 @@ def _absorbed(case_findings: Findings) -> list[dict[str, object]]:
     return [
         {
             "what": "host delays absorbed by the queue of the rank's GPU",
-            "rank": int(case_findings.case.line.rank[process]),
+            "rank": int(case_findings.case.timeline.rank[process]),
             "late_ms": round(float(np.median([step.late_ns for step in late])) / 1e6, 3),
             "n_steps": len(late),
         }

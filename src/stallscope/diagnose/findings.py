@@ -8,7 +8,7 @@ from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatch import Mismatch, mismatches
 from stallscope.diagnose.lateness.blocked_steps import blocked_steps
-from stallscope.diagnose.lateness.imbalance import Moving, SlowStage, moving, slow_stage
+from stallscope.diagnose.lateness.imbalance import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.lateness.late_steps import LateStep, late_steps
 from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.timeline.case import Case
@@ -30,7 +30,7 @@ class Findings:
     named: dict[int, list[LateStep]]
     device: dict[int, SlowDevice]
     stage: SlowStage | None
-    uneven: Moving | None
+    uneven: MovingLateness | None
     is_on_device: bool = False
     gpu_work: dict[int, SlowDevice] = field(default_factory=dict)
     absorption: Absorption = field(default_factory=Absorption)
@@ -38,28 +38,32 @@ class Findings:
 
 def findings(case: Case) -> Findings:
     """The findings on a case with time ledgers."""
-    line, table, limits = case.line, case.judged, case.limits
+    timeline, table, limits = case.timeline, case.judged, case.limits
     all_late, odd_rounds = both(
-        lambda: late_steps(line, case.met, table, program=case.plan.program, usual=case.pace, limits=limits),
+        lambda: late_steps(
+            timeline, case.matched, table, program=case.programs.program, usual=case.pace, limits=limits
+        ),
         lambda: mismatch_findings(case),
-        n=len(line.rows),
+        n=len(timeline.rows),
     )
-    all_late += blocked_steps(line, case.plan, table, usual=case.pace, known=all_late, limits=limits)
-    named = recurring(all_late, line.n_processes, least_ns=case.pace.least_ns, limits=limits, node=line.node)
+    all_late += blocked_steps(timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits)
+    named = recurring(
+        all_late, timeline.n_processes, least_ns=case.pace.least_ns, limits=limits, node=timeline.node
+    )
     absorbed = absorption(case, named)
     named = {process: late for process, late in named.items() if not absorbed.has(process)}
     gpus = with_costly_gpus(case, on_device(case, all_late))
     unexplained = [
         late for late in all_late if late.process not in gpus.slow and not absorbed.has(late.process)
     ]
-    uneven = moving(line, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
+    uneven = moving(timeline, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
     return Findings(
         case=case,
         mismatches=odd_rounds,
         late=all_late,
         named=named,
         device=gpus.slow,
-        stage=slow_stage(line, case.plan, table, step_ns=case.step_ns, limits=limits) or gpus.stage,
+        stage=slow_stage(timeline, case.programs, table, step_ns=case.step_ns, limits=limits) or gpus.stage,
         uneven=uneven or gpus.uneven,
         is_on_device=uneven is None,
         gpu_work=gpus.more_work,
@@ -69,4 +73,4 @@ def findings(case: Case) -> Findings:
 
 def mismatch_findings(case: Case) -> list[Mismatch]:
     """The rounds that ranks entered with different calls."""
-    return mismatches(case.line, case.plan, case.met, arrival_ns=case.arrival_ns)
+    return mismatches(case.timeline, case.programs, case.matched, arrival_ns=case.arrival_ns)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The default thresholds; users change the thresholds of `Chosen` in the settings."""
+    """The default thresholds; users change the thresholds of `UserThresholds` in the settings."""
 
     min_late_ns: int = 2_000_000
     """Lateness below this threshold is not reported: healthy 5 ms steps differ by up to 1.3 ms between ranks."""
@@ -207,7 +207,7 @@ class Thresholds:
     """An engine without progress for this time, and for three times its longest pause before, no longer answers."""
 
 
-class Chosen(Protocol):
+class UserThresholds(Protocol):
     """The thresholds that users choose, with the names of the settings."""
 
     @property
@@ -224,7 +224,7 @@ class Chosen(Protocol):
     def idle_after_s(self) -> float: ...
 
 
-def thresholds_of(chosen: Chosen) -> Thresholds:
+def thresholds_of(chosen: UserThresholds) -> Thresholds:
     """The thresholds from the current settings, for explain, the hub, the live page and the tools."""
     return Thresholds(
         min_late_ns=int(chosen.min_late_ms * 1e6),

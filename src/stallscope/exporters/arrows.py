@@ -36,9 +36,9 @@ class Arrows:
 
 def waits(context: TraceContext, process: int) -> Waits:
     """The waits recorded with the arrivals of a process."""
-    rows = context.line.rows[context.line.process == process]
+    rows = context.timeline.rows[context.timeline.process == process]
     pairs = np.unique(rows[rows["wait_leave_ns"] > 0][["wait_enter_ns", "wait_leave_ns"]])
-    node = int(context.line.node[process])
+    node = int(context.timeline.node[process])
     enter, leave = (context.common_ns(node, pairs[name]) for name in ("wait_enter_ns", "wait_leave_ns"))
     known = (pairs["wait_enter_ns"] > 0) & (leave >= enter)
     order = np.argsort(leave[known], kind="stable")
@@ -47,24 +47,26 @@ def waits(context: TraceContext, process: int) -> Waits:
 
 def arrows(context: TraceContext, verdicts: list[Verdict]) -> Arrows:
     """The arrows of the late rounds of the ranks in the verdicts: one per wait, from the rank that ended it."""
-    line, met = context.line, context.met
+    timeline, matched = context.timeline, context.matched
     ranks = {
         rank for verdict in verdicts if verdict.kind in ("straggler", "device") for rank in verdict.ranks
     }
-    culprits = np.flatnonzero(np.isin(line.rank, sorted(ranks)))
+    culprits = np.flatnonzero(np.isin(timeline.rank, sorted(ranks)))
     arrival_ns = context.clocks.arrival_ns
-    late = np.isin(line.process, culprits) & (np.nan_to_num(met.late_ns) >= _LEAST_LATE_NS)
-    late &= arrival_ns == met.last_ns[met.round]
-    by_round = np.argsort(met.round, kind="stable")
-    start = np.searchsorted(met.round[by_round], np.arange(met.n_rounds + 1))
-    of_process = {process: waits(context, process) for process in range(line.n_processes)}
+    late = np.isin(timeline.process, culprits) & (np.nan_to_num(matched.late_ns) >= _LEAST_LATE_NS)
+    late &= arrival_ns == matched.last_ns[matched.round]
+    by_round = np.argsort(matched.round, kind="stable")
+    start = np.searchsorted(matched.round[by_round], np.arange(matched.n_rounds + 1))
+    of_process = {process: waits(context, process) for process in range(timeline.n_processes)}
     from_row: defaultdict[int, list[int]] = defaultdict(list)
     to_wait: dict[tuple[int, int], tuple[int, ...]] = {}
     for row in sorted(np.flatnonzero(late).tolist(), key=lambda row: (int(arrival_ns[row]), row)):
-        others = by_round[start[met.round[row]] : start[met.round[row] + 1]]
-        for process in line.process[others].tolist():
+        others = by_round[start[matched.round[row]] : start[matched.round[row] + 1]]
+        for process in timeline.process[others].tolist():
             wait = (
-                of_process[process].around(int(arrival_ns[row])) if process != line.process[row] else UNKNOWN
+                of_process[process].around(int(arrival_ns[row]))
+                if process != timeline.process[row]
+                else UNKNOWN
             )
             if wait != UNKNOWN and (process, wait) not in to_wait:
                 number = len(to_wait) + 1

@@ -130,17 +130,17 @@ def _verdict(context: TraceContext, verdict: Verdict) -> Slice:
 
 def _collectives(context: TraceContext, pointing: Arrows, process: int) -> Iterator[tuple[str, list[Slice]]]:
     """By communicator: from each arrival to the last rank's arrival, or to the next collective of the process."""
-    line, met = context.line, context.met
-    process_rows = np.flatnonzero(line.process == process)
-    for comm in np.unique(line.comm[process_rows]).tolist():
-        rows = process_rows[line.comm[process_rows] == comm]
+    timeline, matched = context.timeline, context.matched
+    process_rows = np.flatnonzero(timeline.process == process)
+    for comm in np.unique(timeline.comm[process_rows]).tolist():
+        rows = process_rows[timeline.comm[process_rows] == comm]
         begin = context.clocks.arrival_ns[rows]
         following = np.append(begin[1:], context.end_ns)
-        missing = met.n_arrived[met.round[rows]] < met.n_arrived[met.round[rows]].max()
-        until = np.where(missing & (rows == rows[-1]), context.end_ns, met.last_ns[met.round[rows]])
+        missing = matched.n_arrived[matched.round[rows]] < matched.n_arrived[matched.round[rows]].max()
+        until = np.where(missing & (rows == rows[-1]), context.end_ns, matched.last_ns[matched.round[rows]])
         end = np.maximum(np.minimum(until, np.maximum(following, begin)), begin)
-        first = line.rows[rows[0]]
-        peer = f" with {int(first['peer_rank'])}" if line.is_p2p[rows[0]] else ""
+        first = timeline.rows[rows[0]]
+        peer = f" with {int(first['peer_rank'])}" if timeline.is_p2p[rows[0]] else ""
         title = f"communicator {int(first['comm_hash']):016x} ({int(first['nranks'])} ranks){peer}"
         yield (
             title,
@@ -152,7 +152,7 @@ def _collectives(context: TraceContext, pointing: Arrows, process: int) -> Itera
 
 
 def _arrival(context: TraceContext, pointing: Arrows, row: int, *, begin_ns: int, end_ns: int) -> Slice:
-    arrival, late_ns = context.line.rows[row], context.met.late_ns[row]
+    arrival, late_ns = context.timeline.rows[row], context.matched.late_ns[row]
     arguments: dict[str, Value] = {"round": int(arrival["seq"])}
     if arrival["count_bytes"] != UNKNOWN:
         arguments["bytes"] = int(arrival["count_bytes"])
@@ -176,9 +176,9 @@ def _waits(context: TraceContext, pointing: Arrows, process: int) -> Iterator[Sl
 
 
 def _on_gpu(context: TraceContext, process: int) -> Iterator[Slice]:
-    rows = context.line.rows[context.line.process == process]
+    rows = context.timeline.rows[context.timeline.process == process]
     rows = rows[(rows["gpu_start_ns"] > 0) & (rows["gpu_end_ns"] >= rows["gpu_start_ns"])]
-    begin = context.common_ns(int(context.line.node[process]), rows["gpu_start_ns"])
+    begin = context.common_ns(int(context.timeline.node[process]), rows["gpu_start_ns"])
     length = rows["gpu_end_ns"] - rows["gpu_start_ns"]
     for row, at, took in zip(rows, begin.tolist(), length.tolist(), strict=True):
         yield Slice(at, took, word(Op, int(row["op"])), {"round": int(row["seq"])})

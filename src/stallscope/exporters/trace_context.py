@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose import Thresholds
-from stallscope.diagnose.timeline import Clocks, Rounds, Timeline, aligned, rounds, timeline
+from stallscope.diagnose.timeline import Clocks, Rounds, Timeline, aligned, rounds, timeline_of
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
@@ -30,9 +30,9 @@ class TraceContext:
     """
 
     trace: Trace
-    line: Timeline
+    timeline: Timeline
     clocks: Clocks
-    met: Rounds
+    matched: Rounds
     processes: tuple[Process, ...]
     shift_ns: Mapping[int, int]
     begin_ns: int
@@ -57,17 +57,24 @@ class TraceContext:
     @property
     def first_node(self) -> int:
         """The node whose clock is the common clock."""
-        return int(self.line.node.min(initial=0)) if self.line.n_processes else 0
+        return int(self.timeline.node.min(initial=0)) if self.timeline.n_processes else 0
 
 
 def trace_context(trace: Trace) -> TraceContext:
     """The context of a trace."""
-    line = timeline(trace)
-    clocks = aligned(line, trace)
-    first = int(line.node.min()) if line.n_processes else 0
+    timeline = timeline_of(trace)
+    clocks = aligned(timeline, trace)
+    first = int(timeline.node.min()) if timeline.n_processes else 0
     known = _shifts(trace.clocks, first)
     partial = TraceContext(
-        trace, line, clocks, rounds(line, clocks, Thresholds()), _processes(trace, line), known, 0, 0
+        trace,
+        timeline,
+        clocks,
+        rounds(timeline, clocks, Thresholds()),
+        _processes(trace, timeline),
+        known,
+        0,
+        0,
     )
     begin_ns, end_ns = _span(partial)
     return replace(partial, begin_ns=begin_ns, end_ns=end_ns)
@@ -79,9 +86,9 @@ def _shifts(readings: tuple[Clock, ...], first: int) -> dict[int, int]:
     return {node: value - lead_ns[first] for node, value in lead_ns.items()} if first in lead_ns else {}
 
 
-def _processes(trace: Trace, line: Timeline) -> tuple[Process, ...]:
+def _processes(trace: Trace, timeline: Timeline) -> tuple[Process, ...]:
     """Every process named by any record, by node, rank and pid."""
-    rows = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
+    rows = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(timeline.node, timeline.pid, strict=True))}
     process_rows = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
     named = (
         {key for table in TABLES for key in _keys(getattr(trace, table.name))}
@@ -91,7 +98,7 @@ def _processes(trace: Trace, line: Timeline) -> tuple[Process, ...]:
     processes = []
     for node, pid in named:
         row = rows.get((node, pid), UNKNOWN)
-        rank = int(line.rank[row]) if row >= 0 else UNKNOWN
+        rank = int(timeline.rank[row]) if row >= 0 else UNKNOWN
         recorded = process_rows.get((node, pid))
         if rank == UNKNOWN and recorded is not None:
             rank = int(recorded["rank"])

@@ -39,7 +39,7 @@ def places(path: Path) -> tuple[list[int], list[range]]:
     return addresses, [*result, range(n_bytes - 4000, n_bytes)]
 
 
-def test_the_whole_file_tells_names_and_rules(whole):
+def test_an_intact_file_has_function_names_and_unwind_rules(whole):
     addresses, _ = places(whole)
     with elf.open_image(whole) as image:
         functions = functions_of(image)
@@ -49,7 +49,7 @@ def test_the_whole_file_tells_names_and_rules(whole):
         assert all(isinstance(rules_at(image, address), Rules) for address in addresses[-8:])
 
 
-def test_broken_tables_are_said_to_be_broken(whole, tmp_path):
+def test_corrupted_tables_raise_a_read_error(whole, tmp_path):
     chance = random.Random(7)
     addresses, tables = places(whole)
     data = whole.read_bytes()

@@ -57,13 +57,13 @@ def test_frames_are_those_of_py_spy(minor):
 
 
 @pytest.mark.parametrize("minor", EACH_VERSION)
-def test_the_main_interpreter_is_read_where_there_are_others(minor):
+def test_the_main_interpreter_is_read_when_there_are_subinterpreters(minor):
     with running(INTERPRETERS[minor], "two_interpreters.py") as process:
         us = by_us(process.pid)
     assert [function for _, function, _ in us[process.pid]] == ["waits", "<module>"]
 
 
-def test_qualified_names_are_told_where_the_version_has_them():
+def test_qualified_names_are_reported_if_the_version_has_them():
     with running(INTERPRETERS[11], "everywhere.py") as process:
         python, memory = interpreter_in(process.pid), Memory(process.pid)
         codes = Codes(memory, python)
@@ -94,7 +94,7 @@ def test_a_thread_that_moves_is_refused_or_right():
             n_right += 1
 
 
-def test_what_is_no_python_has_no_interpreter():
+def test_a_process_without_python_has_no_interpreter():
     with subprocess.Popen(["sleep", "100"]) as process:
         try:
             assert interpreter_in(process.pid) is None
@@ -102,7 +102,7 @@ def test_what_is_no_python_has_no_interpreter():
             process.kill()
 
 
-def test_memory_that_is_not_there_is_told(tmp_path):
+def test_reading_unmapped_memory_raises_unreadable(tmp_path):
     with pytest.raises(Unreadable):
         Memory(2**22 + 1).read(4096, 8)
     with pytest.raises(Unreadable):
@@ -110,10 +110,10 @@ def test_memory_that_is_not_there_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(("scope", "says"), [("0", False), ("1", False), ("3", True)])
-def test_yama_that_forbids_reading_is_told(tmp_path, scope, says):
+def test_a_yama_scope_that_forbids_reading_is_reported(tmp_path, scope, says):
     (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
     assert ("ptrace_scope" in read_restriction(tmp_path / "ptrace_scope")) == says
 
 
-def test_without_yama_nothing_is_forbidden(tmp_path):
+def test_without_yama_memory_reads_are_permitted(tmp_path):
     assert read_restriction(tmp_path / "absent") == ""

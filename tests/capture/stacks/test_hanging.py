@@ -55,7 +55,7 @@ def test_native_frames_lead_through_a_hooked_call_to_the_python_line(tracing, pu
     assert message == []
 
 
-def test_a_thread_that_waits_by_spinning_is_told_at_least_up_to_the_hook(tracing, puppet):
+def test_a_spinning_thread_has_a_stack_up_to_the_probed_function(tracing, puppet):
     program = tracing()
     puppet.tell("lib.cudaStreamSynchronize(0, 20000000)")
     until = time.monotonic() + 15
@@ -69,9 +69,7 @@ def test_a_thread_that_waits_by_spinning_is_told_at_least_up_to_the_hook(tracing
     assert result[-2:] == ("<string>:1 <module>", "<string>:9 <module>")
 
 
-def test_memory_is_read_by_the_kernel_side_where_it_may_not_be_read_otherwise(
-    tracing, puppet, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_kernel_reads_memory_when_user_space_may_not(tracing, puppet, monkeypatch: pytest.MonkeyPatch):
     program = tracing()
     puppet.tell(SYNC)
     waits(program, puppet.pid)
@@ -82,7 +80,7 @@ def test_memory_is_read_by_the_kernel_side_where_it_may_not_be_read_otherwise(
     assert message == []
 
 
-def test_without_either_it_is_said_why_there_are_no_stacks(
+def test_the_reason_for_missing_stacks_is_reported_when_no_read_works(
     tracing: Callable[..., Program], puppet, monkeypatch: pytest.MonkeyPatch
 ):
     program = tracing()

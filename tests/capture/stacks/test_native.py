@@ -104,7 +104,7 @@ def test_frames_are_those_that_the_program_is_in(program, compiled, flags):
     assert result[-1] == "_start"
 
 
-def test_a_thread_of_its_own_ends_where_it_began(program, compiled):
+def test_the_stack_of_a_second_thread_ends_at_its_start_function(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"]), "thread") as pid:
         result = names(program, pid, tids(pid)[1])
     assert result[:10] == ["pause", *INNER, "hidden", "again", "again", "again", "thread"]
@@ -129,19 +129,19 @@ def test_a_deleted_file_is_still_read(program, compiled, tmp_path):
         assert names(program, pid, pid)[1:5] == INNER
 
 
-def test_a_stack_ends_where_the_file_does_not_say_how_to_go_on(program, compiled):
+def test_a_stack_ends_at_a_frame_without_unwind_rules(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"], "-fno-asynchronous-unwind-tables")) as pid:
         result = names(program, pid, pid)
     assert result == ["pause", "innermost", "..."]
 
 
-def test_in_a_signal_handler_it_is_right_as_far_as_it_goes(program, compiled):
+def test_the_stack_in_a_signal_handler_is_correct_up_to_the_signal_frame(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"]), "signal") as pid:
         result = names(program, pid, pid)
     assert result == ["pause", *INNER, "hidden", "again", "handler", "?", "..."]
 
 
-def test_a_thread_that_was_preempted_is_told_at_any_instruction(program, compiled):
+def test_a_preempted_thread_is_unwound_at_any_instruction(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"]), "spins") as pid:
         code = MappedCode(pid, Files())
         code.refresh()

@@ -21,13 +21,13 @@ def test_every_walk_is_right_while_other_threads_run(tracing, library, minor):
     assert walked(program, INTERPRETERS[minor], library, N_CALLS) == {"right": N_CALLS}
 
 
-def test_a_process_that_was_not_told_of_has_no_stacks(tracing, puppet):
+def test_a_process_that_is_not_followed_has_no_stacks(tracing, puppet):
     program = tracing(slow_call_ns=0)
     puppet.does("lib.cudaStreamSynchronize(0, 0)")
     assert not len(program.stacks.drain())
 
 
-def test_a_thread_that_blocks_at_one_place_is_walked_now_and_then_and_elsewhere_each_time(tracing, puppet):
+def test_repeated_blocks_at_one_location_are_walked_less_often(tracing, puppet):
     program = tracing(slow_off_ns=1_000_000)
     Told(program).follow(puppet.pid)
     puppet.does("import select, time", "lib.cudaStreamSynchronize(0, 0)")

@@ -88,7 +88,7 @@ def test_every_stack_is_that_of_its_call_or_none(tracing, built):
     assert output.said == []
 
 
-def test_native_frames_stand_over_the_python_ones(tracing, puppet):
+def test_native_frames_precede_python_frames(tracing, puppet):
     program = tracing(slow_call_ns=0)
     output = Told(program)
     output.follow(puppet.pid)
@@ -104,7 +104,7 @@ def test_native_frames_stand_over_the_python_ones(tracing, puppet):
     assert "libffi" in words[0]
 
 
-def test_without_stacks_nothing_is_told(tracing, puppet):
+def test_no_native_frames_are_recorded_for_a_process_that_is_not_followed(tracing, puppet):
     program = tracing(slow_call_ns=0)
     puppet.does("lib.cudaStreamSynchronize(0, 0)")
     assert not len(program.natives.drain())

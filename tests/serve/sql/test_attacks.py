@@ -46,7 +46,7 @@ def text_of(query):
 
 
 @pytest.mark.shared
-def test_every_written_query_behaves_as_it_says(shared, workers):
+def test_every_listed_query_has_its_expected_outcome(shared, workers):
     wrong = []
     for query in json.loads((shared / "sql_attacks.json").read_text())["queries"]:
         result = outcome(workers, text_of(query))
@@ -191,7 +191,7 @@ KILL 1
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-def test_it_is_refused_before_it_runs(workers, sql):
+def test_forbidden_statements_are_refused_before_execution(workers, sql):
     assert outcome(workers, sql.encode().decode("unicode_escape") if "\\" in sql else sql) in (
         RefusedQuery,
         BadInput,

@@ -32,7 +32,7 @@ def answered(store, max_hot_rows, sql=ALL):
         return workers.query(sql, tenant="a")
 
 
-def test_rows_that_are_left_out_are_told_with_their_table_and_times(store):
+def test_omitted_rows_are_reported_with_their_table_and_times(store):
     result = answered(store, 4)
     assert (result.rows, result.truncated) == ([[4, 3]], True)
     times = store.snapshot("a").hot["events"]["received_at"].cast("int64").to_pylist()
@@ -47,11 +47,11 @@ def test_an_answer_over_all_rows_has_no_note(store):
     assert (result.rows, result.truncated, result.note) == ([[10, 0]], False, "")
 
 
-def test_a_table_that_is_not_asked_for_is_not_told_of(store):
+def test_omitted_rows_of_other_tables_are_not_reported(store):
     assert answered(store, 4, "SELECT count(*) FROM nodes").note == ""
 
 
-def test_rows_in_files_are_seen_however_many(store):
+def test_rows_in_files_are_never_omitted(store):
     store.seal_all()
     result = answered(store, 1)
     assert (result.rows, result.note) == ([[10, 0]], "")

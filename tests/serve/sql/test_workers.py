@@ -102,7 +102,7 @@ def test_a_query_is_killed_at_its_deadline_and_the_next_one_is_answered(workers)
     assert not Path(f"/proc/{gone.pop()}").exists()
 
 
-def test_a_worker_that_dies_in_the_middle_is_told_and_replaced(workers):
+def test_a_worker_killed_during_a_query_is_reported_and_replaced(workers):
     workers.start()
     outcome = []
 
@@ -169,7 +169,7 @@ def test_rows_and_bytes_are_limited(workers):
         workers.query("SELECT list(repeat('x', 10000)) FROM range(1000)", tenant="a")
 
 
-def test_values_are_what_every_json_reader_understands(workers):
+def test_values_are_converted_to_portable_json(workers):
     result = workers.query(
         "SELECT TIMESTAMPTZ '2026-01-31 12:00:00+01', DATE '2026-01-31', 'nan'::DOUBLE, 1.5::DECIMAL(5, 2),"
         " sum(range), 'ab'::BLOB, {'a': [1, NULL]}, MAP {'k': 'v'}, INTERVAL 90 SECOND, 'x' || chr(27) || chr(8238),"

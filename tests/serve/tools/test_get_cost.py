@@ -77,7 +77,7 @@ def test_a_sum_with_a_range_in_it_has_two_ends_and_the_largest_row_is_first(aske
     assert cost.summary == "2 incidents cost $0.26 to $0.88 (136.0 to 460.0 GPU seconds)."
 
 
-def test_what_may_have_cost_nothing_is_not_left_out(asker_of):
+def test_an_incident_with_a_lower_bound_of_zero_is_included(asker_of):
     cost = asked(asker_of(MAYBE))
     assert ends(cost) == (0.0, 720.0, 0.0, usd(720))
     assert cost.summary == "1 incident cost at most $1.38 (at most 720.0 GPU seconds)."
@@ -95,7 +95,7 @@ def test_both_ends_count_by_their_share_within_the_window(asker_of):
     assert ends(cost) == (9.0, 90.0, usd(9), usd(90))
 
 
-def test_what_has_no_price_has_two_ends_too(asker_of):
+def test_an_incident_without_a_price_has_both_bounds(asker_of):
     cost = asked(asker_of(RANGE, gpu="A GPU of tomorrow"))
     assert ends(cost) == (36.0, 360.0, None, None)
     (missing,) = cost.without_price

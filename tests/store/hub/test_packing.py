@@ -41,7 +41,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 @settings(max_examples=150, deadline=None)
 @given(rows=tables())
-def test_what_is_packed_comes_back(rows):
+def test_packed_rows_are_unpacked_unchanged(rows):
     result = unpacked(packed(rows))
     assert len(result) == len(rows)
     for name in rows.column_names:
@@ -49,7 +49,7 @@ def test_what_is_packed_comes_back(rows):
         assert there.type == rows[name].type and there.to_pylist() == rows[name].to_pylist()
 
 
-def test_what_grows_from_row_to_row_and_what_is_the_same_in_all_take_little():
+def test_increasing_and_constant_columns_are_packed_compactly():
     n = 5_000
     begin_ns = 1_795_000_000 * 10**9
     steps = np.random.default_rng(1).integers(0, 1 << 15, n)

@@ -35,7 +35,7 @@ def n_rows(store: HubStore, table: str = "stored_events", tenant: str = "a") -> 
     return int(str(n))
 
 
-def test_what_was_acknowledged_is_there_after_a_restart(store: HubStore, tmp_path: Path):
+def test_acknowledged_rows_survive_a_restart(store: HubStore, tmp_path: Path):
     appended(store, events=events(["x", "y"]), collectives=collectives([1, 2]))
     again = reopened(store, tmp_path)
     with closing(again):
@@ -79,7 +79,7 @@ def test_many_rows_and_few_that_are_committed_together_are_there_after_a_restart
         assert sql(again, output) == before
 
 
-def test_what_waits_for_a_batch_on_its_way_is_committed_without_it_if_it_does_not_come(store: HubStore):
+def test_a_commit_does_not_wait_forever_for_an_announced_batch(store: HubStore):
     with store.announced():
         assert store.append(Batch("b", "a", {"events": events(["x"])})).result(30).n_rows == 1
     with pytest.raises(ValueError), store.announced():
@@ -200,7 +200,7 @@ def test_a_hub_of_schema_5_keeps_its_jobs_and_takes_owners(store: HubStore, tmp_
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000], ids=["empty", "garbage"])
-def test_a_file_that_is_no_database_is_said_to_be(tmp_path: Path, content: bytes):
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path, content: bytes):
     (tmp_path / "hub.duckdb").write_bytes(content)
     if not content:
         HubStore.open(tmp_path).close()
@@ -235,7 +235,7 @@ def test_too_much_that_waits_is_refused_and_the_rest_is_stored(tmp_path: Path):
         assert future.result(30).n_rows == 4 and n_rows(store) == 4
 
 
-def test_writers_at_once_lose_nothing(store: HubStore):
+def test_rows_of_concurrent_writers_are_all_stored(store: HubStore):
     def write(number: int) -> None:
         for i in range(25):
             appended(store, batch_id=f"{number}-{i}", events=events([f"{number}-{i}-{k}" for k in range(25)]))
@@ -315,7 +315,7 @@ def test_a_round_that_is_sealed_in_two_parts_keeps_its_median(store: HubStore, t
         assert sql(again, "SELECT DISTINCT late_ns FROM collectives WHERE seq = 1") == [(None,)]
 
 
-def test_rows_are_sealed_once_where_whole_rounds_came_after_the_border(store: HubStore):
+def test_rows_are_sealed_once_if_complete_rounds_follow_the_cutoff(store: HubStore):
     before, after = list(range(1, 21)), [21, 22]
     for rank in (0, 1):
         appended(store, collectives=collectives(before, rank=rank, nranks=2, late_ns=rank * 3_000_000))
@@ -331,7 +331,7 @@ def test_rows_are_sealed_once_where_whole_rounds_came_after_the_border(store: Hu
     ]
 
 
-def test_small_files_are_merged_and_the_old_ones_go_later(tmp_path: Path):
+def test_small_files_are_merged_and_the_originals_deleted_later(tmp_path: Path):
     with closing(HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, grace_s=0.2))) as store:
         for i in range(9):
             appended(store, events=events([f"e{i}"], NOW_NS + i))
@@ -379,7 +379,7 @@ def test_files_of_a_seal_that_was_cut_off_are_removed(store: HubStore, tmp_path:
         assert n_rows(again) == 1
 
 
-def test_a_lost_file_is_reported_and_served_again_once_it_is_back(store: HubStore, tmp_path: Path):
+def test_a_missing_file_is_reported_and_served_again_once_restored(store: HubStore, tmp_path: Path):
     appended(store, events=events(["x"]))
     store.seal_all()
     (segment,) = files(store)
@@ -401,9 +401,7 @@ def test_housekeeping_goes_on_by_itself(tmp_path: Path):
         assert len(files(store)) == 1 and n_rows(store) == 12
 
 
-def test_a_disk_that_is_full_fails_the_batch_and_nothing_else(
-    store: HubStore, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_fails_only_the_current_batch(store: HubStore, monkeypatch: pytest.MonkeyPatch):
     appended(store, events=events(["before"]))
 
     def full(*_: object, **__: object) -> None:
@@ -426,7 +424,7 @@ def test_rows_of_the_hub_itself_are_replaced_by_key(store: HubStore):
     assert sql(store, "SELECT state FROM verdicts", "b") == [("open",)]
 
 
-def test_who_has_sent_is_known_and_what_it_said_of_itself(store: HubStore, tmp_path: Path):
+def test_nodes_are_stored_with_their_attributes_and_times(store: HubStore, tmp_path: Path):
     appended(store, events=events(["x"]), nodes=pa.table({"node_id": ["n0"], "gpu_model": ["H100"]}))
     question = "SELECT node_id, gpu_model, last_seen >= first_seen FROM nodes"
     assert sql(store, question) == [("n0", "H100", True)]
@@ -451,7 +449,7 @@ def test_listeners_hear_every_committed_batch_and_cannot_stop_it(store: HubStore
     assert store.counters.listener_failures == 3
 
 
-def test_a_question_that_does_not_exist_or_lacks_a_parameter_is_said(store: HubStore):
+def test_unknown_queries_and_missing_parameters_are_errors(store: HubStore):
     with pytest.raises(NotFound):
         store.ask("nothing", tenant="a", params={})
     with pytest.raises(NotFound):
@@ -495,7 +493,7 @@ def test_every_acknowledged_row_is_there_once_after_kill_9(tmp_path: Path, n_ack
         assert len(set(rows) - set(acknowledged)) <= 2, "at most what was under way in each life"
 
 
-def test_verdicts_closed_long_ago_go_with_their_chains_and_open_ones_stay(tmp_path: Path):
+def test_old_closed_verdicts_expire_with_their_chains(tmp_path: Path):
     us, day_us = pa.timestamp("us", "UTC"), 86_400 * 10**6
     now_us = time.time_ns() // 1000
     with closing(
@@ -519,7 +517,7 @@ def test_verdicts_closed_long_ago_go_with_their_chains_and_open_ones_stay(tmp_pa
         assert sql(again, "SELECT verdict_id FROM verdicts ORDER BY 1") == left
 
 
-def test_what_tenants_sent_is_readable_by_the_owner_only(tmp_path: Path):
+def test_stored_rows_are_readable_by_the_owner_only(tmp_path: Path):
     folder = tmp_path / "hub"
     folder.mkdir(mode=0o755)
     with closing(HubStore.open(folder, STILL)) as store:
@@ -528,7 +526,7 @@ def test_what_tenants_sent_is_readable_by_the_owner_only(tmp_path: Path):
         assert (folder / "hub.duckdb").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_folder_in_which_others_keep_things_stays_as_it_is(tmp_path: Path):
+def test_the_permissions_of_a_shared_folder_are_not_changed(tmp_path: Path):
     tmp_path.chmod(0o755)
     (tmp_path / "theirs").touch()
     with closing(HubStore.open(tmp_path, STILL)):

@@ -35,34 +35,34 @@ class HostTimes:
     delay_ns: Array
 
     @staticmethod
-    def of(line: Timeline, plan: Programs, late: list[LateStep]) -> "HostTimes":
+    def of(timeline: Timeline, programs: Programs, late: list[LateStep]) -> "HostTimes":
         """The times of the late steps of all processes."""
-        rows, self_ns = np.zeros(0, np.int64), line.self_ns
-        if late and not line.is_p2p.any():
+        rows, self_ns = np.zeros(0, np.int64), timeline.self_ns
+        if late and not timeline.is_p2p.any():
             first, last = _rows(late)
             rows = np.unique(rows_of(first, last + 1)[0])
-        more = self_ns[rows] - medians_in_calls(plan, self_ns, rows)
+        more = self_ns[rows] - medians_in_calls(programs, self_ns, rows)
         return HostTimes(self_ns, rows, np.nan_to_num(np.maximum(more, 0.0), nan=0.0))
 
 
-def passed_on(line: Timeline, times: HostTimes, late: list[LateStep]) -> Array:
+def passed_on(timeline: Timeline, times: HostTimes, late: list[LateStep]) -> Array:
     """The part of each late step of one process that its GPU passed on: float64 (k,), from 0 to 1.
 
     The part is 0 if it cannot be bounded: if ranks send to each other, as a GPU then also waits for its peers, and if a
     process does not wait at all.
     """
-    if line.is_p2p.any():
+    if timeline.is_p2p.any():
         return np.zeros(len(late))
     out = np.ones(len(late))
     if not late:
         return out
-    begin, end = line.first[late[0].process : late[0].process + 2].tolist()
+    begin, end = timeline.first[late[0].process : late[0].process + 2].tolist()
     rows_of_process = np.arange(begin, end)
     host_ns, delay_ns = times.self_ns[rows_of_process].astype(np.float64), np.zeros(len(rows_of_process))
     here = slice(*np.searchsorted(times.rows, [begin, end]))
     delay_ns[times.rows[here] - begin] = times.delay_ns[here]
-    emptied = np.concatenate([[0.0], np.cumsum(_in_emptying_calls_ns(line, rows_of_process))])
-    ends, wait_ns, after_ns = _waits(line, rows_of_process, self_ns=times.self_ns)
+    emptied = np.concatenate([[0.0], np.cumsum(_in_emptying_calls_ns(timeline, rows_of_process))])
+    ends, wait_ns, after_ns = _waits(timeline, rows_of_process, self_ns=times.self_ns)
     stretch = np.searchsorted(ends, np.arange(len(rows_of_process)))  # the wait that each row leads up to
     first, last = (rows - begin for rows in _rows(late))
     excess_ns = np.array([step.excess_ns for step in late])
@@ -110,23 +110,23 @@ def _parts(
     return out
 
 
-def _in_emptying_calls_ns(line: Timeline, rows: Array) -> Array:
+def _in_emptying_calls_ns(timeline: Timeline, rows: Array) -> Array:
     """By row of a process, the time in calls that empty the GPU's queue: blocking copies, allocations."""
     total = np.zeros(len(rows), np.int64)
     for category in _EMPTYING:
-        total += line.rows.column("ledger_ns", rows, category - 1).astype(np.int64)
+        total += timeline.rows.column("ledger_ns", rows, category - 1).astype(np.int64)
     return np.asarray(np.diff(total, prepend=total[:1]))
 
 
-def _waits(line: Timeline, rows: Array, *, self_ns: Array) -> tuple[Array, Array, Array]:
+def _waits(timeline: Timeline, rows: Array, *, self_ns: Array) -> tuple[Array, Array, Array]:
     """The rows of a process with a wait in their interval, the length of the wait, and the host time after the wait:
     (w,) each.
     """
-    n_syncs = line.rows.column("n_syncs", rows).astype(np.int64)
-    waited = np.maximum(line.wait_ns[rows], 0)
+    n_syncs = timeline.rows.column("n_syncs", rows).astype(np.int64)
+    waited = np.maximum(timeline.wait_ns[rows], 0)
     ends = np.flatnonzero((waited > _NO_WAIT_NS) | (np.diff(n_syncs, prepend=n_syncs[:1]) > 0))
-    leave = line.rows["wait_leave_ns"][rows[ends]]
-    after = np.where(leave != UNKNOWN, line.ts_ns[rows[ends]] - leave, self_ns[rows[ends]])
+    leave = timeline.rows["wait_leave_ns"][rows[ends]]
+    after = np.where(leave != UNKNOWN, timeline.ts_ns[rows[ends]] - leave, self_ns[rows[ends]])
     return ends, waited[ends], np.clip(after, 0, self_ns[rows[ends]]).astype(np.float64)
 
 

@@ -71,14 +71,16 @@ def _empties_queue(case: Case, late: Sequence[LateStep]) -> bool:
     after = np.array([late_step.peak_row for late_step in late])
     spent_ns = 0.0
     for category in (Category.ALLOC, Category.COPY):
-        total_ns = [case.line.rows.column("ledger_ns", rows, category - 1).sum() for rows in (before, after)]
+        total_ns = [
+            case.timeline.rows.column("ledger_ns", rows, category - 1).sum() for rows in (before, after)
+        ]
         spent_ns += float(total_ns[1]) - float(total_ns[0])
     return spent_ns >= _MOST * sum(late_step.excess_ns for late_step in late)
 
 
 def _is_absorbed(case: Case, grown: Growth, late: Sequence[LateStep]) -> bool:
     """Whether steps with the delays last about as long as others, relative to the delay and to a step."""
-    limits, n_waiting = case.limits, max(case.line.n_processes - 1, 1)
+    limits, n_waiting = case.limits, max(case.timeline.n_processes - 1, 1)
     each_ns = grown.most_ns / n_waiting / max(len(late), 1)
     is_short = each_ns <= limits.late_step_share * case.step_ns
     return grown.is_measured and is_short and grown.most_ns <= limits.elongation * grown.delay_ns
@@ -91,6 +93,6 @@ def _may_be_absorbed(case: Case, late: Sequence[LateStep]) -> bool:
     after = np.searchsorted(table.step[here], [late_step.step + 1 for late_step in late])
     waited = np.append(table.wait_ns[here], 0)[np.minimum(after, len(table.step[here]))]
     delay = np.array([max(late_step.late_ns, late_step.excess_ns) for late_step in late])
-    times = HostTimes.of(case.line, case.plan, list(late))
-    parts = passed_on(case.line, times, list(late))
+    times = HostTimes.of(case.timeline, case.programs, list(late))
+    parts = passed_on(case.timeline, times, list(late))
     return bool(np.median(waited - delay) >= 0 and np.median(parts) < _PASSED_ON)

@@ -97,7 +97,7 @@ def delays_by_process(
         {(late_step.process, late_step.step): late_step for late_step in [*late, *among]}.values()
     )
     costs, n_counted = _costs(case, counted, among_all), Counter(late_step.process for late_step in counted)
-    excess, result, nothing = _excess_by_process(case, late), {}, np.zeros(case.line.n_processes)
+    excess, result, nothing = _excess_by_process(case, late), {}, np.zeros(case.timeline.n_processes)
     for process, late_steps in _by_process(case, late).items():
         spent = costs.get(process, Cost(nothing, nothing))
         result[process] = replace(
@@ -125,7 +125,7 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     all_ns = sum(late_step.late_ns for late_step in last_ones)
     more = all_ns / sum(late_step.late_ns for late_step in counted)
     lost_ns = more * np.sum([spent.lost_ns for spent in costs], axis=0)
-    if case.line.is_p2p.any():  # indirect waits are not all recorded
+    if case.timeline.is_p2p.any():  # indirect waits are not all recorded
         lost_ns = np.maximum(lost_ns, all_ns)
     delays = _delays(case, late, _in_all(list(_excess_by_process(case, late).values())))
     return replace(
@@ -143,19 +143,19 @@ def _costs(
     among: all late steps that cause a share of the waiting time. uneven: other late steps of the same fault; no process
     would have waited for them without the fault.
     """
-    by_round = RowsByRound.of(case.met, case.table, late, among=[*among, *uneven])
-    share, times = shares(case.arrival_ns, among), HostTimes.of(case.line, case.plan, late)
+    by_round = RowsByRound.of(case.matched, case.table, late, among=[*among, *uneven])
+    share, times = shares(case.arrival_ns, among), HostTimes.of(case.timeline, case.programs, late)
     return {
         process: cost(
-            case.line,
-            case.met,
+            case.timeline,
+            case.matched,
             case.arrival_ns,
             waits=case.waits,
             by_round=by_round,
             late=late_steps,
             among=among,
             share=share,
-            passed_on=passed_on(case.line, times, late_steps),
+            passed_on=passed_on(case.timeline, times, late_steps),
             step_ns=case.step_ns,
             limits=case.limits,
         )
@@ -210,7 +210,7 @@ def _costing(
     members = {case.process_key(process) for process in group}
     waited = [key for key in delays.lost_ns if key not in members]
     waited = waited or [
-        key for key in map(case.process_key, range(case.line.n_processes)) if key not in members
+        key for key in map(case.process_key, range(case.timeline.n_processes)) if key not in members
     ]
     modelled = sum(ns for key, ns in delays.least_ns.items() if key not in members)
     if _empties_queue(delays.excess):
@@ -246,12 +246,12 @@ def _is_on_gpu(excess: Excess) -> bool:
 def _lost_by(case: Case, lost_ns: Array) -> dict[ProcessKey, float]:
     """The lost time by process identity, for the processes that lost time."""
     kept_waiting = np.flatnonzero(lost_ns > 0)
-    columns = (column[kept_waiting].tolist() for column in (case.line.node, case.line.pid, lost_ns))
+    columns = (column[kept_waiting].tolist() for column in (case.timeline.node, case.timeline.pid, lost_ns))
     return {(node, pid): ns for node, pid, ns in zip(*columns, strict=True)}
 
 
 def _n_counted(case: Case, most_waits: int) -> int:
-    return max(most_waits // max(case.line.n_processes, 1), 1)
+    return max(most_waits // max(case.timeline.n_processes, 1), 1)
 
 
 def _largest(late: list[LateStep], most: int) -> list[LateStep]:
@@ -272,7 +272,7 @@ def device_delays(case: Case, process: int, late: list[LateStep]) -> Delays:
     """The delays of a process by its GPU. Each other process loses at most the delays."""
     delays = _delays(case, _by_process(case, late)[process], _excess_by_process(case, late)[process])
     lost = float(sum(late_step.excess_ns for late_step in late))
-    others = (other for other in range(case.line.n_processes) if other != process)
+    others = (other for other in range(case.timeline.n_processes) if other != process)
     return replace(delays, lost_ns={case.process_key(other): lost for other in others})
 
 
@@ -364,7 +364,7 @@ def _excess_by_process(case: Case, late: list[LateStep]) -> dict[int, Excess]:
     """The excess of each process's late steps over their peers, from the largest late steps."""
     largest = sorted(late, key=lambda late_step: -late_step.excess_ns)[:_MOST_EXPLAINED]
     more = _more_spent(case, largest)
-    knows_syscalls = not bool((case.line.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
+    knows_syscalls = not bool((case.timeline.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
     examined = _by_process(case, largest)
     nothing = _excess(case, [], more=more, knows_syscalls=knows_syscalls)
     return {late_step.process: nothing for late_step in late} | {
@@ -376,7 +376,9 @@ def _excess_by_process(case: Case, late: list[LateStep]) -> dict[int, Excess]:
 def _more_spent(case: Case, late: list[LateStep]) -> dict[int, tuple[Array, Array]]:
     """By id of a late step, the excess of the ledger and of the calls in each row of it: see ledger_excess_ns."""
     rows = [np.arange(late_step.first_row, late_step.peak_row + 1) for late_step in late]
-    ledger, counts = ledger_excess_ns(case.line, case.plan, np.concatenate([np.zeros(0, np.int64), *rows]))
+    ledger, counts = ledger_excess_ns(
+        case.timeline, case.programs, np.concatenate([np.zeros(0, np.int64), *rows])
+    )
     ends = np.cumsum([len(own) for own in rows])
     parts = (np.split(each, ends[:-1]) for each in (ledger, counts))
     return {id(late_step): more for late_step, more in zip(late, zip(*parts, strict=True), strict=True)}
@@ -405,7 +407,7 @@ def _delays(case: Case, late: list[LateStep], excess: Excess) -> Delays:
 
 def _rounds(case: Case, late: list[LateStep]) -> dict[int, tuple[int, int, int]]:
     peaks = np.array([late_step.peak_row for late_step in late])
-    comms, seqs = (case.line.rows.column(name, peaks).tolist() for name in ("comm_hash", "seq"))
+    comms, seqs = (case.timeline.rows.column(name, peaks).tolist() for name in ("comm_hash", "seq"))
     result: dict[int, tuple[int, int, int]] = {}
     for comm, seq in zip(comms, seqs, strict=True):
         n, first, last = result.get(comm, (0, seq, seq))
@@ -446,12 +448,12 @@ def _sampled(case: Case, late: list[LateStep]) -> Array:
     rows = case.trace.samples
     if not late or not len(rows):
         return rows[:0]
-    line, process = case.line, late[0].process
-    own = rows[(rows["pid"] == line.pid[process]) & (rows["node"] == line.node[process])]
+    timeline, process = case.timeline, late[0].process
+    own = rows[(rows["pid"] == timeline.pid[process]) & (rows["node"] == timeline.node[process])]
     own = own[own["role"] == SampleRole.GPU]
     is_within = np.zeros(len(own), bool)
     for late_step in late:
-        begin, end = line.ts_ns[max(late_step.first_row - 1, 0)], line.ts_ns[late_step.peak_row]
+        begin, end = timeline.ts_ns[max(late_step.first_row - 1, 0)], timeline.ts_ns[late_step.peak_row]
         is_within |= (own["ts_ns"] - _SECOND_NS < end) & (own["ts_ns"] >= begin)
     return own[is_within]
 
@@ -460,14 +462,14 @@ def _within(case: Case, table: Array, late: list[LateStep]) -> Array:
     """Rows of calls, offcpu or host_events of the late process that overlap one of its late intervals."""
     if not late:
         return table[:0]
-    line, process = case.line, late[0].process
-    own = table[(table["pid"] == line.pid[process]) & (table["node"] == line.node[process])]
+    timeline, process = case.timeline, late[0].process
+    own = table[(table["pid"] == timeline.pid[process]) & (table["node"] == timeline.node[process])]
     own_end = own["ts_ns"] + np.maximum(own["duration_ns"], 0)
     if "kind" in (own.dtype.names or ()):  # events counted once a second may be from any time in that second
         own_end[np.isin(own["kind"], SUMMED)] += _SECOND_NS
     is_within = np.zeros(len(own), bool)
     for late_step in late:
-        begin, end = line.ts_ns[max(late_step.first_row - 1, 0)], line.ts_ns[late_step.peak_row]
+        begin, end = timeline.ts_ns[max(late_step.first_row - 1, 0)], timeline.ts_ns[late_step.peak_row]
         is_within |= (own["ts_ns"] < end) & (own_end > begin)
     return own[is_within]
 

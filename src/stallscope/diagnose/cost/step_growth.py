@@ -397,11 +397,11 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     """
     table, n = case.table, int(case.table.step.max()) + 1
     named = sorted({late_step.process for late_step in late})
-    is_named = np.isin(np.arange(case.line.n_processes), named)
-    start = case.line.ts_ns[table.first_row]
+    is_named = np.isin(np.arange(case.timeline.n_processes), named)
+    start = case.timeline.ts_ns[table.first_row]
     length = np.append(np.diff(start), 0)
     is_known = np.append((np.diff(table.process) == 0) & (np.diff(table.step) == 1), False)
-    is_known &= ~case.line.is_first[table.first_row]
+    is_known &= ~case.timeline.is_first[table.first_row]
     if not is_named.all():
         is_known &= ~is_named[table.process]
     n_known = np.bincount(table.step[is_known], minlength=n)
@@ -410,7 +410,7 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     kept, n_calls = (n_known > 0) & (n_recorded == len(named)), np.zeros(n, np.int64)
     np.maximum.at(n_calls, table.step[is_known], (table.end_row - table.first_row)[is_known])
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
-    pause_ns = shared_pause_ns(table, case.pace.least_ns, case.plan.program)
+    pause_ns = shared_pause_ns(table, case.pace.least_ns, case.programs.program)
     paused = _paused(table, pause_ns, n)
     delay, excess = _by_named(case, late, named, is_warm=is_warm, pause_ns=pause_ns)
     for process, own in excess.items():  # a single long delay has a verdict of its own
@@ -427,7 +427,7 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         is_warm=is_warm[kept],
         is_step=True,
         step_at_most_ns=np.inf,
-        n_waiting=case.line.n_processes - len(named),
+        n_waiting=case.timeline.n_processes - len(named),
         in_all_ns={process: float(each.sum()) for process, each in delay.items()},
     )
     return replace(parts, step_at_most_ns=_shortest_warm_up(parts, _is_normal(table, n)[kept]))
@@ -519,7 +519,7 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
         is_warm=np.zeros(len(n_steps), bool),
         is_step=False,
         step_at_most_ns=_shortest_before_release(case),
-        n_waiting=case.line.n_processes - len(delay),
+        n_waiting=case.timeline.n_processes - len(delay),
         in_all_ns=in_all,
     )
 

@@ -73,16 +73,18 @@ class Waits:
     in_each_step: bool
 
     @staticmethod
-    def of(line: Timeline, arrival_ns: Array, *, step: Array, step_ns: float, first_step: int = 0) -> "Waits":
+    def of(
+        timeline: Timeline, arrival_ns: Array, *, step: Array, step_ns: float, first_step: int = 0
+    ) -> "Waits":
         """step: int64 (n,), the step of each row, see programs. step_ns: the median step. first_step: earlier steps
         are warm-up, and stretches with such steps are left out.
         """
-        row_index = _RowIndex.of(line, arrival_ns)
-        released_ns, released_in = _releases(line, arrival_ns, row_index, step=step, step_ns=step_ns)
+        row_index = _RowIndex.of(timeline, arrival_ns)
+        released_ns, released_in = _releases(timeline, arrival_ns, row_index, step=step, step_ns=step_ns)
         is_warm = released_in >= first_step
         if np.count_nonzero(is_warm) >= _FEWEST_WAITS:
             released_ns, released_in = released_ns[is_warm], released_in[is_warm]
-        return Waits(row_index, released_ns, released_in, _waits_regularly(line))
+        return Waits(row_index, released_ns, released_in, _waits_regularly(timeline))
 
     @cached_property
     def between_releases_ns(self) -> Array:
@@ -106,21 +108,21 @@ class RowsByRound:
     ends: Mapping[int, int]
 
     @staticmethod
-    def of(met: Rounds, table: Cells, late: list[LateStep], *, among: list[LateStep]) -> "RowsByRound":
+    def of(matched: Rounds, table: Cells, late: list[LateStep], *, among: list[LateStep]) -> "RowsByRound":
         """The rows of all rounds in which a late step may have held up others. among: all late steps."""
         ends = _ends(table, late)
-        is_examined = np.zeros(met.n_rounds, bool)
-        is_examined[met.round[_late_rows(met, late, ends)[0]]] = True
-        rows = np.flatnonzero(is_examined[met.round])
-        rows = rows[order_of(met.round[rows], met.n_rounds)]
-        behind_ns = np.maximum(np.nan_to_num(met.late_ns[rows], nan=0.0), 0.0)
+        is_examined = np.zeros(matched.n_rounds, bool)
+        is_examined[matched.round[_late_rows(matched, late, ends)[0]]] = True
+        rows = np.flatnonzero(is_examined[matched.round])
+        rows = rows[order_of(matched.round[rows], matched.n_rounds)]
+        behind_ns = np.maximum(np.nan_to_num(matched.late_ns[rows], nan=0.0), 0.0)
         late_at = np.flatnonzero(behind_ns)
         behind_ns[late_at] = np.minimum(behind_ns[late_at], _own_ns(table, among, rows[late_at]))
-        start = np.searchsorted(met.round[rows], np.arange(met.n_rounds + 1))
+        start = np.searchsorted(matched.round[rows], np.arange(matched.n_rounds + 1))
         return RowsByRound(rows, start, behind_ns, ends)
 
 
-def _late_rows(met: Rounds, late: list[LateStep], ends: Mapping[int, int]) -> tuple[Array, Array]:
+def _late_rows(matched: Rounds, late: list[LateStep], ends: Mapping[int, int]) -> tuple[Array, Array]:
     """The rows of late steps, up to their ends, with at least half of the peak lateness, and the number of each row's
     step: int64 (k,) twice.
     """
@@ -128,7 +130,7 @@ def _late_rows(met: Rounds, late: list[LateStep], ends: Mapping[int, int]) -> tu
     end = np.array([ends[step.peak_row] for step in late], np.int64)
     rows, of_step = rows_of(first, end)
     late_ns = np.array([step.late_ns for step in late])
-    is_late = met.late_ns[rows] >= 0.5 * late_ns[of_step]
+    is_late = matched.late_ns[rows] >= 0.5 * late_ns[of_step]
     return rows[is_late], of_step[is_late]
 
 
@@ -154,8 +156,8 @@ def _own_ns(table: Cells, among: list[LateStep], rows: Array) -> Array:
 
 
 def cost(
-    line: Timeline,
-    met: Rounds,
+    timeline: Timeline,
+    matched: Rounds,
     arrival_ns: Array,
     *,
     waits: Waits,
@@ -172,17 +174,17 @@ def cost(
     among: the late steps of all processes. share: see shares(). passed_on: float64 by late step, see absorbed.
     step_ns: the median step, up to which a delay is searched after its peak.
     """
-    lost, least = np.zeros(line.n_processes), np.zeros(line.n_processes)
+    lost, least = np.zeros(timeline.n_processes), np.zeros(timeline.n_processes)
     row_index, job_waits = waits.row_index, waits.in_each_step
     if late and len(waits.released_ns):
         return _waited_longer(waits, arrival_ns, late=late, among=among)
     if not job_waits:
         for step in late:
-            each = _delayed(line, arrival_ns, row_index, step=step, step_ns=step_ns)
+            each = _delayed(timeline, arrival_ns, row_index, step=step, step_ns=step_ns)
             each[step.process] = 0
             lost += each * share.get((step.process, step.step), 1.0)
         return Cost(lost, least)
-    n_rows = sum(by_round.ends[step.peak_row] - step.first_row for step in late) * line.n_processes
+    n_rows = sum(by_round.ends[step.peak_row] - step.first_row for step in late) * timeline.n_processes
     most = max(_WAITS_AT_ONCE * len(late) // max(n_rows, 1), 1)
     for i in range(0, len(late), most):
         some, numbers = late[i : i + most], np.arange(len(late[i : i + most]))
@@ -191,8 +193,8 @@ def cost(
         late_ns, excess_ns = (
             np.array([getattr(step, name) for step in some])[:, None] for name in ("late_ns", "excess_ns")
         )
-        direct = _waited_for(line, met, arrival_ns, late=some, by_round=by_round)
-        late_before = np.maximum(np.nan_to_num(met.late_ns[peak])[:, None] - late_ns, 0.0)
+        direct = _waited_for(timeline, matched, arrival_ns, late=some, by_round=by_round)
+        late_before = np.maximum(np.nan_to_num(matched.late_ns[peak])[:, None] - late_ns, 0.0)
         direct = np.maximum(direct - late_before, 0.0)
         begin, end = arrival_ns[peak] - late_ns[:, 0], arrival_ns[peak] + step_ns
         window = row_index.between(begin, end)
@@ -231,27 +233,27 @@ def shares(arrival_ns: Array, among: list[LateStep]) -> dict[tuple[int, int], fl
 
 
 def _waited_for(
-    line: Timeline, met: Rounds, arrival_ns: Array, *, late: list[LateStep], by_round: RowsByRound
+    timeline: Timeline, matched: Rounds, arrival_ns: Array, *, late: list[LateStep], by_round: RowsByRound
 ) -> Array:
     """The time each member of the late rounds of each step waited for the late process, beyond its wait for the next
     late process: float64 (k, p).
     """
-    n, start = line.n_processes, by_round.start
-    late_rows, of_step = _late_rows(met, late, by_round.ends)
+    n, start = timeline.n_processes, by_round.start
+    late_rows, of_step = _late_rows(matched, late, by_round.ends)
     if not len(late_rows):
         return np.zeros((len(late), n))
-    of_round = met.round[late_rows]
+    of_round = matched.round[late_rows]
     first, end = start[of_round], start[of_round + 1]
     slot, of_late_row = rows_of(first, end)
     next_late_ns = np.maximum.reduceat(by_round.behind_ns[slot], np.cumsum(end - first) - (end - first))
     others, until = by_round.rows[slot], arrival_ns[late_rows]
-    begin = (until - met.late_ns[late_rows] + next_late_ns).astype(np.int64)
+    begin = (until - matched.late_ns[late_rows] + next_late_ns).astype(np.int64)
     begin = np.maximum(arrival_ns[others], begin[of_late_row])
     kept = np.flatnonzero(until[of_late_row] > begin)
     of_late_row = of_late_row[kept]
     peak_ns = arrival_ns[np.array([step.peak_row for step in late])][of_step]
     return longest_ns(
-        of_step[of_late_row] * n + line.process[others[kept]],
+        of_step[of_late_row] * n + timeline.process[others[kept]],
         begin[kept] - peak_ns[of_late_row],
         (until - peak_ns)[of_late_row],
         n_groups=len(late) * n,
@@ -274,18 +276,18 @@ class _RowIndex:
     synced_ns: Array
 
     @staticmethod
-    def of(line: Timeline, arrival_ns: Array) -> "_RowIndex":
+    def of(timeline: Timeline, arrival_ns: Array) -> "_RowIndex":
         base, last = (int(arrival_ns.min()), int(arrival_ns.max())) if len(arrival_ns) else (0, 0)
         span = last - base + 2
-        key = np.repeat(np.arange(line.n_processes) * span - base, np.diff(line.first))
+        key = np.repeat(np.arange(timeline.n_processes) * span - base, np.diff(timeline.first))
         key += arrival_ns
         return _RowIndex(
             key=np.maximum.accumulate(key, out=key),
             span_ns=span,
             base_ns=base,
-            first=line.first,
-            waited_ns=_before_each(line.in_gpu_calls_ns),
-            synced_ns=_before_each(line.wait_ns),
+            first=timeline.first,
+            waited_ns=_before_each(timeline.in_gpu_calls_ns),
+            synced_ns=_before_each(timeline.wait_ns),
         )
 
     def at(self, t_ns: float | Array, side: Literal["left", "right"]) -> Array:
@@ -328,23 +330,25 @@ def _before_each(value: Array) -> Array:
 
 
 def _releases(
-    line: Timeline, arrival_ns: Array, row_index: "_RowIndex", *, step: Array, step_ns: float
+    timeline: Timeline, arrival_ns: Array, row_index: "_RowIndex", *, step: Array, step_ns: float
 ) -> tuple[Array, Array]:
     """The releases of a job that runs ahead, on the common clock, and the step after each: int64 (k,) each.
 
     The releases come from the process that waits most. Empty if it synchronises in most steps, or too rarely.
     """
-    if not line.n_processes:
+    if not timeline.n_processes:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     longest = int(np.argmax(np.diff(row_index.synced_ns[row_index.first])))
     own = slice(*row_index.first[longest : longest + 2].tolist())
-    n_syncs = line.rows.column("n_syncs", np.arange(own.start, own.stop))
+    n_syncs = timeline.rows.column("n_syncs", np.arange(own.start, own.stop))
     synced = np.diff(n_syncs.astype(np.int64), prepend=0) > 0
-    edge = np.flatnonzero(synced | (line.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
+    edge = (
+        np.flatnonzero(synced | (timeline.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
+    )
     if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
         return edge[:0], edge[:0]
-    leave = line.rows["wait_leave_ns"][edge]
-    shift = arrival_ns[edge] - line.rows["ts_ns"][edge]
+    leave = timeline.rows["wait_leave_ns"][edge]
+    shift = arrival_ns[edge] - timeline.rows["ts_ns"][edge]
     return np.where(leave != UNKNOWN, leave + shift, arrival_ns[edge]), step[edge]
 
 
@@ -405,16 +409,16 @@ def _late_in(released_ns: Array, arrival_ns: Array, late: list[LateStep]) -> Arr
     return out
 
 
-def _waits_regularly(line: Timeline) -> bool:
+def _waits_regularly(timeline: Timeline) -> bool:
     """Whether the job waits regularly: at least 2 % of the intervals of most processes contain a wait."""
-    if not len(line.rows):
+    if not len(timeline.rows):
         return False
-    each = np.add.reduceat(line.in_gpu_calls_ns > _NO_WAIT_NS, line.first[:-1], dtype=np.int64)
-    return bool(np.median(each / np.diff(line.first)) >= 0.02)
+    each = np.add.reduceat(timeline.in_gpu_calls_ns > _NO_WAIT_NS, timeline.first[:-1], dtype=np.int64)
+    return bool(np.median(each / np.diff(timeline.first)) >= 0.02)
 
 
 def _delayed(
-    line: Timeline, arrival_ns: Array, row_index: _RowIndex, *, step: LateStep, step_ns: float
+    timeline: Timeline, arrival_ns: Array, row_index: _RowIndex, *, step: LateStep, step_ns: float
 ) -> Array:
     """For jobs that run ahead: the additional time of each process for the calls of its next ten steps."""
     begin, window = arrival_ns[step.peak_row] - step.late_ns, 10 * step_ns + step.late_ns

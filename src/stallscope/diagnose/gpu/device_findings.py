@@ -15,7 +15,7 @@ from stallscope.diagnose.gpu.slow_gpu import (
     released_late,
     slow_devices,
 )
-from stallscope.diagnose.lateness.imbalance import Moving, SlowStage, moving, slow_stage
+from stallscope.diagnose.lateness.imbalance import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.timeline.case import Case
@@ -27,36 +27,38 @@ _VICTIM = 0.5  # share of the partner's excess up to which a GPU is the partner'
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class DeviceFindings:
     """slow: GPUs by process. more_work: GPUs that do additional work in some steps. stage: a stage whose GPUs have more
     work. uneven: late steps that move between GPUs.
     """
 
     slow: dict[int, SlowDevice] = field(default_factory=dict)
     stage: SlowStage | None = None
-    uneven: Moving | None = None
+    uneven: MovingLateness | None = None
     more_work: dict[int, SlowDevice] = field(default_factory=dict)
 
 
-def on_device(case: Case, late_steps: list[LateStep]) -> OnDevice:
+def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
     """The findings from the GPUs' own times; without such times, slow GPUs from the releases of their ranks.
 
     late_steps: of the hosts, which are not evidence about the GPUs.
     """
-    line, table, limits = case.line, case.judged, case.limits
-    times = gpu_time(line)
+    timeline, table, limits = case.timeline, case.judged, case.limits
+    times = gpu_time(timeline)
     if times is None:
-        return OnDevice(
-            released_late(line, table, case.met, clocks=case.clocks, step_ns=case.step_ns, limits=limits)
+        return DeviceFindings(
+            released_late(
+                timeline, table, case.matched, clocks=case.clocks, step_ns=case.step_ns, limits=limits
+            )
         )
-    host_excess_ns = excess_ns(line, case.plan, line.host_ns)
-    more = device_excess(line, case.plan, table, times, host_excess_ns=host_excess_ns)
+    host_excess_ns = excess_ns(timeline, case.programs, timeline.host_ns)
+    more = device_excess(timeline, case.programs, table, times, host_excess_ns=host_excess_ns)
     late = late_devices(table, more, usual=case.pace, limits=limits, host_late_steps=late_steps)
     slow = slow_devices(table, more, late, usual=case.pace, limits=limits, host_late_steps=late_steps)
-    slow = {process: device for process, device in slow.items() if not _is_victim(line, process, slow)}
+    slow = {process: device for process, device in slow.items() if not _is_victim(timeline, process, slow)}
     stage = slow_stage(
-        line,
-        case.plan,
+        timeline,
+        case.programs,
         table,
         step_ns=case.step_ns,
         limits=limits,
@@ -66,7 +68,9 @@ def on_device(case: Case, late_steps: list[LateStep]) -> OnDevice:
     named = {process: device.late for process, device in slow.items()}
     least_ns = least_device_ns(case.pace, limits)
     slow = {process: device for process, device in slow.items() if not _is_by_manufacture(case, device)}
-    return OnDevice(slow, stage, moving(line, late, named, table=table, least_ns=least_ns, limits=limits))
+    return DeviceFindings(
+        slow, stage, moving(timeline, late, named, table=table, least_ns=least_ns, limits=limits)
+    )
 
 
 def _is_by_manufacture(case: Case, device: SlowDevice) -> bool:
@@ -77,13 +81,13 @@ def _is_by_manufacture(case: Case, device: SlowDevice) -> bool:
     return is_small and len(device.late) >= _SAME_STEPS * n_steps
 
 
-def _is_victim(line: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> bool:
+def _is_victim(timeline: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> bool:
     """Whether a GPU is late in the steps of a far slower GPU of one of its smaller groups.
 
     Part of a wait for a partner counts as the GPU's own work: a transfer to a third rank waits for it on the stream.
     """
-    own, calls = {late.step: late.excess_ns for late in slow[process].late}, line.calls
-    small = line.n_members < line.n_processes
+    own, calls = {late.step: late.excess_ns for late in slow[process].late}, timeline.calls
+    small = timeline.n_members < timeline.n_processes
     groups = calls.comm[(calls.process == process) & small[calls.comm]]
     for partner in np.unique(calls.process[np.isin(calls.comm, groups)]).tolist():
         if partner == process or partner not in slow:
@@ -96,7 +100,7 @@ def _is_victim(line: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> 
     return False
 
 
-def with_costly_gpus(case: Case, gpus: OnDevice) -> OnDevice:
+def with_costly_gpus(case: Case, gpus: DeviceFindings) -> DeviceFindings:
     """The slow GPUs that make steps last longer; GPUs that work longer every k-th step have more work instead."""
     late = {process: device.late for process, device in gpus.slow.items()}
     harmless = absorption(case, late, is_exact=False).proved

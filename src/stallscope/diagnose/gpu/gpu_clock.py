@@ -41,15 +41,15 @@ class GpuTime:
     error_ns: Array
 
 
-def gpu_time(line: Timeline) -> GpuTime | None:
+def gpu_time(timeline: Timeline) -> GpuTime | None:
     """The GPUs' times; None if no collective has GPU times."""
-    start_ns, end_ns = line.rows["gpu_start_ns"], line.rows["gpu_end_ns"]
+    start_ns, end_ns = timeline.rows["gpu_start_ns"], timeline.rows["gpu_end_ns"]
     has_times = (start_ns != UNKNOWN) & (end_ns != UNKNOWN)
     if not has_times.any():
         return None
-    known = line.is_whole & has_times & ~_near_gaps(line)
+    known = timeline.is_whole & has_times & ~_near_gaps(timeline)
     known[1:] &= has_times[:-1]
-    enqueued = _enqueued(line, has_times)
+    enqueued = _enqueued(timeline, has_times)
     at, held = np.flatnonzero(known), np.zeros(len(has_times))
     held[at] = np.maximum(end_ns[at] - start_ns[at], 0)
 
@@ -68,16 +68,16 @@ def gpu_time(line: Timeline) -> GpuTime | None:
     )
 
 
-def _near_gaps(line: Timeline) -> Array:
+def _near_gaps(timeline: Timeline) -> Array:
     """Rows before which a record of their process may have been lost: bool (n,).
 
     A gap shows only in the next row of the same communicator. The lost record may follow any row since the previous row
     of that communicator.
     """
-    near = np.zeros(len(line.rows) + 1, np.int64)
-    gaps = np.flatnonzero(~line.is_whole & ~line.is_first)
+    near = np.zeros(len(timeline.rows) + 1, np.int64)
+    gaps = np.flatnonzero(~timeline.is_whole & ~timeline.is_first)
     if len(gaps):
-        pair = line.calls.pair
+        pair = timeline.calls.pair
         order = np.argsort(pair, kind="stable")
         before = np.full(len(pair), UNKNOWN)
         same = np.diff(pair[order]) == 0
@@ -99,14 +99,14 @@ class _Enqueued:
     error_ns: Array
 
 
-def _enqueued(line: Timeline, has_times: Array) -> _Enqueued:
-    ts_ns, start_ns, end_ns = (line.rows[name] for name in ("ts_ns", "gpu_start_ns", "gpu_end_ns"))
-    release, is_last = line.releases
+def _enqueued(timeline: Timeline, has_times: Array) -> _Enqueued:
+    ts_ns, start_ns, end_ns = (timeline.rows[name] for name in ("ts_ns", "gpu_start_ns", "gpu_end_ns"))
+    release, is_last = timeline.releases
     has_release = has_times & is_last & (release != UNKNOWN)
     earliest, likely, latest = (ts_ns.copy() for _ in range(3))
-    error = np.zeros(line.n_processes)
-    for process in range(line.n_processes):
-        of_process = slice(int(line.first[process]), int(line.first[process + 1]))
+    error = np.zeros(timeline.n_processes)
+    for process in range(timeline.n_processes):
+        of_process = slice(int(timeline.first[process]), int(timeline.first[process + 1]))
         rows = np.flatnonzero(has_times[of_process]) + of_process.start
         if not len(rows):
             continue

@@ -52,56 +52,60 @@ class OverlappedWork:
         return np.asarray(np.where(self.own_ns[cells] > 0, max(share, 0.0) * self.own_ns[cells], np.nan))
 
 
-def overlapped_work(line: Timeline, plan: Programs, table: Cells, times: GpuTime) -> OverlappedWork:
+def overlapped_work(timeline: Timeline, programs: Programs, table: Cells, times: GpuTime) -> OverlappedWork:
     """The work of GPUs in steps with work during collectives."""
-    start_ns, end_ns = line.rows["gpu_start_ns"], line.rows["gpu_end_ns"]
+    start_ns, end_ns = timeline.rows["gpu_start_ns"], timeline.rows["gpu_end_ns"]
     known, own, blocked = times.known, times.own_ns.copy(), np.zeros(len(times.known))
-    rows = np.flatnonzero(overlaps(line, plan, known))
+    rows = np.flatnonzero(overlaps(timeline, programs, known))
     if not len(rows):
         return OverlappedWork(*np.zeros((3, len(table.step))))
     own[rows] = start_ns[rows] - start_ns[rows - 1]
     blocked[rows] = start_ns[rows] - end_ns[rows - 1] <= _BLOCKED_NS
-    are_free = known & (medians_in_calls(plan, blocked, np.arange(len(known))) < 0.5)
+    are_free = known & (medians_in_calls(programs, blocked, np.arange(len(known))) < 0.5)
     # Where peers waited in between, their work until a later start without a wait is known in sum.
     cell = np.maximum(np.searchsorted(table.first_row, np.arange(len(known)), side="right") - 1, 0)
     last = np.full(len(table.step), -1)
     np.maximum.at(last, cell[are_free], np.flatnonzero(are_free))
     is_compared = known & (np.arange(len(known)) <= last[cell])
-    excess = np.nan_to_num(plan.calls.beyond_others(own, known), nan=0.0)
+    excess = np.nan_to_num(programs.calls.beyond_others(own, known), nan=0.0)
     is_in = np.bincount(cell[rows], minlength=len(table.step)) > 0
     values = (own, np.where(is_compared, own, 0.0), np.where(is_compared, excess, 0.0))
     return OverlappedWork(*(np.where(is_in, table.sums(value), 0.0) for value in values))
 
 
-def overlaps(line: Timeline, plan: Programs, known: Array) -> Array:
+def overlaps(timeline: Timeline, programs: Programs, known: Array) -> Array:
     """Whether a row's work on the GPU began at the start of the process's previous collective: bool (n,).
 
     known: bool (n,), rows whose times, and the times of the row before, are known.
     """
     inside = known.copy()
-    inside[1:] &= (plan.step[1:] == plan.step[:-1]) & (plan.step[1:] >= 0) & ~line.is_first[1:]
+    inside[1:] &= (
+        (programs.step[1:] == programs.step[:-1]) & (programs.step[1:] >= 0) & ~timeline.is_first[1:]
+    )
     rows = np.flatnonzero(inside)
-    start_ns, end_ns = line.rows["gpu_start_ns"], line.rows["gpu_end_ns"]
+    start_ns, end_ns = timeline.rows["gpu_start_ns"], timeline.rows["gpu_end_ns"]
     gap, held = np.zeros((2, len(known)))
     gap[rows] = start_ns[rows] - end_ns[rows - 1]
     held[rows] = end_ns[rows - 1] - start_ns[rows - 1]
     is_free = inside & (gap > _BLOCKED_NS)
     is_free[1:] &= ~inside[:-1] | (gap[:-1] > _BLOCKED_NS)
-    return inside & _at_positions(line, plan, is_free, gap=gap, held=held)
+    return inside & _at_positions(timeline, programs, is_free, gap=gap, held=held)
 
 
-def _at_positions(line: Timeline, plan: Programs, is_free: Array, *, gap: Array, held: Array) -> Array:
+def _at_positions(
+    timeline: Timeline, programs: Programs, is_free: Array, *, gap: Array, held: Array
+) -> Array:
     """Whether the work before each row overlaps with the previous collective, by its position in the step: bool (n,).
 
     A position with too few samples is like most positions of its program.
     """
-    wait, work = (plan.calls.beyond_others(value, is_free) for value in (held, gap))
-    positions = positions_in_run(plan.step, line.process)
+    wait, work = (programs.calls.beyond_others(value, is_free) for value in (held, gap))
+    positions = positions_in_run(programs.step, timeline.process)
     rows = np.flatnonzero(is_free & np.isfinite(wait) & np.isfinite(work))
-    own, n_own = numbered(line.process[rows], positions[rows])
-    order = np.lexsort((plan.step[rows], own))
+    own, n_own = numbered(timeline.process[rows], positions[rows])
+    order = np.lexsort((programs.step[rows], own))
     rows, own = rows[order], own[order]
-    pairs = np.flatnonzero((np.diff(own) == 0) & (np.diff(plan.step[rows]) == 1))
+    pairs = np.flatnonzero((np.diff(own) == 0) & (np.diff(programs.step[rows]) == 1))
     longer, shorter = np.diff(wait[rows])[pairs], -np.diff(work[rows])[pairs]
     n, both, alone = (
         np.bincount(own[pairs], weights=each, minlength=n_own)
@@ -110,7 +114,7 @@ def _at_positions(line: Timeline, plan: Programs, is_free: Array, *, gap: Array,
     first_row = rows[np.searchsorted(own, np.arange(n_own))] if len(rows) else rows
     is_known = (n >= _FEWEST_SAMPLES) & (alone > 0)
     slope, first_row = both[is_known] / alone[is_known], first_row[is_known]
-    program, n_programs = plan.program[line.process], len(plan.has_steps)
+    program, n_programs = programs.program[timeline.process], len(programs.has_steps)
     position, n_positions = numbered(program, positions)
     in_program = _median_slopes(program[first_row], slope, n_programs)[program]
     at_position = _median_slopes(position[first_row], slope, n_positions)[position]

@@ -60,7 +60,7 @@ class DeviceExcess:
 
 
 def device_excess(
-    line: Timeline, plan: Programs, table: Cells, times: GpuTime, *, host_excess_ns: Array
+    timeline: Timeline, programs: Programs, table: Cells, times: GpuTime, *, host_excess_ns: Array
 ) -> DeviceExcess:
     """The device time in each step beyond the peers' median, minus the part that the host explains.
 
@@ -70,32 +70,32 @@ def device_excess(
     """
 
     def beyond_peers(own_ns: Array, peers_ns: Array) -> Array:
-        beyond = plan.calls.beyond_others(own_ns, times.known, held_against=peers_ns)
+        beyond = programs.calls.beyond_others(own_ns, times.known, held_against=peers_ns)
         return table.sums(np.nan_to_num(beyond, nan=0.0))
 
     # A call's own host time lies in the interval after its arrival.
-    of_host = np.append(np.where(line.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(times.known)]
+    of_host = np.append(np.where(timeline.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(times.known)]
     by_host = np.maximum(table.sums(of_host), 0.0)
     by_cell = beyond_peers(times.least_ns, times.most_ns) - by_host
-    by_cell -= _of_node(line, table, by_cell)
+    by_cell -= _of_node(timeline, table, by_cell)
     most = beyond_peers(times.most_ns, times.least_ns) - by_host
     return DeviceExcess(
         by_cell_ns=np.maximum(by_cell, 0.0),
         most_ns=np.maximum(np.maximum(by_cell, most), 0.0),
         error_ns=times.error_ns,
-        overlapped=overlapped_work(line, plan, table, times),
-        noise_ns=_noise_ns(table, by_cell, line.n_processes),
+        overlapped=overlapped_work(timeline, programs, table, times),
+        noise_ns=_noise_ns(table, by_cell, timeline.n_processes),
     )
 
 
-def _of_node(line: Timeline, table: Cells, by_cell_ns: Array) -> Array:
+def _of_node(timeline: Timeline, table: Cells, by_cell_ns: Array) -> Array:
     """By cell, the median excess of the node's other GPUs in that step: float64 (c,).
 
     Nodes may run other kernels (drivers, libraries, GPU models), which makes no single GPU slow. 0 on small nodes.
     """
-    if line.node.min(initial=0) == line.node.max(initial=0):
+    if timeline.node.min(initial=0) == timeline.node.max(initial=0):
         return np.zeros(len(by_cell_ns))
-    group, n_groups = numbered(line.node[table.process], table.step)
+    group, n_groups = numbered(timeline.node[table.process], table.step)
     typical = np.maximum(median_of_others(group, by_cell_ns), 0.0)
     is_large = np.bincount(group, minlength=n_groups)[group] > _FEWEST_PEERS
     return np.where(is_large, np.nan_to_num(typical), 0.0)
@@ -200,7 +200,7 @@ def _spread(values: Array) -> Array:
 
 
 def released_late(
-    line: Timeline, table: Cells, met: Rounds, *, clocks: Clocks, step_ns: float, limits: Thresholds
+    timeline: Timeline, table: Cells, matched: Rounds, *, clocks: Clocks, step_ns: float, limits: Thresholds
 ) -> dict[int, SlowDevice]:
     """Processes that are released from their waits later than the others after the same round, in most steps.
 
@@ -210,28 +210,30 @@ def released_late(
     also send to each other, a wait may be for a transfer. If ranks attached late, rounds may be wrong. In both cases no
     GPU is named.
     """
-    if line.is_p2p.any() or flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH).any():
+    if timeline.is_p2p.any() or flagged(timeline.rows["flags"], CollectiveFlag.LATE_ATTACH).any():
         return {}
-    release, is_last = line.releases
+    release, is_last = timeline.releases
     rows = np.flatnonzero(is_last)
-    common = release - (line.ts_ns - clocks.arrival_ns)
-    late = line.meetings.beyond_others(common, is_last)[rows]
-    enter = line.rows.column("wait_enter_ns", np.minimum(rows + 1, len(line.rows) - 1)).astype(np.int64)
+    common = release - (timeline.ts_ns - clocks.arrival_ns)
+    late = timeline.meetings.beyond_others(common, is_last)[rows]
+    enter = timeline.rows.column("wait_enter_ns", np.minimum(rows + 1, len(timeline.rows) - 1)).astype(
+        np.int64
+    )
     waited = release[rows] - enter
     came = np.zeros(len(release), np.int64)
     came[rows] = common[rows] - waited
-    came_late = line.meetings.beyond_others(came, is_last)[rows]
+    came_late = timeline.meetings.beyond_others(came, is_last)[rows]
     late = np.where((enter != UNKNOWN) & (late >= waited), 0.0, late)
-    error_ns = clock_error_ns(line, clocks)
+    error_ns = clock_error_ns(timeline, clocks)
     if error_ns is not None:
-        late = np.where(np.abs(late) < limits.clock_error_factor * error_ns[line.round[rows]], 0, late)
+        late = np.where(np.abs(late) < limits.clock_error_factor * error_ns[timeline.round[rows]], 0, late)
     cell = np.searchsorted(table.first_row, rows, side="right") - 1
     inside = (cell >= 0) & np.isfinite(late)
     inside &= rows < table.end_row[np.maximum(cell, 0)] if len(table.end_row) else False
     least = max(limits.released_late_ns, limits.released_late_share * step_ns)
-    owner = line.process[rows]
-    n_seen = np.bincount(owner[inside], minlength=line.n_processes)
-    n_late = np.bincount(owner[inside & (late >= least)], minlength=line.n_processes)
+    owner = timeline.process[rows]
+    n_seen = np.bincount(owner[inside], minlength=timeline.n_processes)
+    n_late = np.bincount(owner[inside & (late >= least)], minlength=timeline.n_processes)
     slow: dict[int, SlowDevice] = {}
     for process in np.flatnonzero((n_seen >= 2 * limits.steady_steps) & (n_late >= 0.8 * n_seen)).tolist():
         late_steps = inside & (owner == process) & (late >= least)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose.hangs.missing_rank import Stuck, doing, ended_ns, patience_ns, waits_for_gpu
+from stallscope.diagnose.hangs.missing_rank import StuckRound, doing, ended_ns, patience_ns, waits_for_gpu
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import Clocks
 from stallscope.diagnose.timeline.programs import Programs
@@ -32,7 +32,7 @@ _AT_WORK_PATIENCE = 6.0  # these states may last this many times as long as a bl
 
 
 @dataclass(frozen=True)
-class Wedged:
+class Deadlock:
     """odd: processes whose order of calls differs; none when all agree. waiting: all other processes.
     since_ns: the last arrival of all. for_ns: the time since then. row: a row of the timeline in the last round.
     n_unseen: the ranks of its communicator without a record. is_crossed: the orders differ, but no majority shows which
@@ -50,70 +50,74 @@ class Wedged:
 
 
 def wedged(
-    line: Timeline, plan: Programs, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
-) -> Wedged | None:
+    timeline: Timeline, programs: Programs, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
+) -> Deadlock | None:
     """The standstill at the end of a trace: a collective is open and no rank makes progress; None without one."""
-    if line.n_processes < 2:
+    if timeline.n_processes < 2:
         return None
-    last_row = line.first[1:] - 1
+    last_row = timeline.first[1:] - 1
     since = int(clocks.arrival_ns[last_row].max())
-    patience = patience_ns(line, clocks.arrival_ns, limits)
+    patience = patience_ns(timeline, clocks.arrival_ns, limits)
     if now_ns - since < patience:
         return None
-    states = _states(line, clocks, trace, since_ns=since, patience_ns=patience)
+    states = _states(timeline, clocks, trace, since_ns=since, patience_ns=patience)
     if not states:
         return None
-    odd = _out_of_order(line, plan)
+    odd = _out_of_order(timeline, programs)
     row = int(last_row[odd[0]] if len(odd) else last_row[0])
-    return Wedged(
+    return Deadlock(
         odd=odd,
-        waiting=np.setdiff1d(np.arange(line.n_processes), odd),
+        waiting=np.setdiff1d(np.arange(timeline.n_processes), odd),
         since_ns=since,
         for_ns=now_ns - since,
         row=row,
-        n_unseen=absent(line, trace).n_unseen.get(int(line.comm[row]), 0),
-        is_crossed=len(odd) == 0 and _orders_differ(line, plan),
+        n_unseen=absent(timeline, trace).n_unseen.get(int(timeline.comm[row]), 0),
+        is_crossed=len(odd) == 0 and _orders_differ(timeline, programs),
         states=states,
     )
 
 
 def round_with_dead_rank(
-    line: Timeline, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
-) -> Stuck | None:
+    timeline: Timeline, clocks: Clocks, *, trace: Trace, now_ns: int, limits: Thresholds
+) -> StuckRound | None:
     """The round in which ranks died after they had entered it, if all remaining ranks wait; otherwise None.
 
     A rank with exit status 0 may have finished its work, so it is not reported.
     """
-    ended = ended_ns(line, clocks, trace)
+    ended = ended_ns(timeline, clocks, trace)
     remaining, gone = np.flatnonzero(ended == UNKNOWN), np.flatnonzero(ended != UNKNOWN)
-    states = {int(process): doing(line, trace, int(process), int(ended[process])) for process in gone}
+    states = {int(process): doing(timeline, trace, int(process), int(ended[process])) for process in gone}
     dead = np.array([p for p, state in states.items() if state.exit_status not in (None, 0)], np.int64)
-    if not len(dead) or not len(remaining) or not all(waits_for_gpu(line, trace, int(p)) for p in remaining):
+    if (
+        not len(dead)
+        or not len(remaining)
+        or not all(waits_for_gpu(timeline, trace, int(p)) for p in remaining)
+    ):
         return None
-    row = int(line.first[dead[0] + 1]) - 1
-    since = max(int(ended[dead].min()), int(clocks.arrival_ns[line.first[remaining + 1] - 1].max()))
+    row = int(timeline.first[dead[0] + 1]) - 1
+    since = max(int(ended[dead].min()), int(clocks.arrival_ns[timeline.first[remaining + 1] - 1].max()))
     if now_ns - since < limits.dead_after_ns:
         return None
-    return Stuck(
-        comm=int(line.comm[row]),
-        seq=int(line.rows["seq"][row]),
+    return StuckRound(
+        comm=int(timeline.comm[row]),
+        seq=int(timeline.rows["seq"][row]),
         missing=dead,
         waiting=remaining,
         since_ns=since,
         for_ns=now_ns - since,
         is_circle=False,
         doing=tuple(replace(states[int(process)], has="not_completed") for process in dead),
-        ranks=tuple(line.rank[dead].tolist()),
-        nodes=tuple(line.node[dead].tolist()),
+        ranks=tuple(timeline.rank[dead].tolist()),
+        nodes=tuple(timeline.node[dead].tolist()),
     )
 
 
 def _states(
-    line: Timeline, clocks: Clocks, trace: Trace, *, since_ns: int, patience_ns: float
+    timeline: Timeline, clocks: Clocks, trace: Trace, *, since_ns: int, patience_ns: float
 ) -> tuple[Category, ...]:
     """The last known state of each process, if no process makes progress; otherwise empty."""
     states: list[Category] = []
-    for node, pid in zip(line.node.tolist(), line.pid.tolist(), strict=True):
+    for node, pid in zip(timeline.node.tolist(), timeline.pid.tolist(), strict=True):
         own = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
         own = own[np.argsort(own["ts_ns"], kind="stable")]
         if not len(own) or not own[-1]["alive"]:
@@ -137,12 +141,12 @@ def _is_open(snapshots: Array, still_ns: int) -> bool:
     return bool(has_open and len(np.unique(counts)) == 1)
 
 
-def _out_of_order(line: Timeline, plan: Programs) -> Array:
+def _out_of_order(timeline: Timeline, programs: Programs) -> Array:
     """Processes that have made the program's calls since their last release in another order."""
     odd = []
-    for program in np.unique(plan.program):
-        members = np.flatnonzero(plan.program == program)
-        orders = {int(process): _since_release(line, plan, int(process)) for process in members}
+    for program in np.unique(programs.program):
+        members = np.flatnonzero(programs.program == program)
+        orders = {int(process): _since_release(timeline, programs, int(process)) for process in members}
         counts: dict[tuple[int, ...], int] = {}
         for order in orders.values():
             counts[order] = counts.get(order, 0) + 1
@@ -153,21 +157,23 @@ def _out_of_order(line: Timeline, plan: Programs) -> Array:
     return np.array(odd, np.int64)
 
 
-def _orders_differ(line: Timeline, plan: Programs) -> bool:
+def _orders_differ(timeline: Timeline, programs: Programs) -> bool:
     """Whether two processes of a program have made the same calls since their last release in different orders."""
-    for program in np.unique(plan.program):
-        members = np.flatnonzero(plan.program == program)
-        orders = sorted({_since_release(line, plan, int(process)) for process in members})[:_MOST_ORDERS]
+    for program in np.unique(programs.program):
+        members = np.flatnonzero(programs.program == program)
+        orders = sorted({_since_release(timeline, programs, int(process)) for process in members})[
+            :_MOST_ORDERS
+        ]
         if any(_crosses(first, second) for first in orders for second in orders):
             return True
     return False
 
 
-def _since_release(line: Timeline, plan: Programs, process: int) -> tuple[int, ...]:
-    rows = np.arange(line.first[process], line.first[process + 1])
-    released = int(line.rows["wait_leave_ns"][rows[-1]])
-    after = rows[line.ts_ns[rows] > released] if released != UNKNOWN else rows[-64:]
-    return tuple(plan.key[after].tolist())
+def _since_release(timeline: Timeline, programs: Programs, process: int) -> tuple[int, ...]:
+    rows = np.arange(timeline.first[process], timeline.first[process + 1])
+    released = int(timeline.rows["wait_leave_ns"][rows[-1]])
+    after = rows[timeline.ts_ns[rows] > released] if released != UNKNOWN else rows[-64:]
+    return tuple(programs.key[after].tolist())
 
 
 def _crosses(first: tuple[int, ...], second: tuple[int, ...]) -> bool:

@@ -32,68 +32,70 @@ class Mismatch:
     calls: tuple[RoundCall, ...]
 
 
-def mismatches(line: Timeline, plan: Programs, met: Rounds, *, arrival_ns: Array) -> list[Mismatch]:
+def mismatches(
+    timeline: Timeline, programs: Programs, matched: Rounds, *, arrival_ns: Array
+) -> list[Mismatch]:
     """Rounds whose ranks disagree on operation, count or datatype. Ranks attached late are left out.
 
     Small groups may have no majority. Then the same call in the other groups of the program decides which rank differs.
 
     If many rounds of a communicator disagree, the round numbers are wrong rather than the program: none is reported.
     """
-    rows = line.rows
-    counted = ~line.is_p2p & (rows["seq"] != UNKNOWN)
+    rows = timeline.rows
+    counted = ~timeline.is_p2p & (rows["seq"] != UNKNOWN)
     counted &= ~flagged(rows["flags"], CollectiveFlag.LATE_ATTACH)
-    odd_rounds = _inconsistent_rounds(line, met, counted)
+    odd_rounds = _inconsistent_rounds(timeline, matched, counted)
     if not len(odd_rounds):
         return []
     call, _ = numbered(*(rows[name] for name in _CALL))
     out = []
-    comm_of_round = line.comm_of_round
-    n_odd = np.bincount(comm_of_round[odd_rounds], minlength=len(line.comm_hash))
+    comm_of_round = timeline.comm_of_round
+    n_odd = np.bincount(comm_of_round[odd_rounds], minlength=len(timeline.comm_hash))
     for number in odd_rounds.tolist():
-        members = np.flatnonzero((met.round == number) & counted)
-        is_numbered_twice = len(np.unique(line.process[members])) < len(members)
+        members = np.flatnonzero((matched.round == number) & counted)
+        is_numbered_twice = len(np.unique(timeline.process[members])) < len(members)
         if n_odd[comm_of_round[number]] > 3 or is_numbered_twice:
             continue
-        same_call = np.flatnonzero(np.isin(plan.key, plan.key[members]) & counted)
-        out.append(_mismatch(line, members, call, same_call=same_call, arrival_ns=arrival_ns))
+        same_call = np.flatnonzero(np.isin(programs.key, programs.key[members]) & counted)
+        out.append(_mismatch(timeline, members, call, same_call=same_call, arrival_ns=arrival_ns))
     return out
 
 
-def _inconsistent_rounds(line: Timeline, met: Rounds, counted: Array) -> Array:
+def _inconsistent_rounds(timeline: Timeline, matched: Rounds, counted: Array) -> Array:
     """The rounds in which the counted rows, bool (n,), are not all of the same call: int64, sorted."""
-    is_odd = np.zeros(met.n_rounds, bool)
+    is_odd = np.zeros(matched.n_rounds, bool)
     here = slice(None) if counted.all() else np.flatnonzero(counted)
-    number = met.round[here]
-    for column in (line.rows[name] for name in _CALL):
+    number = matched.round[here]
+    for column in (timeline.rows[name] for name in _CALL):
         if is_one_value(column):
             continue
-        value, of_round = column[here], np.zeros(met.n_rounds, column.dtype)
+        value, of_round = column[here], np.zeros(matched.n_rounds, column.dtype)
         of_round[number] = value  # the last assignment wins
         is_odd[number[value != of_round[number]]] = True
     return np.flatnonzero(is_odd)
 
 
 def _mismatch(
-    line: Timeline, members: Array, call: Array, *, same_call: Array, arrival_ns: Array
+    timeline: Timeline, members: Array, call: Array, *, same_call: Array, arrival_ns: Array
 ) -> Mismatch:
     """members: rows of the round. call: by row, the call's number. same_call: rows of this call in all groups."""
     values, counts = np.unique(call[same_call], return_counts=True)
     majority = values[np.argmax(counts)]
     differs = members[call[members] != majority]
     odd = differs if counts.max() * 2 > len(same_call) and len(differs) else members
-    rows = line.rows[members]
+    rows = timeline.rows[members]
     return Mismatch(
-        comm=int(line.comm[members[0]]),
+        comm=int(timeline.comm[members[0]]),
         seq=int(rows["seq"][0]),
-        odd=line.process[odd],
-        present=line.process[members],
+        odd=timeline.process[odd],
+        present=timeline.process[members],
         at_ns=int(arrival_ns[members].max()),
         calls=tuple(
             RoundCall(
-                rank=int(line.rank[line.process[row]]),
-                op=word(Op, int(line.rows["op"][row])),
-                count=int(line.rows["count"][row]),
-                datatype=int(line.rows["datatype"][row]),
+                rank=int(timeline.rank[timeline.process[row]]),
+                op=word(Op, int(timeline.rows["op"][row])),
+                count=int(timeline.rows["count"][row]),
+                datatype=int(timeline.rows["datatype"][row]),
             )
             for row in members.tolist()
         ),

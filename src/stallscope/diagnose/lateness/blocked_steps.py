@@ -25,7 +25,13 @@ _UNEVEN = 1.5  # times the other thresholds from which the variation of the step
 
 
 def blocked_steps(
-    line: Timeline, plan: Programs, table: Cells, *, usual: Pace, known: list[LateStep], limits: Thresholds
+    timeline: Timeline,
+    programs: Programs,
+    table: Cells,
+    *,
+    usual: Pace,
+    known: list[LateStep],
+    limits: Thresholds,
 ) -> list[LateStep]:
     """The late steps, in addition to the known, in which a rank arrived late because its host was blocked.
 
@@ -34,12 +40,12 @@ def blocked_steps(
     least_ns = max(limits.min_late_ns, limits.late_step_share * usual.step_ns)
     if usual.least_ns < _UNEVEN * least_ns or not len(table.step):
         return []
-    blocked_ns = table.sums(excess_ns(line, plan, _blocked_ns(line)))
-    noise_ns = float(np.median(by_group(table.process, blocked_ns, line.n_processes, spread)))
+    blocked_ns = table.sums(excess_ns(timeline, programs, _blocked_ns(timeline)))
+    noise_ns = float(np.median(by_group(table.process, blocked_ns, timeline.n_processes, spread)))
     is_late = blocked_ns >= max(least_ns, limits.noise_factor * noise_ns)
     is_late &= table.rise_ns >= limits.source_share * blocked_ns
     is_late &= table.excess_ns >= limits.source_share * blocked_ns
-    is_late &= shared_pause_ns(table, usual.least_ns, plan.program) == 0
+    is_late &= shared_pause_ns(table, usual.least_ns, programs.program) == 0
     counted = {(late.process, late.step) for late in known}
     return [
         _late(table, i, float(blocked_ns[i]))
@@ -48,11 +54,13 @@ def blocked_steps(
     ]
 
 
-def _blocked_ns(line: Timeline) -> Array:
+def _blocked_ns(timeline: Timeline) -> Array:
     """The time before each row in which its host was blocked: int64 (n,), 0 before the first row of a process."""
-    rows = np.arange(len(line.rows))
-    total = sum(line.rows.column("ledger_ns", rows, category - 1).astype(np.int64) for category in _BLOCKED)
-    return np.where(line.is_first[: len(rows)], 0, np.diff(total, prepend=0))
+    rows = np.arange(len(timeline.rows))
+    total = sum(
+        timeline.rows.column("ledger_ns", rows, category - 1).astype(np.int64) for category in _BLOCKED
+    )
+    return np.where(timeline.is_first[: len(rows)], 0, np.diff(total, prepend=0))
 
 
 def _late(table: Cells, i: int, blocked_ns: float) -> LateStep:

@@ -31,15 +31,15 @@ class SlowStage:
 
 
 @dataclass(frozen=True)
-class Moving:
+class MovingLateness:
     """Late steps that move between ranks."""
 
     late: tuple[LateStep, ...]
 
 
 def slow_stage(
-    line: Timeline,
-    plan: Programs,
+    timeline: Timeline,
+    programs: Programs,
     table: Cells,
     *,
     step_ns: float,
@@ -51,13 +51,13 @@ def slow_stage(
 
     wait_ns, own_ns: (n,) by row, the waits and the work; by default of the hosts, otherwise of the GPUs.
     """
-    numbers = np.unique(plan.program)
-    if len(numbers) < 2 or step_ns <= 0 or len(np.unique(plan.program[table.process])) < len(numbers):
+    numbers = np.unique(programs.program)
+    if len(numbers) < 2 or step_ns <= 0 or len(np.unique(programs.program[table.process])) < len(numbers):
         return None
-    waits = _per_step(line, table, line.wait_ns if wait_ns is None else wait_ns)
-    own = _per_step(line, table, line.self_ns if own_ns is None else own_ns)
-    wait = {int(k): float(np.nanmedian(waits[plan.program == k])) for k in numbers}
-    self_time = {int(k): float(np.nanmedian(own[plan.program == k])) for k in numbers}
+    waits = _per_step(timeline, table, timeline.wait_ns if wait_ns is None else wait_ns)
+    own = _per_step(timeline, table, timeline.self_ns if own_ns is None else own_ns)
+    wait = {int(k): float(np.nanmedian(waits[programs.program == k])) for k in numbers}
+    self_time = {int(k): float(np.nanmedian(own[programs.program == k])) for k in numbers}
     slow = max(self_time, key=lambda number: self_time[number])
     rest = [k for k in wait if k != slow]
     excess = self_time[slow] - float(np.median([self_time[k] for k in rest]))
@@ -65,7 +65,7 @@ def slow_stage(
     if min(excess, waited) < max(limits.imbalance_share * step_ns, limits.min_late_ns / 2):
         return None
     return SlowStage(
-        processes=np.flatnonzero(plan.program == slow),
+        processes=np.flatnonzero(programs.program == slow),
         excess_ns=excess,
         wait_share=waited / step_ns,
         n_steps=len(np.unique(table.step)),
@@ -73,14 +73,14 @@ def slow_stage(
 
 
 def moving(
-    line: Timeline,
+    timeline: Timeline,
     late_steps: list[LateStep],
     named: dict[int, list[LateStep]],
     *,
     table: Cells,
     least_ns: float,
     limits: Thresholds,
-) -> Moving | None:
+) -> MovingLateness | None:
     """Late steps of ranks that were not named, if they are too many and too long to ignore."""
     unnamed = tuple(late for late in late_steps if late.process not in named)
     n_steps = len(np.unique(table.step))
@@ -93,9 +93,12 @@ def moving(
     size = float(np.median(list(by_step.values())))
     # Delays in most steps raise the noise threshold.
     is_clear = size >= (_CLEAR if n_late < _MOST_STEPS * n_steps else _CLEAR_IN_MOST) * least_ns
-    begin, end = line.ts_ns[line.first[table.process[0]]], line.ts_ns[line.first[table.process[0] + 1] - 1]
+    begin, end = (
+        timeline.ts_ns[timeline.first[table.process[0]]],
+        timeline.ts_ns[timeline.first[table.process[0] + 1] - 1],
+    )
     takes_much = sum(by_step.values()) >= limits.moving_time_share * float(end - begin)
-    return Moving(unnamed) if is_clear and takes_much else None
+    return MovingLateness(unnamed) if is_clear and takes_much else None
 
 
 def with_more_work(
@@ -117,6 +120,6 @@ def with_more_work(
     return alone if is_together else []
 
 
-def _per_step(line: Timeline, table: Cells, value: Array) -> Array:
+def _per_step(timeline: Timeline, table: Cells, value: Array) -> Array:
     """Median over the steps of each process's sum of a value: float64 (p,)."""
-    return by_group(table.process, table.sums(value), line.n_processes, medians)
+    return by_group(table.process, table.sums(value), timeline.n_processes, medians)

@@ -43,13 +43,13 @@ class LateStep:
     is_usual: bool = False
 
 
-def noise_ns(line: Timeline, table: Cells) -> float:
+def noise_ns(timeline: Timeline, table: Cells) -> float:
     """The variation of a quiet rank's self time from step to step (robust standard deviation).
 
     The median over the ranks; with few ranks the lower quartile, which a single slow rank of two cannot raise.
     """
-    spreads = by_group(table.process, table.self_ns, line.n_processes, spread)
-    spreads = spreads[np.bincount(table.process, minlength=line.n_processes) >= 4]
+    spreads = by_group(table.process, table.self_ns, timeline.n_processes, spread)
+    spreads = spreads[np.bincount(table.process, minlength=timeline.n_processes) >= 4]
     return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if len(spreads) else 0.0
 
 
@@ -72,10 +72,10 @@ class Pace:
     even_ns: float
 
 
-def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
+def pace(timeline: Timeline, table: Cells, limits: Thresholds) -> Pace:
     """The pace of a job, from its judged steps."""
-    step_ns, noise = median_step_ns(line, table), noise_ns(line, table)
-    in_all = min(noise, _steady_noise_ns(line, table, noise, limits))
+    step_ns, noise = median_step_ns(timeline, table), noise_ns(timeline, table)
+    in_all = min(noise, _steady_noise_ns(timeline, table, noise, limits))
     steady = max(limits.min_late_ns, limits.steady_step_share * step_ns)
     return Pace(
         step_ns=step_ns,
@@ -86,23 +86,23 @@ def pace(line: Timeline, table: Cells, limits: Thresholds) -> Pace:
     )
 
 
-def _steady_noise_ns(line: Timeline, table: Cells, noise: float, limits: Thresholds) -> float:
+def _steady_noise_ns(timeline: Timeline, table: Cells, noise: float, limits: Thresholds) -> float:
     """The difference between ranks over all steps: the second largest median lateness (or earliness) of a rank.
 
     At least the noise that remains in a median over this many steps. Successive steps are correlated, because the speed
     of hosts drifts.
     """
-    n_cells = np.bincount(table.process, minlength=line.n_processes)
+    n_cells = np.bincount(table.process, minlength=timeline.n_processes)
     known = n_cells >= limits.steady_steps
     if known.sum() < 3:
         return noise
-    each = np.abs(by_group(table.process, table.rise_ns, line.n_processes, medians))[known]
+    each = np.abs(by_group(table.process, table.rise_ns, timeline.n_processes, medians))[known]
     left = _WANDERING * noise / float(np.median(n_cells[known])) ** 0.5
     return max(float(np.sort(each)[-2]), left)
 
 
 def late_steps(
-    line: Timeline, met: Rounds, table: Cells, *, program: Array, usual: Pace, limits: Thresholds
+    timeline: Timeline, matched: Rounds, table: Cells, *, program: Array, usual: Pace, limits: Thresholds
 ) -> list[LateStep]:
     """The steps in which a rank was late because of its own time. program: int64 (p,), see Programs."""
     if not len(table.step):
@@ -114,25 +114,27 @@ def late_steps(
     pause = shared_pause_ns(table, least, program)
     is_held = ~is_late & (table.held_ns >= np.maximum(least, limits.shared_factor * pause))
     is_late &= table.rise_ns >= limits.shared_factor * pause
-    is_late &= ~_absorbed(line, table, is_late, has_pause=pause > 0, limits=limits)
+    is_late &= ~_absorbed(timeline, table, is_late, has_pause=pause > 0, limits=limits)
     late = np.flatnonzero(is_late)
-    late = late[~_queued(line, met, table, late)]
+    late = late[~_queued(timeline, matched, table, late)]
     is_usual = is_usual_in_pauses(table, pause, late, limits=limits)
-    result = _late(table, met, late, needed_ns=needed[late], is_usual=is_usual)
+    result = _late(table, matched, late, needed_ns=needed[late], is_usual=is_usual)
     return result + [_held(table, i) for i in np.flatnonzero(is_held).tolist()]
 
 
-def _queued(line: Timeline, met: Rounds, table: Cells, late: Array) -> Array:
+def _queued(timeline: Timeline, matched: Rounds, table: Cells, late: Array) -> Array:
     """The late cells in launches that waited for another rank: bool (k,); False where the process synchronised."""
     out = np.zeros(len(late), bool)
     ahead = np.flatnonzero(table.wait_ns[late] == 0)
     cells = late[ahead]
     spans = list(zip(table.first_row[cells].tolist(), table.peak_row[cells].tolist(), strict=True))
-    out[ahead] = held_in_launches(line, met, spans)
+    out[ahead] = held_in_launches(timeline, matched, spans)
     return out
 
 
-def _absorbed(line: Timeline, table: Cells, is_late: Array, *, has_pause: Array, limits: Thresholds) -> Array:
+def _absorbed(
+    timeline: Timeline, table: Cells, is_late: Array, *, has_pause: Array, limits: Thresholds
+) -> Array:
     """Late cells of ranks whose late steps last about as long as steps around which no rank is late: no rank had to
     wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step.
 
@@ -140,17 +142,17 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, *, has_pause: Array,
     ranks paused are longer for that reason, so they are not compared.
     """
     out = np.zeros(len(is_late), bool)
-    length = lengths_ns(line, table)
+    length = lengths_ns(timeline, table)
     late = np.flatnonzero(is_late)
     quiet = np.flatnonzero(~touched(table.step, np.unique(table.step[late])) & ~has_pause)
     if not len(late) or not len(quiet):
         return out
 
     def usual(value: Array, cells: Array) -> Array:
-        return by_group(table.process[cells], value[cells], line.n_processes, medians)
+        return by_group(table.process[cells], value[cells], timeline.n_processes, medians)
 
     longer = usual(length, late) - usual(length, quiet)
-    n_quiet = np.bincount(table.process[quiet], minlength=line.n_processes)
+    n_quiet = np.bincount(table.process[quiet], minlength=timeline.n_processes)
     is_absorbed = n_quiet >= limits.steady_steps
     is_absorbed &= longer < limits.elongation * usual(table.rise_ns, late)
     is_absorbed &= longer < limits.late_step_share * usual(length, quiet)
@@ -158,10 +160,10 @@ def _absorbed(line: Timeline, table: Cells, is_late: Array, *, has_pause: Array,
     return out
 
 
-def _late(table: Cells, met: Rounds, late: Array, *, needed_ns: Array, is_usual: Array) -> list[LateStep]:
+def _late(table: Cells, matched: Rounds, late: Array, *, needed_ns: Array, is_usual: Array) -> list[LateStep]:
     """The late steps of some cells. late: int64 (k,); needed_ns, is_usual: (k,)."""
     rows, of_cell = rows_of(table.first_row[late], table.end_row[late])
-    is_late = np.nan_to_num(met.late_ns[rows], nan=0.0) >= needed_ns[of_cell]
+    is_late = np.nan_to_num(matched.late_ns[rows], nan=0.0) >= needed_ns[of_cell]
     columns = {
         "process": table.process[late],
         "step": table.step[late],

@@ -38,25 +38,27 @@ class SlowGroup:
     n_steps: int
 
 
-def slow_groups(line: Timeline, plan: Programs, *, step_ns: float, limits: Thresholds) -> list[SlowGroup]:
+def slow_groups(
+    timeline: Timeline, programs: Programs, *, step_ns: float, limits: Thresholds
+) -> list[SlowGroup]:
     """The groups with a slow link; empty if the source does not have GPU times."""
-    if not len(line.rows) or is_one_value(line.rows["gpu_end_ns"]):
+    if not len(timeline.rows) or is_one_value(timeline.rows["gpu_end_ns"]):
         return []
-    first_row, transfer_ns = _transfers(line)
-    known = np.flatnonzero((transfer_ns >= 0) & (plan.step[first_row] >= limits.warm_up_steps))
+    first_row, transfer_ns = _transfers(timeline)
+    known = np.flatnonzero((transfer_ns >= 0) & (programs.step[first_row] >= limits.warm_up_steps))
     if not len(known):
         return []
-    rows, transfer_ns, comm = first_row[known], transfer_ns[known], line.comm_of_round[known]
-    role = line.role[rows]
+    rows, transfer_ns, comm = first_row[known], transfer_ns[known], timeline.comm_of_round[known]
+    role = timeline.role[rows]
     kind, n_kinds = numbered(
-        _n_nodes(line)[comm],
+        _n_nodes(timeline)[comm],
         role,
-        line.rows["op"][rows],
-        line.rows["datatype"][rows],
-        line.rows["count"][rows],
+        timeline.rows["op"][rows],
+        timeline.rows["datatype"][rows],
+        timeline.rows["count"][rows],
     )
     baseline = by_group(kind, transfer_ns, n_kinds, lambda table: np.quantile(table, 0.25, axis=1))[kind]
-    cell, n_cells = numbered(comm, plan.step[rows])
+    cell, n_cells = numbered(comm, programs.step[rows])
     spent, expected = (
         np.bincount(cell, weights=value, minlength=n_cells) for value in (transfer_ns, baseline)
     )
@@ -73,7 +75,7 @@ def slow_groups(line: Timeline, plan: Programs, *, step_ns: float, limits: Thres
             continue
         slow_links.append(
             SlowGroup(
-                processes=np.sort(line.calls.process[line.calls.comm == number]),
+                processes=np.sort(timeline.calls.process[timeline.calls.comm == number]),
                 comm=number,
                 excess_ns=float(np.median((spent - expected)[slow])),
                 times=float(np.median(spent[slow] / np.maximum(expected[slow], 1.0))),
@@ -84,26 +86,28 @@ def slow_groups(line: Timeline, plan: Programs, *, step_ns: float, limits: Thres
     return [group for group in slow_links if not _is_fabric(slow_links, group, comm, role)]
 
 
-def _transfers(line: Timeline) -> tuple[Array, Array]:
+def _transfers(timeline: Timeline) -> tuple[Array, Array]:
     """By round: a row of it, and the shortest time of its members from start to end. UNKNOWN if the time of a member is
     unknown, or if the call does not synchronise.
     """
-    start_ns, end_ns = line.rows["gpu_start_ns"], line.rows["gpu_end_ns"]
-    is_known = (start_ns != UNKNOWN) & (end_ns != UNKNOWN) & np.isin(line.rows["op"], list(SYNCHRONISING_OPS))
-    is_known &= ~line.is_p2p
-    n_known = np.bincount(line.round[is_known], minlength=line.n_rounds)
-    shortest = np.full(line.n_rounds, np.iinfo(np.int64).max)
-    np.minimum.at(shortest, line.round[is_known], (end_ns - start_ns)[is_known])
-    row = np.zeros(line.n_rounds, np.int64)
-    row[line.round] = np.arange(len(line.round))
-    is_whole = (n_known == line.n_members[line.comm_of_round]) & (n_known > 1)
+    start_ns, end_ns = timeline.rows["gpu_start_ns"], timeline.rows["gpu_end_ns"]
+    is_known = (
+        (start_ns != UNKNOWN) & (end_ns != UNKNOWN) & np.isin(timeline.rows["op"], list(SYNCHRONISING_OPS))
+    )
+    is_known &= ~timeline.is_p2p
+    n_known = np.bincount(timeline.round[is_known], minlength=timeline.n_rounds)
+    shortest = np.full(timeline.n_rounds, np.iinfo(np.int64).max)
+    np.minimum.at(shortest, timeline.round[is_known], (end_ns - start_ns)[is_known])
+    row = np.zeros(timeline.n_rounds, np.int64)
+    row[timeline.round] = np.arange(len(timeline.round))
+    is_whole = (n_known == timeline.n_members[timeline.comm_of_round]) & (n_known > 1)
     return row, np.where(is_whole, shortest, UNKNOWN)
 
 
-def _n_nodes(line: Timeline) -> Array:
+def _n_nodes(timeline: Timeline) -> Array:
     """The number of nodes that each communicator spans: int64 by number."""
-    pairs = np.unique(np.stack([line.calls.comm, line.node[line.calls.process]]), axis=1)
-    return np.bincount(pairs[0], minlength=len(line.comm_hash))
+    pairs = np.unique(np.stack([timeline.calls.comm, timeline.node[timeline.calls.process]]), axis=1)
+    return np.bincount(pairs[0], minlength=len(timeline.comm_hash))
 
 
 def _is_fabric(slow_links: list[SlowGroup], group: SlowGroup, comm: Array, role: Array) -> bool:

@@ -46,13 +46,13 @@ class Slowdown:
     grew_ns: Mapping[str, float] = field(default_factory=dict)
 
 
-def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
+def slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
     """The lasting change of the step time, if there is one; the median over the ranks is examined."""
     steps = np.unique(table.step)
     if len(steps) < 2 * limits.slowdown_steps:
         return None
-    duration = _per_step(table, line.interval_ns, steps)
-    runs_ahead = not _per_step(table, line.wait_ns, steps)[: limits.run_ahead_steps].any()
+    duration = _per_step(table, timeline.interval_ns, steps)
+    runs_ahead = not _per_step(table, timeline.wait_ns, steps)[: limits.run_ahead_steps].any()
     together = _STEPS_AHEAD if runs_ahead else 1
     n = len(steps) // together
     least = limits.slowdown_steps if together == 1 else _FEWEST_BLOCKS
@@ -74,17 +74,17 @@ def slowdown(line: Timeline, table: Cells, limits: Thresholds) -> Slowdown | Non
     before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
     if after - before < limits.min_late_ns and after < limits.slowdown_factor * before:
         return None
-    host = _per_step(table, line.host_ns, steps)
+    host = _per_step(table, timeline.host_ns, steps)
     grown = float(np.median(host[best:]) - np.median(host[:best]))
     first = table.first_row[table.step == steps[best]][0]
     return Slowdown(
         before_ns=before,
         after_ns=after,
         host_share=min(max(grown / (after - before), 0.0), 1.0),
-        at_ns=int(line.ts_ns[first]),
+        at_ns=int(timeline.ts_ns[first]),
         step=int(steps[best]),
         n_steps=len(steps) - best,
-        grew_ns=_grown_ns(line, table, steps, best, least_ns=_GREW_SHARE * (after - before)),
+        grew_ns=_grown_ns(timeline, table, steps, best, least_ns=_GREW_SHARE * (after - before)),
     )
 
 
@@ -109,7 +109,9 @@ def _block_medians(values: Array, size: int) -> Array:
     return np.array([np.median(part) for part in np.array_split(values, n)])
 
 
-def _grown_ns(line: Timeline, table: Cells, steps: Array, cut: int, *, least_ns: float) -> dict[str, float]:
+def _grown_ns(
+    timeline: Timeline, table: Cells, steps: Array, cut: int, *, least_ns: float
+) -> dict[str, float]:
     """By ledger category, the growth of the median rank's time per step after the cut; the largest first."""
     examined = np.unique(table.process)
     examined = examined[spread_out(len(examined), _MOST_PROCESSES)]
@@ -118,8 +120,8 @@ def _grown_ns(line: Timeline, table: Cells, steps: Array, cut: int, *, least_ns:
     here_step = np.searchsorted(steps, table.step[here])
     grown = {}
     for k in range(N_CATEGORIES):
-        spent = line.rows.column("ledger_ns", last, k).astype(np.float64)
-        spent -= line.rows.column("ledger_ns", first - 1, k)
+        spent = timeline.rows.column("ledger_ns", last, k).astype(np.float64)
+        spent -= timeline.rows.column("ledger_ns", first - 1, k)
         each = by_group(here_step, spent, len(steps), medians)
         before, after = (np.nanmedian(part) if len(part) else np.nan for part in (each[:cut], each[cut:]))
         if after - before >= least_ns:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
-from stallscope.diagnose.timeline.programs import first_of_steps, programs
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.programs import first_of_steps, programs_of
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CALL_CATEGORY, N_CATEGORIES, Category, Op
 from stallscope.events.trace import Trace
@@ -98,14 +98,14 @@ def steps_of_rounds(trace: Trace) -> list[Steps]:
     """The steps of the processes that make collectives with themselves, if these repeat and have a ledger."""
     if not len(trace.collectives):
         return []
-    line = timeline(trace)
-    first = first_of_steps(line, programs(line))
+    timeline = timeline_of(trace)
+    first = first_of_steps(timeline, programs_of(timeline))
     out = []
-    for process in range(line.n_processes):
-        starts = first[(first >= line.first[process]) & (first < line.first[process + 1])]
-        ts_ns, ledger_ns = line.rows["ts_ns"][starts], line.rows["ledger_ns"][starts]
+    for process in range(timeline.n_processes):
+        starts = first[(first >= timeline.first[process]) & (first < timeline.first[process + 1])]
+        ts_ns, ledger_ns = timeline.rows["ts_ns"][starts], timeline.rows["ledger_ns"][starts]
         if len(starts) > _LEAST_MARKS and ledger_ns.any():
-            node, pid = int(line.node[process]), int(line.pid[process])
+            node, pid = int(timeline.node[process]), int(timeline.pid[process])
             spent_ns = np.maximum(np.diff(ledger_ns, axis=0), 0).astype(np.float64)
             out.append(Steps(node, pid, pid, ts_ns[:-1], np.diff(ts_ns), spent_ns))
     return out

@@ -15,14 +15,14 @@ from stallscope.events.trace import Coverage, Trace
 
 def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
     """The counts and the evidence of matched rounds."""
-    line, trace = case.line, case.trace
+    timeline, trace = case.timeline, case.trace
     evidence = Evidence(
-        n_ranks=line.n_processes,
-        n_ranks_unseen=max(n_unseen(line, trace), _n_without_record(case)),
-        n_rounds=case.met.n_rounds,
-        n_whole_rounds=int((case.met.n_arrived >= line.n_members[line.comm_of_round]).sum()),
+        n_ranks=timeline.n_processes,
+        n_ranks_unseen=max(n_unseen(timeline, trace), _n_without_record(case)),
+        n_rounds=case.matched.n_rounds,
+        n_whole_rounds=int((case.matched.n_arrived >= timeline.n_members[timeline.comm_of_round]).sum()),
         n_steps=len(np.unique(case.judged.step)),
-        has_pattern=bool(case.plan.has_steps.all()),
+        has_pattern=bool(case.programs.has_steps.all()),
         step_ms=case.step_ns / 1e6,
         n_records=n_records(trace),
         n_lost_records=sum(trace.lost.values()),
@@ -30,8 +30,8 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
     )
     counts: dict[str, object] = {
         "n_ranks": evidence.n_ranks,
-        "n_nodes": len(np.unique(line.node)),
-        "n_communicators": len(np.unique(line.comm_hash)),
+        "n_nodes": len(np.unique(timeline.node)),
+        "n_communicators": len(np.unique(timeline.comm_hash)),
         "n_rounds": evidence.n_rounds,
         "n_steps": evidence.n_steps,
         "n_lost_records": evidence.n_lost_records,
@@ -43,21 +43,21 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
 
 def _n_without_record(case: Case) -> int:
     """The ranks that the launcher started (WORLD_SIZE) and that have neither a call nor a communicator in the trace."""
-    line, trace = case.line, case.trace
-    known = set(zip(line.node.tolist(), line.pid.tolist(), strict=True))
+    timeline, trace = case.timeline, case.trace
+    known = set(zip(timeline.node.tolist(), timeline.pid.tolist(), strict=True))
     sizes = [
         n for node, pid, n in trace.processes[["node", "pid", "nranks"]].tolist() if (node, pid) in known
     ]
-    silent = trace.communicators[np.isin(trace.communicators["comm_hash"], line.comm_hash)]
+    silent = trace.communicators[np.isin(trace.communicators["comm_hash"], timeline.comm_hash)]
     return max(sizes, default=0) - len(known | set(silent[["node", "pid"]].tolist()))
 
 
 def _with_clocks(evidence: Evidence, case: Case) -> Evidence:
     """The evidence with the alignment of the nodes' clocks, in the rounds that span nodes."""
-    of_round = clock_error_ns(case.line, case.clocks)
+    of_round = clock_error_ns(case.timeline, case.clocks)
     if of_round is None or not of_round.any():
         return evidence
-    nodes = np.unique(case.line.node)
+    nodes = np.unique(case.timeline.node)
     n_apart = int((~np.isfinite(case.clocks.error_ns[nodes])).sum())
     aligned = of_round[np.isfinite(of_round)]
     error_ms = round(float(aligned.max()) / 1e6, 3) if len(aligned) else None
@@ -67,8 +67,8 @@ def _with_clocks(evidence: Evidence, case: Case) -> Evidence:
 
 def budget_of_case(case: Case) -> Budget:
     """The time budget of the ranks of a case."""
-    edges = np.unique(np.concatenate([case.line.first[:-1], case.line.first[1:] - 1]))
-    return budget_of(case.trace, case.limits, edges=case.line.rows[edges])
+    edges = np.unique(np.concatenate([case.timeline.first[:-1], case.timeline.first[1:] - 1]))
+    return budget_of(case.trace, case.limits, edges=case.timeline.rows[edges])
 
 
 def of_records(trace: Trace) -> tuple[dict[str, object], Evidence]:

@@ -72,7 +72,7 @@ class HeavyStage:
 
 
 @dataclass(frozen=True)
-class Spread:
+class UnevenWork:
     """Work that differs between peers from step to step.
 
     spread_ns: longest minus mean, of the worst group, float64 (s,). worst: its process, int64 (s,). is_late: bool
@@ -213,7 +213,7 @@ def heavy_stage(done: Work, named: set[int], limits: Thresholds) -> HeavyStage |
     return HeavyStage(kept[done.peers[kept] == groups[slow]], float(excess), loss)
 
 
-def spread(done: Work, late: list[LateStep], named: set[int], limits: Thresholds) -> Spread | None:
+def spread(done: Work, late: list[LateStep], named: set[int], limits: Thresholds) -> UnevenWork | None:
     """Work of a changing rank that is uneven among peers, without the named processes. late: all slow steps."""
     own = done.own_ns.copy()
     own[:, sorted(named)] = np.nan
@@ -231,7 +231,7 @@ def spread(done: Work, late: list[LateStep], named: set[int], limits: Thresholds
     )
     if not len(largest) or is_late.mean() < (_SOME if by_turns else _MOST):
         return None
-    return Spread(np.where(is_late, largest, 0.0), np.argmax(above, axis=1), is_late)
+    return UnevenWork(np.where(is_late, largest, 0.0), np.argmax(above, axis=1), is_late)
 
 
 def longer_kinds(trace: Trace, done: Work, process: int, steps: list[int]) -> dict[str, tuple[float, float]]:

@@ -48,14 +48,14 @@ def of_evaluation(
         return [claimed(verdict) for verdict in claims]
     known = {
         process
-        for process in range(case.line.n_processes)
+        for process in range(case.timeline.n_processes)
         for candidate in [incidents.of(RANK, frozenset([case.process_key(process)]))]
         if candidate is not None and candidate.candidate.verdict.kind == "straggler"
     }
     ranks = _ranks(result, history, known, only_since=True, is_whole=is_whole)
     taken = {
         p
-        for p in range(case.line.n_processes)
+        for p in range(case.timeline.n_processes)
         for candidate in ranks
         if case.process_key(p) in candidate.processes
     }
@@ -156,7 +156,7 @@ def _ranks(
     chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
     delays = evaluations.summed(result, held, sorted(chosen))
     out = []
-    for group in in_groups({process: delays[process].steps for process in chosen}, case.line.node):
+    for group in in_groups({process: delays[process].steps for process in chosen}, case.timeline.node):
         verdict = late_ranks(result.case, group, delays, examined=result.examined)
         if straggler.is_nothing(result.case, verdict) and not known.issuperset(group):
             continue
@@ -216,7 +216,7 @@ def _once(result: Evaluation, history: History) -> list[Candidate]:
     """Candidates for single delays that took a large share of the examined time and that no other rank had."""
     least = result.case.limits.incident_share * result.examined.observed_ns
     delays_of_process: list[tuple[int, Delays]] = []
-    for process in range(result.case.line.n_processes):
+    for process in range(result.case.timeline.n_processes):
         track = history.late.of.get(result.case.process_key(process))
         kept = [part for part in track.once if part.max_late_ns >= least] if track else []
         here = [late_step for late_step in result.live.get(process, []) if late_step.excess_ns >= least]
@@ -286,7 +286,7 @@ def _is_relevant(result: Evaluation, verdict: Verdict) -> bool:
     """Whether the verdict of a closed incident is still relevant, given all later steps."""
     if not verdict.evidence.is_one_off or verdict.late_ms is None:
         return True
-    rank = result.case.line.rank
+    rank = result.case.timeline.rank
     if {int(rank[process]) for process, _ in result.once - result.alone}.issuperset(verdict.ranks):
         return False  # other ranks have had similar delays since
     return verdict.late_ms["max"] * 1e6 >= result.case.limits.incident_share * result.examined.observed_ns

@@ -24,7 +24,7 @@ from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case
-from stallscope.diagnose.verdicts._late import Examined, examined_totals
+from stallscope.diagnose.verdicts._late import ExaminedTotals, examined_totals
 from stallscope.events.layout import UNKNOWN, Array
 
 _EVALUATIONS = 10
@@ -53,7 +53,7 @@ class Evaluation:
     large: frozenset[int]
     firm: frozenset[int]
     step: int
-    examined: Examined
+    examined: ExaminedTotals
     baseline: Baseline | None
 
     @property
@@ -76,12 +76,12 @@ class Evaluation:
 
     def in_rows(self, late: Iterable[LateStep]) -> list[LateStep]:
         """Late steps with the step numbers of the rows instead of the stream's."""
-        step = self.case.plan.step
+        step = self.case.programs.step
         return [replace(late_step, step=int(step[late_step.peak_row])) for late_step in late]
 
     def ts_ns(self, late: LateStep) -> int:
         """When a late step of these rows peaked, on its node's clock."""
-        return int(self.case.line.rows["ts_ns"][late.peak_row])
+        return int(self.case.timeline.rows["ts_ns"][late.peak_row])
 
 
 def evaluate(case: Case, known: Array, history: History) -> Evaluation:
@@ -109,7 +109,12 @@ def evaluate(case: Case, known: Array, history: History) -> Evaluation:
         if late_step.process not in faults.device and not faults.absorption.has(late_step.process)
     ]
     uneven = moving(
-        case.line, unexplained, faults.named, table=case.judged, least_ns=case.pace.least_ns, limits=limits
+        case.timeline,
+        unexplained,
+        faults.named,
+        table=case.judged,
+        least_ns=case.pace.least_ns,
+        limits=limits,
     )
     if uneven is not None or not faults.is_on_device:
         faults = replace(faults, uneven=uneven, is_on_device=False)
@@ -119,7 +124,7 @@ def evaluate(case: Case, known: Array, history: History) -> Evaluation:
     unlike = unique_delays(once, everything, named=faults.named, node=_nodes(case, everything))
     firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _EVALUATIONS)))
     firm &= faults.named.keys()
-    steps = np.where(case.plan.step >= 0, case.plan.step + shift[case.line.process], UNKNOWN)
+    steps = np.where(case.programs.step >= 0, case.programs.step + shift[case.timeline.process], UNKNOWN)
     return Evaluation(
         faults=faults,
         step_of_row=steps,
@@ -144,7 +149,7 @@ def parts(
     """
     case = evaluation.case
     out: dict[int, tuple[list[Delays], list[LateStep]]] = {}
-    for process in range(case.line.n_processes):
+    for process in range(case.timeline.n_processes):
         track = tracks.of.get(case.process_key(process))
         late_steps = live.get(process, [])
         if track is None:
@@ -182,7 +187,7 @@ def measured(evaluation: Evaluation, late: list[LateStep], among: Sequence[LateS
     """
     case = evaluation.case
     delays = delays_by_process(case, late, among=among)
-    groups = in_groups({process: each.steps for process, each in delays.items()}, case.line.node)
+    groups = in_groups({process: each.steps for process, each in delays.items()}, case.timeline.node)
     in_rows = {
         process: replace(each, late=tuple(evaluation.in_rows(each.late))) for process, each in delays.items()
     }
@@ -230,13 +235,13 @@ def _shift(case: Case, known: Array, history: History) -> Array:
     It is 0 until rows are dropped. Afterwards it is the median difference of the rows that have a step already, for
     each program separately, because each program has its own steps.
     """
-    step, program = case.plan.step, case.plan.program
+    step, program = case.programs.step, case.programs.program
     if not history.is_trimmed:
-        return np.zeros(case.line.n_processes, np.int64)
+        return np.zeros(case.timeline.n_processes, np.int64)
     both = (step >= 0) & (known >= 0)
     if not both.any():
-        return np.full(case.line.n_processes, history.next_step)
-    moved, of_row = known - step, program[case.line.process]
+        return np.full(case.timeline.n_processes, history.next_step)
+    moved, of_row = known - step, program[case.timeline.process]
     usual = int(np.median(moved[both]))
     by_program = [
         int(np.median(moved[rows])) if (rows := both & (of_row == number)).any() else usual
@@ -254,7 +259,7 @@ def _moved(late: list[LateStep], shift: Array) -> list[LateStep]:
 
 
 def _unsettled(case: Case, late: Iterable[LateStep], history: History) -> list[LateStep]:
-    ts_ns = case.line.rows["ts_ns"]
+    ts_ns = case.timeline.rows["ts_ns"]
     return [
         late_step
         for late_step in late
@@ -263,22 +268,22 @@ def _unsettled(case: Case, late: Iterable[LateStep], history: History) -> list[L
 
 
 def _numbers(case: Case) -> dict[ProcessKey, int]:
-    return {case.process_key(process): process for process in range(case.line.n_processes)}
+    return {case.process_key(process): process for process in range(case.timeline.n_processes)}
 
 
 def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[int, list[LateStep]]:
     """The processes to name, by their late steps of all time."""
-    n_processes = max([case.line.n_processes, *(late_step.process + 1 for late_step in everything)])
+    n_processes = max([case.timeline.n_processes, *(late_step.process + 1 for late_step in everything)])
     node = _nodes(case, everything)
     named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=limits, node=node)
-    return {process: late for process, late in named.items() if process < case.line.n_processes}
+    return {process: late for process, late in named.items() if process < case.timeline.n_processes}
 
 
 def _nodes(case: Case, everything: list[LateStep]) -> Array:
     """The node of each process, UNKNOWN for processes without rows."""
-    n_processes = max([case.line.n_processes, *(late_step.process + 1 for late_step in everything)])
+    n_processes = max([case.timeline.n_processes, *(late_step.process + 1 for late_step in everything)])
     node = np.full(n_processes, UNKNOWN)
-    node[: case.line.n_processes] = case.line.node
+    node[: case.timeline.n_processes] = case.timeline.node
     return node
 
 
@@ -289,17 +294,17 @@ def _grouped(late: list[LateStep]) -> dict[int, list[LateStep]]:
     return out
 
 
-def _totals(case: Case, steps: Array, history: History) -> Examined:
+def _totals(case: Case, steps: Array, history: History) -> ExaminedTotals:
     here = examined_totals(case)
     if not history.is_trimmed:
         return here
-    rows = case.line.rows
-    last = np.full(len(case.line.comm_hash), UNKNOWN)
-    np.maximum.at(last, case.line.comm, rows["seq"])
+    rows = case.timeline.rows
+    last = np.full(len(case.timeline.comm_hash), UNKNOWN)
+    np.maximum.at(last, case.timeline.comm, rows["seq"])
     n_rounds = dict(here.n_rounds)
-    for comm, seq in zip(case.line.comm_hash.tolist(), last.tolist(), strict=True):
+    for comm, seq in zip(case.timeline.comm_hash.tolist(), last.tolist(), strict=True):
         n_rounds[comm] = max(n_rounds.get(comm, 0), seq - history.first_seq.get(comm, seq) + 1)
-    return Examined(
+    return ExaminedTotals(
         n_steps=int(steps.max(initial=0)) - history.first_step + 1,
         observed_ns=history.gone_ns + here.observed_ns,
         n_rounds=n_rounds,

@@ -47,7 +47,7 @@ class Silence:
 
 def usual_patience_ns(case: Case) -> float:
     """The time without calls after which a job may hang."""
-    return patience_ns(case.line, case.arrival_ns, case.limits)
+    return patience_ns(case.timeline, case.arrival_ns, case.limits)
 
 
 def hangs(case: Case) -> list[Verdict]:
@@ -68,7 +68,9 @@ def _is_confirmed(case: Case, verdict: Verdict) -> bool:
     """Whether the missing ranks' nodes sent data while the others waited, or have been silent for long."""
     waited_ns = (verdict.evidence.waited_s or 0.0) * 1e9
     patience = usual_patience_ns(case)
-    nodes = {int(case.line.node[p]) for p, rank in enumerate(case.line.rank) if int(rank) in verdict.ranks}
+    nodes = {
+        int(case.timeline.node[p]) for p, rank in enumerate(case.timeline.rank) if int(rank) in verdict.ranks
+    }
     ends = [case.clocks.common_ns(node, case.trace.ends_ns[node]) for node in nodes]
     silent_ns = max((case.now_ns - end for end in ends), default=0)
     return silent_ns < waited_ns / 2 or waited_ns >= _LONGER * patience

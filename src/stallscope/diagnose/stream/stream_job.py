@@ -217,10 +217,10 @@ class Job:
 
     def _note_state(self, result: Evaluation) -> None:
         """Keep the evidence of an evaluation, the ranks of the processes."""
-        line = result.case.line
+        timeline = result.case.timeline
         self.evidence = replace(of_case(result.case)[1], n_steps=result.examined.n_steps)
         self.ranks |= {
-            result.case.process_key(process): rank for process, rank in enumerate(line.rank.tolist())
+            result.case.process_key(process): rank for process, rank in enumerate(timeline.rank.tolist())
         }
 
     def _note_communicator(self, arrived: Array) -> None:
@@ -416,7 +416,7 @@ class Job:
         """The case of the remaining rows. is_numbered: the rounds of ranks that were attached late are corrected."""
         case = case_of(trace, self.limits, self.usd_per_gpu_hour, is_numbered=is_numbered)
         if not is_numbered:
-            self.numbering.note(trace.collectives, case.line.rows)
+            self.numbering.note(trace.collectives, case.timeline.rows)
         return case
 
     def report(self, nodes: Nodes, at_ns: int) -> Report:
@@ -467,12 +467,12 @@ class Job:
     def _noted(self, result: Evaluation) -> None:
         """Update the state that the trigger and the next evaluation depend on."""
         case, history = result.case, self.history
-        line = case.line
-        for process, newest_ns in enumerate(line.ts_ns[line.first[1:] - 1].tolist()):
+        timeline = case.timeline
+        for process, newest_ns in enumerate(timeline.ts_ns[timeline.first[1:] - 1].tolist()):
             self._newest_ns[case.process_key(process)] = newest_ns
         history.next_step = result.step + 1
         n_steps = len(np.unique(result.step_of_row))
-        self._rows_a_step = len(line.rows) / max(n_steps, 1)
+        self._rows_a_step = len(timeline.rows) / max(n_steps, 1)
         self.silence.patience_ns = usual_patience_ns(case)
         self.trigger.evaluated(step_ns=case.step_ns, least_ns=self.limits.source_share * case.pace.least_ns)
 
@@ -540,9 +540,9 @@ class Job:
             history.is_trimmed = True
             judged = result.faults.case.judged.step
             history.first_step = int(judged.min()) if len(judged) else 0
-            first = np.full(len(case.line.comm_hash), np.iinfo(np.int64).max)
-            np.minimum.at(first, case.line.comm, case.line.rows["seq"])
-            for comm, seq in zip(case.line.comm_hash.tolist(), first.tolist(), strict=True):
+            first = np.full(len(case.timeline.comm_hash), np.iinfo(np.int64).max)
+            np.minimum.at(first, case.timeline.comm, case.timeline.rows["seq"])
+            for comm, seq in zip(case.timeline.comm_hash.tolist(), first.tolist(), strict=True):
                 history.first_seq[comm] = min(seq, history.first_seq.get(comm, seq))
         self._settle(result, until)
         late = result.in_rows(result.late)
@@ -590,13 +590,15 @@ class Job:
                 ]
                 if part:
                     track.add(measured_device(result, process, part), is_over=is_over)
-        for process, ts in _latest_before(case.line.process, case.arrival_ns, until, case.line.rows["ts_ns"]):
+        for process, ts in _latest_before(
+            case.timeline.process, case.arrival_ns, until, case.timeline.rows["ts_ns"]
+        ):
             history.settled_ns[case.process_key(process)] = ts
 
 
 def _before_step_at(case: Case, cut: float) -> Array:
     """Rows before the step that is running at a time on the common clock, in each program: bool (n,)."""
-    step, program = case.plan.step, case.plan.program[case.line.process]
+    step, program = case.programs.step, case.programs.program[case.timeline.process]
     first = np.full(int(program.max()) + 1, np.iinfo(np.int64).max)
     after = (case.arrival_ns >= cut) & (step >= 0)
     np.minimum.at(first, program[after], step[after])

@@ -3,6 +3,6 @@
 from stallscope.diagnose.timeline.clocks import Clocks, aligned, wall_ns
 from stallscope.diagnose.timeline.jobs import parts
 from stallscope.diagnose.timeline.rounds import Rounds, rounds
-from stallscope.diagnose.timeline.timeline import Timeline, timeline
+from stallscope.diagnose.timeline.timeline import Timeline, timeline_of
 
-__all__ = ["Clocks", "Rounds", "Timeline", "aligned", "parts", "rounds", "timeline", "wall_ns"]
+__all__ = ["Clocks", "Rounds", "Timeline", "aligned", "parts", "rounds", "timeline_of", "wall_ns"]

@@ -11,10 +11,10 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.annotated_steps import annotated_steps
 from stallscope.diagnose.timeline.clocks import Clocks, aligned
 from stallscope.diagnose.timeline.excess import excess_ns, held_ns
-from stallscope.diagnose.timeline.programs import Programs, programs
+from stallscope.diagnose.timeline.programs import Programs, programs_of
 from stallscope.diagnose.timeline.rounds import Rounds, rounds
 from stallscope.diagnose.timeline.step_table import Cells, cells, judged
-from stallscope.diagnose.timeline.timeline import Timeline, timeline
+from stallscope.diagnose.timeline.timeline import Timeline, timeline_of
 from stallscope.events.layout import Array
 from stallscope.events.names import CollectiveFlag
 from stallscope.events.trace import Trace
@@ -25,10 +25,10 @@ class Case:
     """A trace in order. table: all steps; judged: the steps after the warm-up."""
 
     trace: Trace
-    line: Timeline
+    timeline: Timeline
     clocks: Clocks
-    plan: Programs
-    met: Rounds
+    programs: Programs
+    matched: Rounds
     table: Cells
     judged: Cells
     pace: Pace
@@ -39,9 +39,9 @@ class Case:
     def waits(self) -> Waits:
         """The waits from which the cost of late steps is computed."""
         return Waits.of(
-            self.line,
+            self.timeline,
             self.arrival_ns,
-            step=self.plan.step,
+            step=self.programs.step,
             step_ns=self.step_ns,
             first_step=int(self.judged.step[0]) if len(self.judged.step) else 0,
         )
@@ -54,7 +54,7 @@ class Case:
     @property
     def first_node(self) -> int:
         """The node whose clock arrival_ns uses."""
-        return int(self.line.node.min())
+        return int(self.timeline.node.min())
 
     @property
     def step_ns(self) -> float:
@@ -64,7 +64,7 @@ class Case:
     @property
     def observed_ns(self) -> float:
         """From the first arrival to the last."""
-        if not len(self.line.rows):
+        if not len(self.timeline.rows):
             return 0.0
         return float(self.arrival_ns.max() - self.arrival_ns.min())
 
@@ -81,44 +81,49 @@ class Case:
 
     def process_key(self, process: int) -> tuple[int, int]:
         """The identity of a process outside this case: node and pid."""
-        return int(self.line.node[process]), int(self.line.pid[process])
+        return int(self.timeline.node[process]), int(self.timeline.pid[process])
 
 
 def case_of(
     trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None, *, is_numbered: bool = False
 ) -> Case:
     """The case of a trace. usd_per_gpu_hour: None where no price is known. is_numbered: see timeline."""
-    line = timeline(trace, is_numbered=is_numbered)
-    annotated = annotated_steps(trace, line)
-    n = len(line.rows)
-    clocks, plan = both(lambda: aligned(line, trace), lambda: programs(line, annotated), n=n)
+    timeline = timeline_of(trace, is_numbered=is_numbered)
+    annotated = annotated_steps(trace, timeline)
+    n = len(timeline.rows)
+    clocks, plan = both(lambda: aligned(timeline, trace), lambda: programs_of(timeline, annotated), n=n)
 
     def on_host() -> tuple[Array, Array]:
-        excess = excess_ns(line, plan, line.host_ns)
-        return excess, held_ns(line, plan, excess, least_ns=limits.min_late_ns)
+        excess = excess_ns(timeline, plan, timeline.host_ns)
+        return excess, held_ns(timeline, plan, excess, least_ns=limits.min_late_ns)
 
     (met, of_self), (of_host, held) = both(
-        lambda: (rounds(line, clocks, limits), excess_ns(line, plan, line.self_ns)), on_host, n=n
+        lambda: (rounds(timeline, clocks, limits), excess_ns(timeline, plan, timeline.self_ns)), on_host, n=n
     )
-    table = cells(line, plan, met, excess=(of_self, of_host), held_ns=held)
-    counted = judged(table, line, limits, is_excerpt=_is_excerpt(line, annotated))
+    table = cells(timeline, plan, met, excess=(of_self, of_host), held_ns=held)
+    counted = judged(table, timeline, limits, is_excerpt=_is_excerpt(timeline, annotated))
     return Case(
         trace=trace,
-        line=line,
+        timeline=timeline,
         clocks=clocks,
-        plan=plan,
-        met=met,
+        programs=plan,
+        matched=met,
         table=table,
         judged=counted,
-        pace=pace(line, counted, limits),
+        pace=pace(timeline, counted, limits),
         limits=limits,
         usd_per_gpu_hour=usd_per_gpu_hour,
     )
 
 
-def _is_excerpt(line: Timeline, annotated: Array | None) -> bool:
+def _is_excerpt(timeline: Timeline, annotated: Array | None) -> bool:
     """Whether the trace begins after the warm-up: attached late to all ranks, or annotated steps of a profiler."""
-    if len(line.rows) and flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH)[line.first[:-1]].all():
+    if (
+        len(timeline.rows)
+        and flagged(timeline.rows["flags"], CollectiveFlag.LATE_ATTACH)[timeline.first[:-1]].all()
+    ):
         return True
-    is_profile = bool(len(line.rows)) and bool(flagged(line.rows["flags"], CollectiveFlag.NO_SYSCALLS).all())
+    is_profile = bool(len(timeline.rows)) and bool(
+        flagged(timeline.rows["flags"], CollectiveFlag.NO_SYSCALLS).all()
+    )
     return is_profile and annotated is not None and bool((annotated >= 0).any())

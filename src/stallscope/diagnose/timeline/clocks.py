@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered
-from stallscope.diagnose.timeline.node_rounds import Meetings, meetings
+from stallscope.diagnose.timeline.node_rounds import NodeRounds, meetings
 from stallscope.diagnose.timeline.offsets import (
     FEWEST,
     LEAST_ERROR_NS,
@@ -53,42 +53,43 @@ class Clocks:
         return t_ns if offset is None else t_ns - round(offset.at(t_ns))
 
 
-def aligned(line: Timeline, trace: Trace) -> Clocks:
+def aligned(timeline: Timeline, trace: Trace) -> Clocks:
     """All arrivals on one clock: by the job's rounds, the nodes' wall clocks, and probes that are more accurate.
 
     Probes (events.Trace.probed) are readings of the nodes' clocks against one wall clock.
     """
-    arrival = line.ts_ns
-    if not line.n_processes:
+    arrival = timeline.ts_ns
+    if not timeline.n_processes:
         return Clocks(arrival, {}, np.zeros(0))
-    start, nodes = int(line.node.min()), np.unique(line.node).tolist()
+    start, nodes = int(timeline.node.min()), np.unique(timeline.node).tolist()
     offsets = {start: SAME_CLOCK}
     if len(nodes) > 1:
-        readings, latest = by_wall_clocks(trace.clocks), _latest_ns(line)
-        root, offsets = _offsets(line, start, readings=readings)
+        readings, latest = by_wall_clocks(trace.clocks), _latest_ns(timeline)
+        root, offsets = _offsets(timeline, start, readings=readings)
         offsets = _closest(offsets, trace.probed, root, latest_ns=latest)
         offsets = _side_by_side(offsets, trace.ends_ns, root, latest_ns=latest)
         offsets = _against(start, offsets, root, latest_ns=latest)
-    error = np.full(int(line.node.max()) + 1, np.inf)
+    error = np.full(int(timeline.node.max()) + 1, np.inf)
     common = arrival.copy() if len(offsets) > 1 else arrival
     for node in nodes:
         error[node] = offsets[node].error_ns
         if node != start:
-            rows = _rows_of(line, node)
+            rows = _rows_of(timeline, node)
             common[rows] = arrival[rows] - np.rint(offsets[node].ns(arrival[rows])).astype(np.int64)
     return Clocks(common, offsets, error)
 
 
-def _rows_of(line: Timeline, node: int) -> slice:
+def _rows_of(timeline: Timeline, node: int) -> slice:
     """The rows of a node's processes, which have consecutive numbers."""
-    begin, end = np.searchsorted(line.node, [node, node + 1])
-    return slice(int(line.first[begin]), int(line.first[end]))
+    begin, end = np.searchsorted(timeline.node, [node, node + 1])
+    return slice(int(timeline.first[begin]), int(timeline.first[end]))
 
 
-def _latest_ns(line: Timeline) -> dict[int, int]:
+def _latest_ns(timeline: Timeline) -> dict[int, int]:
     """The last arrival of each node, on its own clock."""
     return {
-        int(node): int(line.ts_ns[_rows_of(line, int(node))].max(initial=0)) for node in np.unique(line.node)
+        int(node): int(timeline.ts_ns[_rows_of(timeline, int(node))].max(initial=0))
+        for node in np.unique(timeline.node)
     }
 
 
@@ -140,11 +141,11 @@ def _against(
     return out | {start: replace(SAME_CLOCK, error_ns=offset_of_start.error_ns)}
 
 
-def _offsets(line: Timeline, start: int, *, readings: Readings) -> tuple[int, dict[int, Offset]]:
+def _offsets(timeline: Timeline, start: int, *, readings: Readings) -> tuple[int, dict[int, Offset]]:
     """A root node, and the offset of each node that can be tied to it: over communicators that span nodes, or by wall
     clocks.
     """
-    met = meetings(line)
+    met = meetings(timeline)
     root = _root(met, start)
     shown = _tree(met, root, readings=readings)
     wall_error_ns = _wall_error_ns(shown, readings)
@@ -154,14 +155,14 @@ def _offsets(line: Timeline, start: int, *, readings: Readings) -> tuple[int, di
         offset = combined(by_rounds, by_wall, wall_error_ns=wall_error_ns)
         if offset is not None and reference in offsets:
             offsets[node] = _chained(offsets[reference], offset)
-    for node in np.unique(line.node).tolist():
+    for node in np.unique(timeline.node).tolist():
         by_wall = wall_offset(readings.get(root), readings.get(node), error_ns=wall_error_ns)
         if by_wall is not None and node not in offsets:
             offsets[node] = by_wall
     return root, offsets
 
 
-def _root(met: Meetings, start: int) -> int:
+def _root(met: NodeRounds, start: int) -> int:
     """The node whose host work before releases is the median of all nodes': the first of equals."""
     usable = met.is_last & (met.release_ns != UNKNOWN)
     nodes, index = np.unique(met.node[usable], return_inverse=True)
@@ -173,7 +174,7 @@ def _root(met: Meetings, start: int) -> int:
     return int(nodes[np.flatnonzero(apart <= LEAST_ERROR_NS)[0]])
 
 
-def _tree(met: Meetings, root: int, *, readings: Readings) -> dict[int, tuple[int, Evidence]]:
+def _tree(met: NodeRounds, root: int, *, readings: Readings) -> dict[int, tuple[int, Evidence]]:
     """For each node that shares rounds with the root, directly or through others: a node nearer to the root, and the
     evidence from their common rounds. Nodes come after the nodes that they are tied to.
     """
@@ -213,7 +214,7 @@ def _wall_error_ns(shown: dict[int, tuple[int, Evidence]], readings: Readings) -
     return max(_WALL_SPREADS * float(np.median(apart)), _WALL_LEAST_NS)
 
 
-def _nodes_by_comm(met: Meetings) -> dict[int, list[int]]:
+def _nodes_by_comm(met: NodeRounds) -> dict[int, list[int]]:
     """The nodes of each communicator that spans several, in order of the communicators."""
     pair, n_pairs = numbered(met.comm, met.node)
     comm, node = np.zeros((2, n_pairs), np.int64)

@@ -22,38 +22,40 @@ _QUERIED_AT_ONCE = 1 << 12  # rows whose peers are looked up at once: some milli
 _MOST_PEERS = 512  # the median of this many peers is as accurate as the median of all
 
 
-def excess_ns(line: Timeline, plan: Programs, value_ns: Array) -> Array:
+def excess_ns(timeline: Timeline, programs: Programs, value_ns: Array) -> Array:
     """A time of each interval (self_ns or host_ns) minus the median of the peers in the same call.
 
     The only rank of a program is compared with its own median at the same position of the step. That shows transient
     delays, but not a call that is always slow. If a whole node is one program, its ranks may be late together: the
     larger of both comparisons counts. Returns float64 (n,), 0 without a comparison.
     """
-    out = plan.calls.beyond_others(value_ns, line.is_whole)
+    out = programs.calls.beyond_others(value_ns, timeline.is_whole)
     is_unknown = np.isnan(out)
     out[is_unknown] = 0.0
-    is_node = _is_node_program(line, plan)[line.process]
-    alone = np.flatnonzero((is_unknown | is_node) & line.is_whole & (plan.step >= 0))
+    is_node = _is_node_program(timeline, programs)[timeline.process]
+    alone = np.flatnonzero((is_unknown | is_node) & timeline.is_whole & (programs.step >= 0))
     if len(alone):
-        position, _ = numbered(line.process[alone], positions_in_run(plan.step, line.process)[alone])
+        position, _ = numbered(
+            timeline.process[alone], positions_in_run(programs.step, timeline.process)[alone]
+        )
         usual = median_of_others(position, value_ns[alone])
         own = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
         out[alone] = np.where(is_unknown[alone], own, np.maximum(out[alone], own))
     return out
 
 
-def _is_node_program(line: Timeline, plan: Programs) -> Array:
+def _is_node_program(timeline: Timeline, programs: Programs) -> Array:
     """Whether a node's processes are all processes of a program, as a pipeline stage on its own node: bool (p,)."""
-    if not line.n_processes or line.node.min() == line.node.max():
-        return np.zeros(line.n_processes, bool)
-    pairs = np.unique(np.stack([line.node, plan.program]), axis=1)
+    if not timeline.n_processes or timeline.node.min() == timeline.node.max():
+        return np.zeros(timeline.n_processes, bool)
+    pairs = np.unique(np.stack([timeline.node, programs.program]), axis=1)
     n_programs, n_nodes = (
-        np.bincount(each)[of] for each, of in zip(pairs, (line.node, plan.program), strict=True)
+        np.bincount(each)[of] for each, of in zip(pairs, (timeline.node, programs.program), strict=True)
     )
     return np.asarray((n_programs == 1) & (n_nodes == 1))
 
 
-def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: float = 0.0) -> Array:
+def held_ns(timeline: Timeline, programs: Programs, host_excess: Array, *, least_ns: float = 0.0) -> Array:
     """How long a process held up others that were already waiting: float64 (n,), otherwise 0.
 
     A process that is stopped or loses its CPU in the middle of a round has arrived in time. Its peers wait in the same
@@ -64,40 +66,40 @@ def held_ns(line: Timeline, plan: Programs, host_excess: Array, *, least_ns: flo
     rows = np.flatnonzero((host_excess > 0) & (host_excess >= least_ns))
     if not len(rows):
         return out
-    in_gpu_calls = line.in_gpu_calls_ns
-    peer_ns = np.nan_to_num(medians_in_calls(plan, in_gpu_calls, rows), nan=0.0)
+    in_gpu_calls = timeline.in_gpu_calls_ns
+    peer_ns = np.nan_to_num(medians_in_calls(programs, in_gpu_calls, rows), nan=0.0)
     # A first filter: the baseline wait, at least 0, is not subtracted yet.
     may_be = peer_ns >= 0.5 * host_excess[rows]
     rows, peer_ns = rows[may_be], peer_ns[may_be]
     if not len(rows):
         return out
-    longer = peer_ns - _baseline_ns(line, plan, in_gpu_calls, rows)
+    longer = peer_ns - _baseline_ns(timeline, programs, in_gpu_calls, rows)
     is_held = longer >= 0.5 * host_excess[rows]
     out[rows[is_held]] = host_excess[rows[is_held]]
     return out
 
 
-def medians_in_calls(plan: Programs, value: Array, rows: Array) -> Array:
+def medians_in_calls(programs: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median of the other processes in the same call: float64 (len(rows),)."""
-    is_queried = np.zeros(plan.n_calls, bool)
-    is_queried[plan.key[rows]] = True
-    if np.count_nonzero(is_queried) > _FEW_CALLS * plan.n_calls:
-        return plan.calls.median_of_others(value, rows)
-    all_rows = np.flatnonzero(is_queried[plan.key])
-    peer_median = median_of_others(plan.key[all_rows], value[all_rows])
+    is_queried = np.zeros(programs.n_calls, bool)
+    is_queried[programs.key[rows]] = True
+    if np.count_nonzero(is_queried) > _FEW_CALLS * programs.n_calls:
+        return programs.calls.median_of_others(value, rows)
+    all_rows = np.flatnonzero(is_queried[programs.key])
+    peer_median = median_of_others(programs.key[all_rows], value[all_rows])
     return peer_median[np.searchsorted(all_rows, rows)]
 
 
-def _baseline_ns(line: Timeline, plan: Programs, value: Array, rows: Array) -> Array:
+def _baseline_ns(timeline: Timeline, programs: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median over processes and steps of a value at the same position of the program's step.
 
     The median is over all steps of up to _MOST_PEERS processes; NaN where none of them has that position.
     """
-    first = first_of_steps(line, plan)
-    some = _some_rows(line, plan)
+    first = first_of_steps(timeline, programs)
+    some = _some_rows(timeline, programs)
 
     def position_of(these: Array) -> tuple[Array, ...]:
-        return plan.program[line.process[these]], these - first[
+        return programs.program[timeline.process[these]], these - first[
             np.searchsorted(first, these, side="right") - 1
         ]
 
@@ -110,7 +112,7 @@ def _baseline_ns(line: Timeline, plan: Programs, value: Array, rows: Array) -> A
     return by_group(others[kept], value[some[kept]], n_positions, medians)[queried]
 
 
-def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array, Array]:
+def ledger_excess_ns(timeline: Timeline, programs: Programs, rows: Array) -> tuple[Array, Array]:
     """The excess over the peers in the interval of each of some rows, by ledger category.
 
     Returns float64 (k, N_CATEGORIES) ns by category, and float64 (k, 4) extra synchronise calls, allocations, copies
@@ -118,24 +120,24 @@ def ledger_excess_ns(line: Timeline, plan: Programs, rows: Array) -> tuple[Array
     A process without peers is compared with its own other steps.
     """
     excess = np.zeros((len(rows), N_CATEGORIES + len(_COUNTS)))
-    whole = np.flatnonzero(line.is_whole[rows])
+    whole = np.flatnonzero(timeline.is_whole[rows])
     for begin in range(0, len(whole), _QUERIED_AT_ONCE):
         here = whole[begin : begin + _QUERIED_AT_ONCE]
-        excess[here] = _more_than_peers(line, plan, rows[here])
+        excess[here] = _more_than_peers(timeline, programs, rows[here])
     return excess[:, :N_CATEGORIES], excess[:, N_CATEGORIES:]
 
 
-def _more_than_peers(line: Timeline, plan: Programs, own: Array) -> Array:
+def _more_than_peers(timeline: Timeline, programs: Programs, own: Array) -> Array:
     """The excess of each of some whole intervals over its peers' median, by category, then by count."""
     excess = np.zeros((len(own), N_CATEGORIES + len(_COUNTS)))
-    peers = _peers(line, plan, own)
+    peers = _peers(timeline, programs, own)
     of_row = np.repeat(np.arange(len(own)), [len(rows) for rows in peers])
     # One sorted lookup: the rows of thousands of processes are too far apart in memory for a lookup per row.
     queried, position = np.unique(np.concatenate([own, *peers]), return_inverse=True)
     columns = [("ledger_ns", i) for i in range(N_CATEGORIES)] + [(name, None) for name in _COUNTS]
     for i, (name, k) in enumerate(columns):
-        grown = line.rows.column(name, queried, k).astype(np.float64)
-        grown -= line.rows.column(name, np.maximum(queried - 1, 0), k)
+        grown = timeline.rows.column(name, queried, k).astype(np.float64)
+        grown -= timeline.rows.column(name, np.maximum(queried - 1, 0), k)
         grown = grown[position]
         if grown.any():
             usual = by_group(of_row, grown[len(own) :], len(own), medians)
@@ -143,44 +145,47 @@ def _more_than_peers(line: Timeline, plan: Programs, own: Array) -> Array:
     return excess
 
 
-def _peers(line: Timeline, plan: Programs, rows: Array) -> list[Array]:
+def _peers(timeline: Timeline, programs: Programs, rows: Array) -> list[Array]:
     """For each of some rows the rows of the same call in the other processes of the program. A row without any gets the
     rows at the same position of the process's other steps.
     """
-    is_queried = np.zeros(plan.n_calls, bool)
-    is_queried[plan.key[rows]] = True
-    same = _some_rows(line, plan)
-    same = same[is_queried[plan.key[same]] & line.is_whole[same]]
-    same = same[order_of(plan.key[same], plan.n_calls)]
-    keys = plan.key[same]
-    begin, end = (np.searchsorted(keys, plan.key[rows], side=side) for side in ("left", "right"))
-    is_alone = _is_node_program(line, plan)
+    is_queried = np.zeros(programs.n_calls, bool)
+    is_queried[programs.key[rows]] = True
+    same = _some_rows(timeline, programs)
+    same = same[is_queried[programs.key[same]] & timeline.is_whole[same]]
+    same = same[order_of(programs.key[same], programs.n_calls)]
+    keys = programs.key[same]
+    begin, end = (np.searchsorted(keys, programs.key[rows], side=side) for side in ("left", "right"))
+    is_alone = _is_node_program(timeline, programs)
     out = []
     for i, row in enumerate(rows.tolist()):
         peers = same[begin[i] : end[i]]
-        peers = peers[line.process[peers] != line.process[row]]
-        is_own = (not len(peers) or is_alone[line.process[row]]) and plan.step[row] >= 0
-        out.append(_rows_in_other_steps(line, plan, row) if is_own else peers)
+        peers = peers[timeline.process[peers] != timeline.process[row]]
+        is_own = (not len(peers) or is_alone[timeline.process[row]]) and programs.step[row] >= 0
+        out.append(_rows_in_other_steps(timeline, programs, row) if is_own else peers)
     return out
 
 
-def _some_rows(line: Timeline, plan: Programs) -> Array:
+def _some_rows(timeline: Timeline, programs: Programs) -> Array:
     """All rows of up to _MOST_PEERS processes of each program, evenly spread: int64, sorted."""
-    is_chosen = np.zeros(line.n_processes, bool)
-    for program in range(len(plan.has_steps)):
-        members = np.flatnonzero(plan.program == program)
+    is_chosen = np.zeros(timeline.n_processes, bool)
+    for program in range(len(programs.has_steps)):
+        members = np.flatnonzero(programs.program == program)
         is_chosen[members[spread_out(len(members), _MOST_PEERS)]] = True
     chosen = np.flatnonzero(is_chosen)
-    if len(chosen) == line.n_processes:
-        return np.arange(len(line.rows))
-    return np.concatenate([np.arange(line.first[p], line.first[p + 1]) for p in chosen.tolist()])
+    if len(chosen) == timeline.n_processes:
+        return np.arange(len(timeline.rows))
+    return np.concatenate([np.arange(timeline.first[p], timeline.first[p + 1]) for p in chosen.tolist()])
 
 
-def _rows_in_other_steps(line: Timeline, plan: Programs, row: int) -> Array:
+def _rows_in_other_steps(timeline: Timeline, programs: Programs, row: int) -> Array:
     """Rows of the same process at the same position of its other steps."""
-    process = int(line.process[row])
-    own = np.arange(line.first[process], line.first[process + 1])
-    position = positions_in_run(plan.step[own], line.process[own])
+    process = int(timeline.process[row])
+    own = np.arange(timeline.first[process], timeline.first[process + 1])
+    position = positions_in_run(programs.step[own], timeline.process[own])
     return own[
-        (position == position[row - own[0]]) & (own != row) & line.is_whole[own] & (plan.step[own] >= 0)
+        (position == position[row - own[0]])
+        & (own != row)
+        & timeline.is_whole[own]
+        & (programs.step[own] >= 0)
     ]

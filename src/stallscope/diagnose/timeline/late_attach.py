@@ -106,7 +106,7 @@ def renumbered(table: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) ->
         )
         for where in _members(unit_of)
     ]
-    between = _Between({clock.node: clock.monotonic_ns - clock.wall_ns for clock in clocks}, {})
+    between = _KnownOffsets({clock.node: clock.monotonic_ns - clock.wall_ns for clock in clocks}, {})
     known = _number_known(
         rows, [unit for unit in units if not unknown[unit.rows[0]]], is_p2p, between=between
     )
@@ -143,7 +143,7 @@ def _name_by_address(rows: Array, process: Array) -> None:
 
 
 @dataclass(frozen=True)
-class _Between:
+class _KnownOffsets:
     """The known offsets between nodes' clocks: monotonic minus wall time by node, and offsets from the job by pair of
     nodes (added to the first node's times, they give the second node's times).
     """
@@ -177,7 +177,9 @@ def _members(group: Array) -> list[Array]:
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else []
 
 
-def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _Between) -> list[list[_Unit]]:
+def _number_known(
+    rows: Array, units: list[_Unit], is_p2p: Array, *, between: _KnownOffsets
+) -> list[list[_Unit]]:
     """Shift the round numbers of late ranks to the numbers of the rank with the longest record from the start.
 
     Returns the members of each communicator, without pairs that send to each other.
@@ -199,7 +201,7 @@ def _number_known(rows: Array, units: list[_Unit], is_p2p: Array, *, between: _B
     return whole
 
 
-def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> list[_Unit]:
+def _number_group(rows: Array, members: list[_Unit], *, between: _KnownOffsets) -> list[_Unit]:
     """Number the late members of one communicator, each by a concurrent member, preferably on its own node.
 
     Without a concurrent member, the numbers continue after the rounds numbered before, with a gap for missed rounds.
@@ -223,7 +225,7 @@ def _number_group(rows: Array, members: list[_Unit], *, between: _Between) -> li
 
 
 def _complete(
-    rows: Array, known: list[list[_Unit]], unnamed: list[_Unit], *, between: _Between
+    rows: Array, known: list[list[_Unit]], unnamed: list[_Unit], *, between: _KnownOffsets
 ) -> list[_Unit]:
     """Fill communicators that lack members with the units of unknown identity in their rhythm; returns the other units.
 
@@ -253,7 +255,7 @@ def _complete(
     return unnamed
 
 
-def _find_unknown(rows: Array, units: list[_Unit], *, between: _Between) -> None:
+def _find_unknown(rows: Array, units: list[_Unit], *, between: _KnownOffsets) -> None:
     """Give communicators of unknown identity an identity, shared by the ranks that call in the same rhythm.
 
     Calls of the same processes at the same addresses after a restart of the agent continue with a gap.
@@ -326,7 +328,7 @@ def _step_ns(unit: _Unit) -> float:
 
 
 def _best_shift(
-    reference: _Unit, unit: _Unit, *, between: _Between, fixed: int | None = None
+    reference: _Unit, unit: _Unit, *, between: _KnownOffsets, fixed: int | None = None
 ) -> tuple[int, float]:
     """The shift of a unit's round numbers to the reference's numbers, and the distance (ns) of the arrivals then.
 
@@ -368,7 +370,7 @@ def _best_shift(
 
 
 def _by_ends(
-    reference: _Unit, unit: _Unit, candidates: list["_Pairing"], *, between: _Between
+    reference: _Unit, unit: _Unit, candidates: list["_Pairing"], *, between: _KnownOffsets
 ) -> tuple[int, float]:
     """As _best_shift, for calls with known ends on the GPU: a collective ends on all ranks at the same time.
 

@@ -21,7 +21,7 @@ _EARLY, _LATE = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Meetings:
+class NodeRounds:
     """Rounds seen from nodes, one row each, sorted by node and round: the last arrival of the node's ranks, and
     their first release after it (UNKNOWN where no release was recorded).
 
@@ -49,32 +49,32 @@ class Meetings:
         return slice(int(begin), int(end))
 
 
-def meetings(line: Timeline) -> Meetings:
+def meetings(timeline: Timeline) -> NodeRounds:
     """The rounds of ranks on several nodes, as seen from each node."""
-    release, is_last = line.releases
-    host = host_until_release_ns(line.ts_ns, line.rows["wait_leave_ns"], line.wait_ns, is_last)
-    ends = ends_on_host_clock(line.ts_ns, line.rows["gpu_start_ns"], line.rows["gpu_end_ns"])
+    release, is_last = timeline.releases
+    host = host_until_release_ns(timeline.ts_ns, timeline.rows["wait_leave_ns"], timeline.wait_ns, is_last)
+    ends = ends_on_host_clock(timeline.ts_ns, timeline.rows["gpu_start_ns"], timeline.rows["gpu_end_ns"])
     if ends is not None:
         known = ends != UNKNOWN
         release, is_last, host = np.where(known, ends, release), is_last | known, np.where(known, 0, host)
     waits_for_all = np.zeros(max(Op) + 1, bool)
     waits_for_all[list(SYNCHRONISING_OPS)] = True
-    usable = waits_for_all[line.rows["op"]]
-    usable |= line.is_p2p
-    spans = spans_nodes(line)
+    usable = waits_for_all[timeline.rows["op"]]
+    usable |= timeline.is_p2p
+    spans = spans_nodes(timeline)
     if not spans.all():
-        usable &= spans[line.comm]
+        usable &= spans[timeline.comm]
     rows = np.flatnonzero(usable)
-    lines = _Lines.of(line)
-    if len(line.meetings.irregular) or lines is None:
-        met = _by_row(line, rows, release, host, is_last)
+    lines = _RowRanges.of(timeline)
+    if len(timeline.meetings.irregular) or lines is None:
+        met = _by_row(timeline, rows, release, host, is_last)
     else:
-        met = _by_table(line, lines, rows, release, host, is_last)
+        met = _by_table(timeline, lines, rows, release, host, is_last)
     return replace(met, has_ends=ends is not None)
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _RowRanges:
     """Lines of the tables that belong to one communicator and one node, together: arrays (k,), by communicator, node.
 
     first_cell: where the first line of each begins. n_lines: the number of lines.
@@ -88,21 +88,21 @@ class _Lines:
     holds: Array
 
     @staticmethod
-    def of(line: Timeline) -> "_Lines | None":
+    def of(timeline: Timeline) -> "_RowRanges | None":
         """The lines of a timeline; None where processes of one node make different calls in a communicator."""
-        calls = line.calls
+        calls = timeline.calls
         order = np.lexsort((calls.slot, calls.comm))
-        comm, node = calls.comm[order], line.node[calls.process[order]]
-        op = line.rows.column("op", calls.first_row[order])
+        comm, node = calls.comm[order], timeline.node[calls.process[order]]
+        op = timeline.rows.column("op", calls.first_row[order])
         kind = np.where(op == Op.SEND, 1, np.where(op == Op.RECV, 2, 0))
         begins = np.ones(len(comm), bool)
         begins[1:] = (np.diff(comm) != 0) | (np.diff(node) != 0)
         if (np.diff(kind)[~begins[1:]] != 0).any():
             return None
         first = np.flatnonzero(begins)
-        sets = line.meetings
+        sets = timeline.meetings
         cell = sets.first_cell[comm] + calls.slot[order] * sets.line_cells[comm]
-        return _Lines(
+        return _RowRanges(
             comm=comm[first],
             node=node[first],
             first_cell=cell[first],
@@ -113,20 +113,20 @@ class _Lines:
 
 
 def _by_table(
-    line: Timeline, lines: _Lines, rows: Array, release: Array, host: Array, is_last: Array
-) -> Meetings:
+    timeline: Timeline, lines: _RowRanges, rows: Array, release: Array, host: Array, is_last: Array
+) -> NodeRounds:
     """The meetings where each process is in a round once. rows: the calls that tie processes."""
-    sets = line.meetings
+    sets = timeline.meetings
     arrived, released = np.full(sets.n_cells, _EARLY), np.full(sets.n_cells, _LATE)
     worked = np.full(sets.n_cells, _LATE)
     last = np.ones(sets.n_cells, bool)
-    where = rows if len(rows) < len(line.process) else slice(None)
+    where = rows if len(rows) < len(timeline.process) else slice(None)
 
     def lay_out(cells: Array, value: Array) -> None:
         cells[sets.cell[where]] = value[where]
 
     values = (
-        (arrived, line.ts_ns),
+        (arrived, timeline.ts_ns),
         (released, np.where(release == UNKNOWN, _LATE, release)),
         (worked, host),
         (last, is_last),
@@ -134,7 +134,7 @@ def _by_table(
     together(partial(lay_out, cells, value) for cells, value in values)
     parts = [_folded(block, lines, (arrived, released, worked, last)) for block in sets.blocks]
     if not parts:
-        return _by_row(line, rows, release, host, is_last)
+        return _by_row(timeline, rows, release, host, is_last)
     part, column, arrival_ns, release_ns, host_ns, all_last = (
         np.concatenate(column) for column in zip(*parts, strict=True)
     )
@@ -145,7 +145,7 @@ def _by_table(
     sizes = n_meetings[by_node]
     chosen = order[np.repeat(begin[by_node] - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())]
     part, arrival_ns, release_ns = part[chosen], arrival_ns[chosen], release_ns[chosen]
-    return Meetings(
+    return NodeRounds(
         round=sets.first_group[lines.comm[part]] + column[chosen],
         comm=lines.comm[part],
         node=lines.node[part],
@@ -158,7 +158,7 @@ def _by_table(
     )
 
 
-def _folded(block: Block, lines: _Lines, values: tuple[Array, Array, Array, Array]) -> tuple[Array, ...]:
+def _folded(block: Block, lines: _RowRanges, values: tuple[Array, Array, Array, Array]) -> tuple[Array, ...]:
     """The folded lines of each part of a block, in columns with an arrival: the part, the column, the last arrival, the
     first release, the least host work until then, whether all are the last before a wait; arrays (k,), by part, column.
     values: the same by cell.
@@ -186,13 +186,13 @@ def _folded(block: Block, lines: _Lines, values: tuple[Array, Array, Array, Arra
     return parts[part], column, arrival_ns[here], release_ns[here], host_ns[here], all_last[here]
 
 
-def _by_row(line: Timeline, rows: Array, release: Array, host: Array, is_last: Array) -> Meetings:
+def _by_row(timeline: Timeline, rows: Array, release: Array, host: Array, is_last: Array) -> NodeRounds:
     """The meetings of arbitrary rows."""
-    number = line.round[rows]
-    node = line.node[line.process[rows]]
+    number = timeline.round[rows]
+    node = timeline.node[timeline.process[rows]]
     group, n_groups = numbered(node, number)
     arrival, first_release = np.full(n_groups, _EARLY), np.full(n_groups, _LATE)
-    np.maximum.at(arrival, group, line.ts_ns[rows])
+    np.maximum.at(arrival, group, timeline.ts_ns[rows])
     known = release[rows] != UNKNOWN
     np.minimum.at(first_release, group[known], release[rows][known])
     least_host = np.full(n_groups, _LATE)
@@ -201,10 +201,10 @@ def _by_row(line: Timeline, rows: Array, release: Array, host: Array, is_last: A
     np.logical_and.at(all_last, group, is_last[rows])
     example = np.zeros(n_groups, np.int64)
     example[group] = np.arange(len(rows))
-    op = line.rows.column("op", rows[example])
-    return Meetings(
+    op = timeline.rows.column("op", rows[example])
+    return NodeRounds(
         round=number[example],
-        comm=line.comm[rows][example],
+        comm=timeline.comm[rows][example],
         node=node[example],
         arrival_ns=arrival,
         release_ns=np.where(first_release == _LATE, UNKNOWN, first_release),
@@ -215,10 +215,10 @@ def _by_row(line: Timeline, rows: Array, release: Array, host: Array, is_last: A
     )
 
 
-def spans_nodes(line: Timeline) -> Array:
+def spans_nodes(timeline: Timeline) -> Array:
     """By communicator: whether ranks of several nodes are in it."""
-    n_comms = len(line.comm_hash)
-    low, high = np.full(n_comms, line.n_processes), np.full(n_comms, -1)
-    np.minimum.at(low, line.calls.comm, line.calls.process)
-    np.maximum.at(high, line.calls.comm, line.calls.process)
-    return line.node[np.minimum(low, line.n_processes - 1)] < line.node[high]
+    n_comms = len(timeline.comm_hash)
+    low, high = np.full(n_comms, timeline.n_processes), np.full(n_comms, -1)
+    np.minimum.at(low, timeline.calls.comm, timeline.calls.process)
+    np.maximum.at(high, timeline.calls.comm, timeline.calls.process)
+    return timeline.node[np.minimum(low, timeline.n_processes - 1)] < timeline.node[high]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose.timeline.node_rounds import Meetings
+from stallscope.diagnose.timeline.node_rounds import NodeRounds
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Clock
 
@@ -64,7 +64,7 @@ class Evidence:
     is_exact: bool = False
 
 
-def evidence(met: Meetings, reference: slice, other: slice, *, by_wall: Offset | None) -> Evidence | None:
+def evidence(met: NodeRounds, reference: slice, other: slice, *, by_wall: Offset | None) -> Evidence | None:
     """The evidence from all common rounds of two nodes; None without common rounds."""
     a, b = _common(met, reference, other)
     if not len(a):
@@ -129,7 +129,7 @@ def _overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
     return first[0] <= second[1] + LEAST_ERROR_NS and second[0] <= first[1] + LEAST_ERROR_NS
 
 
-def _common(met: Meetings, reference: slice, other: slice) -> tuple[Array, Array]:
+def _common(met: NodeRounds, reference: slice, other: slice) -> tuple[Array, Array]:
     """The rows of two nodes in the rounds of both."""
     a, b = np.arange(reference.start, reference.stop), np.arange(other.start, other.stop)
     if not np.array_equal(met.round[reference], met.round[other]):

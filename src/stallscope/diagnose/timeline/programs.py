@@ -50,79 +50,79 @@ class Programs:
     has_steps: Array
 
 
-def programs(line: Timeline, annotated: Array | None = None) -> Programs:
+def programs_of(timeline: Timeline, annotated: Array | None = None) -> Programs:
     """Programs, matching calls and steps of a timeline.
 
     annotated: int64 (n,), the annotated step of each row (see annotated_steps); it overrides the detected pattern.
     """
-    kind = _kind(line)
-    signature, _ = numbered(line.rows["op"], line.rows["datatype"], line.role, *kind)
-    program = _same_program(line, signature)
+    kind = _kind(timeline)
+    signature, _ = numbered(timeline.rows["op"], timeline.rows["datatype"], timeline.role, *kind)
+    program = _same_program(timeline, signature)
     n_programs = int(program.max(initial=-1)) + 1
-    by_row = (program[line.process],) if n_programs > 1 else ()
-    called_with, _ = numbered(*by_row, line.role, *kind)
-    key, n_calls = numbered(called_with, line.rows["seq"])
+    by_row = (program[timeline.process],) if n_programs > 1 else ()
+    called_with, _ = numbered(*by_row, timeline.role, *kind)
+    key, n_calls = numbered(called_with, timeline.rows["seq"])
     step_of_key, has_steps = np.full(n_calls, -1, np.int64), np.zeros(n_programs, bool)
-    member, counts = np.zeros(line.n_processes, np.int64), np.diff(line.first)
+    member, counts = np.zeros(timeline.n_processes, np.int64), np.diff(timeline.first)
     for number in range(n_programs):
         members = np.flatnonzero(program == number)
         member[members] = np.arange(len(members))
-        annotator = _annotating_process(line, members, annotated)
+        annotator = _annotating_process(timeline, members, annotated)
         model = members[np.argmax(counts[members])] if annotator < 0 else annotator
-        rows = slice(int(line.first[model]), int(line.first[model + 1]))
+        rows = slice(int(timeline.first[model]), int(timeline.first[model + 1]))
         if annotated is not None and annotator >= 0:
             step_of_key[key[rows]], has_steps[number] = annotated[rows], True
         else:
-            step_of_key[key[rows]], has_steps[number] = _steps(line, rows, signature[rows])
+            step_of_key[key[rows]], has_steps[number] = _steps(timeline, rows, signature[rows])
     return Programs(
         program=program,
         member=member,
         key=key,
         n_calls=n_calls,
-        calls=Tables.of(called_with, member[line.process], key, is_laid_out=False),
-        step=_carried_forward(step_of_key[key], line.is_first),
+        calls=Tables.of(called_with, member[timeline.process], key, is_laid_out=False),
+        step=_carried_forward(step_of_key[key], timeline.is_first),
         has_steps=has_steps,
     )
 
 
-def first_of_steps(line: Timeline, plan: Programs) -> Array:
+def first_of_steps(timeline: Timeline, programs: Programs) -> Array:
     """The first row of each step of each process: int64, sorted."""
-    begins = line.is_first.copy()
-    begins[1:] |= plan.step[1:] != plan.step[:-1]
+    begins = timeline.is_first.copy()
+    begins[1:] |= programs.step[1:] != programs.step[:-1]
     return np.flatnonzero(begins)
 
 
-def _annotating_process(line: Timeline, members: Array, annotated: Array | None) -> int:
+def _annotating_process(timeline: Timeline, members: Array, annotated: Array | None) -> int:
     """The process of a program with the most annotated rows; -1 if no process has enough of them."""
     if annotated is None:
         return -1
-    n_annotated = np.bincount(line.process[annotated >= 0], minlength=line.n_processes)[members]
-    n_rows = np.diff(line.first)[members]
+    n_annotated = np.bincount(timeline.process[annotated >= 0], minlength=timeline.n_processes)[members]
+    n_rows = np.diff(timeline.first)[members]
     best = int(np.argmax(n_annotated))
     return int(members[best]) if n_annotated[best] >= _ANNOTATED * n_rows[best] > 0 else -1
 
 
-def _kind(line: Timeline) -> tuple[Array, ...]:
+def _kind(timeline: Timeline) -> tuple[Array, ...]:
     """A column with 0 for collectives, and for point-to-point a number per direction and distance to the peer. No
     column without point-to-point calls.
     """
-    calls = np.flatnonzero(line.is_p2p)
+    calls = np.flatnonzero(timeline.is_p2p)
     if not len(calls):
         return ()
-    op, peer, own = (line.rows.column(name, calls) for name in ("op", "peer_rank", "comm_rank"))
-    kind = np.zeros(len(line.rows), np.int64)
+    op, peer, own = (timeline.rows.column(name, calls) for name in ("op", "peer_rank", "comm_rank"))
+    kind = np.zeros(len(timeline.rows), np.int64)
     kind[calls] = numbered(op, peer.astype(np.int64) - own)[0] + 1
     return (kind,)
 
 
-def _same_program(line: Timeline, signature: Array) -> Array:
+def _same_program(timeline: Timeline, signature: Array) -> Array:
     """The number of the program of each process: int64 (p,)."""
     previous = np.concatenate([[-1], signature[:-1]])[: len(signature)]
-    previous[line.first[:-1]] = -1
+    previous[timeline.first[:-1]] = -1
     pair, _ = numbered(previous, signature)
-    pairs, calls = _shares(line, pair), _shares(line, signature)
-    n_rows = np.diff(line.first)
-    program = np.full(line.n_processes, -1, np.int64)
+    pairs, calls = _shares(timeline, pair), _shares(timeline, signature)
+    n_rows = np.diff(timeline.first)
+    program = np.full(timeline.n_processes, -1, np.int64)
     number = 0
     while (program < 0).any():
         left = np.flatnonzero(program < 0)
@@ -158,17 +158,17 @@ def _with_companions(program: Array, pairs: Array) -> Array:
     return out
 
 
-def _shares(line: Timeline, code: Array) -> Array:
+def _shares(timeline: Timeline, code: Array) -> Array:
     """The share of each code in the rows of each process: float64 (p, codes)."""
     n_codes = int(code.max(initial=-1)) + 1
-    counts = np.bincount(line.process * n_codes + code, minlength=line.n_processes * n_codes)
-    counts = counts.reshape(line.n_processes, n_codes).astype(np.float64)
+    counts = np.bincount(timeline.process * n_codes + code, minlength=timeline.n_processes * n_codes)
+    counts = counts.reshape(timeline.n_processes, n_codes).astype(np.float64)
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
-def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]:
+def _steps(timeline: Timeline, where: slice, signature: Array) -> tuple[Array, bool]:
     """The step of each row of one process (-1 before the pattern), and whether there is a pattern."""
-    rows = line.rows[where]
+    rows = timeline.rows[where]
     sized, _ = numbered(signature, rows["count"])
     interval = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
     synced, copied = (np.diff(rows[name].astype(np.int64), prepend=0) > 0 for name in ("n_syncs", "n_copies"))
@@ -192,7 +192,7 @@ def _steps(line: Timeline, where: slice, signature: Array) -> tuple[Array, bool]
         return np.cumsum(begins) - 1, True
     if is_step_per_call:
         return np.arange(len(rows)), True
-    waited = line.wait_ns[where] > 0
+    waited = timeline.wait_ns[where] > 0
     if waited.sum() >= _MIN_REPEATS:
         return np.cumsum(waited) - 1, False
     return np.arange(len(rows)), False

@@ -39,18 +39,18 @@ class Rounds:
         return last
 
 
-def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
+def rounds(timeline: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     """The rounds of a timeline. Lateness below twice the error counts as 0.
 
     The error is the clock error; for ranks attached late, the error of matching their rounds is added.
     """
-    late_ns = line.meetings.beyond_others(clocks.arrival_ns)
-    of_clocks_ns, matching_error_ns = _row_error_ns(line, clocks), _matching_error_ns(line, late_ns)
+    late_ns = timeline.meetings.beyond_others(clocks.arrival_ns)
+    of_clocks_ns, matching_error_ns = _row_error_ns(timeline, clocks), _matching_error_ns(timeline, late_ns)
 
     def leave_out(here: slice) -> None:
         error_ns = np.zeros(here.stop - here.start)
         if of_clocks_ns is not None:
-            error_ns += of_clocks_ns[line.calls.pair[here]]
+            error_ns += of_clocks_ns[timeline.calls.pair[here]]
         if matching_error_ns is not None:
             error_ns += matching_error_ns[here]
         late_ns[here][np.abs(late_ns[here]) < limits.clock_error_factor * error_ns] = 0.0
@@ -58,33 +58,35 @@ def rounds(line: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     if of_clocks_ns is not None or matching_error_ns is not None:
         in_pieces(len(late_ns), leave_out, rows_at_once=ROWS_AT_ONCE)
     return Rounds(
-        round=line.round,
-        n_arrived=np.bincount(line.round, minlength=line.n_rounds),
+        round=timeline.round,
+        n_arrived=np.bincount(timeline.round, minlength=timeline.n_rounds),
         late_ns=late_ns,
         arrival_ns=clocks.arrival_ns,
     )
 
 
-def clock_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
+def clock_error_ns(timeline: Timeline, clocks: Clocks) -> Array | None:
     """The error of lateness by round: the largest clock error in its communicator; 0 within one node. None for a single
     node.
     """
-    if line.n_processes == 0 or line.node.min() == line.node.max():
+    if timeline.n_processes == 0 or timeline.node.min() == timeline.node.max():
         return None
-    worst = np.zeros(len(line.comm_hash))
-    np.maximum.at(worst, line.calls.comm, clocks.error_ns[line.node[line.calls.process]])
-    return np.where(spans_nodes(line), worst, 0.0)[line.comm_of_round]
+    worst = np.zeros(len(timeline.comm_hash))
+    np.maximum.at(worst, timeline.calls.comm, clocks.error_ns[timeline.node[timeline.calls.process]])
+    return np.where(spans_nodes(timeline), worst, 0.0)[timeline.comm_of_round]
 
 
-def _row_error_ns(line: Timeline, clocks: Clocks) -> Array | None:
+def _row_error_ns(timeline: Timeline, clocks: Clocks) -> Array | None:
     """The error of lateness by membership: the error of the node's own clock, or the median clock error of the
     communicator if that is larger. None for a single node.
     """
-    if line.n_processes == 0 or line.node.min() == line.node.max():
+    if timeline.n_processes == 0 or timeline.node.min() == timeline.node.max():
         return None
-    own = clocks.error_ns[line.node[line.calls.process]]
-    of_others = by_group(line.calls.comm, own, len(line.comm_hash), _upper_medians)
-    return np.where(spans_nodes(line)[line.calls.comm], np.maximum(own, of_others[line.calls.comm]), 0.0)
+    own = clocks.error_ns[timeline.node[timeline.calls.process]]
+    of_others = by_group(timeline.calls.comm, own, len(timeline.comm_hash), _upper_medians)
+    return np.where(
+        spans_nodes(timeline)[timeline.calls.comm], np.maximum(own, of_others[timeline.calls.comm]), 0.0
+    )
 
 
 def _upper_medians(table: Array) -> Array:
@@ -92,18 +94,18 @@ def _upper_medians(table: Array) -> Array:
     return np.asarray(np.partition(table, middle, axis=1)[:, middle])
 
 
-def _matching_error_ns(line: Timeline, late_ns: Array) -> Array | None:
+def _matching_error_ns(timeline: Timeline, late_ns: Array) -> Array | None:
     """The matching error by row: the typical distance of late-attached ranks from their rounds; 0 for other ranks. None
     without a late-attached rank.
 
     Such ranks are assigned to rounds by their rhythm. If ranks run ahead, the assignment may be wrong by a call or two,
     and all of these ranks are early or late by a similar amount. A single slow rank does not change their median.
     """
-    is_late = flagged(line.rows["flags"], CollectiveFlag.LATE_ATTACH)
+    is_late = flagged(timeline.rows["flags"], CollectiveFlag.LATE_ATTACH)
     rows = np.flatnonzero(is_late & np.isfinite(late_ns)) if is_late.any() else ()
     if not len(rows):
         return None
-    edges = np.flatnonzero(np.diff(line.process[rows])) + 1
+    edges = np.flatnonzero(np.diff(timeline.process[rows])) + 1
     typical = [float(np.median(part)) for part in np.split(np.abs(late_ns[rows]), edges)]
     error = np.zeros(len(late_ns))
     error[rows] = float(np.median(typical))

@@ -40,7 +40,7 @@ class Cells:
 
 
 def cells(
-    line: Timeline, plan: Programs, met: Rounds, *, excess: tuple[Array, Array], held_ns: Array
+    timeline: Timeline, programs: Programs, matched: Rounds, *, excess: tuple[Array, Array], held_ns: Array
 ) -> Cells:
     """Lateness and own excess of each process in each step of the pattern (step >= 0).
 
@@ -53,27 +53,27 @@ def cells(
     carried lateness is the lateness at the step's first call minus the rank's own excess there. A process that waited
     in the step left a round together with the others, and then its own excess until the peak is gained as well.
     """
-    n = len(line.rows)
+    n = len(timeline.rows)
     if not n:
         none = np.zeros(0, np.int64)
         real = none.astype(np.float64)
         return Cells(none, none, none, none, none, real, real, real, none, real, real, none)
-    first = first_of_steps(line, plan)
+    first = first_of_steps(timeline, programs)
     end = np.append(first[1:], n)
-    late = _known(met.late_ns)
+    late = _known(matched.late_ns)
     peak, held_row = _last_largest(late, first, end), _largest_of_few(held_ns, first, end)
-    is_start = line.is_first[first]
+    is_start = timeline.is_first[first]
     before = np.where(is_start, 0.0, late[np.maximum(first - 1, 0)])
-    waited = _sums(line.wait_ns, first, end)
-    length = line.ts_ns[end - 1] - line.ts_ns[np.where(is_start, first, first - 1)]
+    waited = _sums(timeline.wait_ns, first, end)
+    length = timeline.ts_ns[end - 1] - timeline.ts_ns[np.where(is_start, first, first - 1)]
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     largest_excess = np.maximum(*(_largest_tail(value, first, peak) for value in excess))
     rise = np.maximum(late[peak] - carried, np.minimum(late[peak], largest_excess) * (waited > 0))
-    kept = plan.step[first] >= 0
+    kept = programs.step[first] >= 0
     return Cells(
-        process=line.process[first][kept],
-        step=plan.step[first][kept],
+        process=timeline.process[first][kept],
+        step=programs.step[first][kept],
         first_row=first[kept],
         end_row=end[kept],
         peak_row=peak[kept],
@@ -155,13 +155,13 @@ def _largest_tail(value: Array, first: Array, last: Array) -> Array:
     return out
 
 
-def median_step_ns(line: Timeline, table: Cells) -> float:
+def median_step_ns(timeline: Timeline, table: Cells) -> float:
     """The median duration of a step of a process; 0 when unknown.
 
     A step lasts from its beginning to the beginning of the next, if processes wait for their GPUs in most steps.
     Otherwise the hosts run ahead, and only the mean over many steps equals the duration on the GPUs.
     """
-    starts = line.ts_ns[table.first_row]
+    starts = timeline.ts_ns[table.first_row]
     n_steps = len(np.unique(table.step))
     runs_ahead = n_steps > 0 and not np.median(table.wait_ns)
     apart = min(max(n_steps // 4, 1), _STEPS_AHEAD) if runs_ahead else 1
@@ -170,10 +170,10 @@ def median_step_ns(line: Timeline, table: Cells) -> float:
     return float(np.median((starts[apart:] - starts[:-apart])[same])) / apart if same.any() else 0.0
 
 
-def lengths_ns(line: Timeline, table: Cells, here: slice = slice(None)) -> Array:
+def lengths_ns(timeline: Timeline, table: Cells, here: slice = slice(None)) -> Array:
     """From the arrival before each of some cells to its last: int64 (k,)."""
     before = np.maximum(table.first_row[here] - 1, 0)
-    return np.asarray(line.ts_ns[table.end_row[here] - 1] - line.ts_ns[before])
+    return np.asarray(timeline.ts_ns[table.end_row[here] - 1] - timeline.ts_ns[before])
 
 
 def touched(step: Array, late: Array) -> Array:
@@ -183,15 +183,15 @@ def touched(step: Array, late: Array) -> Array:
     return np.asarray(np.isin(step, late) | np.isin(step - 1, late))
 
 
-def judged(table: Cells, line: Timeline, limits: Thresholds, *, is_excerpt: bool = False) -> Cells:
+def judged(table: Cells, timeline: Timeline, limits: Thresholds, *, is_excerpt: bool = False) -> Cells:
     """The cells after the warm-up: the first steps, and further steps while they take several times the median.
 
     is_excerpt: the trace begins after the job's first steps, so no step is left out.
     """
     if is_excerpt:
         return _where(table, table.step >= 0)
-    starts = line.ts_ns[table.first_row]
-    median_ns = median_step_ns(line, table)
+    starts = timeline.ts_ns[table.first_row]
+    median_ns = median_step_ns(timeline, table)
     first_judged = limits.warm_up_steps
     for step in range(limits.warm_up_steps, 10):
         now, after = starts[table.step == step], starts[table.step == step + 1]

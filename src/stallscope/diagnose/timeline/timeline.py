@@ -133,7 +133,7 @@ class Timeline:
         return released(self.ts_ns, self.rows["wait_leave_ns"], self.first)
 
 
-def timeline(trace: Trace, *, is_numbered: bool = False) -> Timeline:
+def timeline_of(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     """The timeline of a trace; empty when it holds no collectives.
 
     is_numbered: the rounds of ranks attached late are already corrected.

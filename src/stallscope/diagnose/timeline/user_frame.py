@@ -72,13 +72,13 @@ def _location(trace: Trace, stack: int) -> tuple[str, ...]:
     return tuple(in_python(frames)) or frames
 
 
-def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]:
+def last_position(trace: Trace, timeline: Timeline, process: int) -> tuple[str, ...]:
     """The newest sampled stack of a process: of the thread that makes its collectives, or of its main thread if that
     thread waits for work. Empty without a sample since the last arrival.
     """
     rows = trace.positions
-    rows = rows[(rows["pid"] == line.pid[process]) & (rows["node"] == line.node[process])]
-    arrivals = line.rows[line.first[process] : line.first[process + 1]]
+    rows = rows[(rows["pid"] == timeline.pid[process]) & (rows["node"] == timeline.node[process])]
+    arrivals = timeline.rows[timeline.first[process] : timeline.first[process + 1]]
     if len(arrivals):
         rows = rows[rows["ts_ns"] > arrivals["ts_ns"].max()]
     if not len(rows):
@@ -86,7 +86,7 @@ def last_position(trace: Trace, line: Timeline, process: int) -> tuple[str, ...]
     newest = rows[rows["ts_ns"] == rows["ts_ns"].max()]
     by_tid = {int(row["tid"]): trace.stacks.get(int(row["stack"]), ()) for row in newest}
     caller = int(arrivals["tid"][np.argmax(arrivals["ts_ns"])]) if len(arrivals) else -1
-    for tid in (caller, int(line.pid[process]), *by_tid):
+    for tid in (caller, int(timeline.pid[process]), *by_tid):
         frames = by_tid.get(tid, ())
         if frames and not _is_idle(frames):
             return frames

@@ -26,7 +26,7 @@ _EXACT = 0.92  # share of the upper bound from which a range is one number: its 
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedTotals:
     """Totals of the examined data: judged steps, time, and rounds by communicator."""
 
     n_steps: int
@@ -34,29 +34,29 @@ class Examined:
     n_rounds: Mapping[int, int]
 
 
-def examined_totals(case: Case) -> Examined:
+def examined_totals(case: Case) -> ExaminedTotals:
     """The totals of a case."""
     n_rounds: dict[int, int] = {}
     for comm, n in zip(
-        case.line.comm_hash.tolist(), np.bincount(case.line.comm_of_round).tolist(), strict=False
+        case.timeline.comm_hash.tolist(), np.bincount(case.timeline.comm_of_round).tolist(), strict=False
     ):
         n_rounds[comm] = max(n_rounds.get(comm, 0), n)  # point-to-point pairs share their communicator
-    return Examined(
+    return ExaminedTotals(
         n_steps=len(np.unique(case.judged.step)),
         observed_ns=case.observed_ns,
         n_rounds=n_rounds,
     )
 
 
-def location(case: Case, processes: list[int], delays: Delays, *, examined: Examined) -> Verdict:
+def location(case: Case, processes: list[int], delays: Delays, *, examined: ExaminedTotals) -> Verdict:
     """The ranks, rounds and times of a verdict."""
     _, first, last = delays.rounds[delays.comm_hash]
     late_ms = np.array([late_step.late_ns for late_step in delays.late]) / 1e6
     return Verdict(
         kind="",
         summary="",
-        ranks=[int(case.line.rank[process]) for process in processes],
-        nodes=sorted({case.trace.nodes[int(case.line.node[process])] for process in processes}),
+        ranks=[int(case.timeline.rank[process]) for process in processes],
+        nodes=sorted({case.trace.nodes[int(case.timeline.node[process])] for process in processes}),
         comm_hash=f"{delays.comm_hash:016x}",
         first_round=first,
         last_round=last,
@@ -68,13 +68,13 @@ def location(case: Case, processes: list[int], delays: Delays, *, examined: Exam
         },
         since_ns=delays.since_ns,
         until_ns=delays.until_ns,
-        pids=[int(case.line.pid[process]) for process in processes],
+        pids=[int(case.timeline.pid[process]) for process in processes],
         first_step=int(delays.steps.min()) if len(delays.steps) else None,
     )
 
 
 def cost_of(
-    case: Case, delays: Delays, named: Collection[ProcessKey] = (), *, examined: Examined
+    case: Case, delays: Delays, named: Collection[ProcessKey] = (), *, examined: ExaminedTotals
 ) -> VerdictCost:
     """The cost of delays to all ranks except the named ones: one estimate, or a range.
 
@@ -86,10 +86,10 @@ def cost_of(
         for by_process in (delays.lost_ns, delays.least_ns)
     )
     most, least = sum(lost_ns.values()) / 1e9, sum(least_ns.values()) / 1e9
-    if case.line.is_p2p.any():
-        most = max(lost_ns.values(), default=0.0) * (case.line.n_processes - max(len(named), 1)) / 1e9
-    n_waiting = max(case.line.n_processes - max(len(named), 1), 1)
-    most *= 1 + n_unseen(case.line, case.trace) / n_waiting
+    if case.timeline.is_p2p.any():
+        most = max(lost_ns.values(), default=0.0) * (case.timeline.n_processes - max(len(named), 1)) / 1e9
+    n_waiting = max(case.timeline.n_processes - max(len(named), 1), 1)
+    most *= 1 + n_unseen(case.timeline, case.trace) / n_waiting
     if delays.is_lower_bound:
         return priced(case, least, is_lower_bound=True, observed_ns=examined.observed_ns)
     return between(case, least, most, observed_ns=examined.observed_ns)
@@ -113,7 +113,7 @@ def priced(case: Case, gpu_seconds: float, *, is_lower_bound: bool, observed_ns:
 
 def victims(case: Case, lost_ns: Mapping[ProcessKey, float]) -> list[int]:
     """The ranks that waited at least a tenth as long as the rank that waited longest."""
-    rank_of = {case.process_key(process): int(rank) for process, rank in enumerate(case.line.rank)}
+    rank_of = {case.process_key(process): int(rank) for process, rank in enumerate(case.timeline.rank)}
     least = 0.1 * max(max(lost_ns.values(), default=0.0), 1.0)
     return sorted(rank_of[key] for key, ns in lost_ns.items() if ns > least and key in rank_of)
 
@@ -126,7 +126,7 @@ def confidence(case: Case, delays: Delays, parts: list[Explained]) -> float:
     value = (1 - 0.5**delays.n_late) * (0.5 + 0.5 * agreement)
     if sum(case.trace.lost.values()):
         value *= 0.9
-    if bool((case.line.rows["flags"] & CollectiveFlag.LATE_ATTACH).any()):
+    if bool((case.timeline.rows["flags"] & CollectiveFlag.LATE_ATTACH).any()):
         value *= 0.95
     if not parts or parts[0].cause.name == "unknown":
         value *= 0.9
@@ -137,11 +137,11 @@ def stack_of(case: Case, process: int, parts: list[Explained]) -> tuple[str, ...
     """The stack in which the rank was held by its main cause; empty where it is not known."""
     if not parts:
         return ()
-    node, pid = int(case.line.node[process]), int(case.line.pid[process])
+    node, pid = int(case.timeline.node[process]), int(case.timeline.pid[process])
     return user_frame.held_at(case.trace, node, pid, categories=parts[0].cause.categories)
 
 
-def steps(case: Case, n_late: int, examined: Examined) -> VerdictEvidence:
+def steps(case: Case, n_late: int, examined: ExaminedTotals) -> VerdictEvidence:
     """The evidence on the steps: late and examined steps, and the typical step."""
     return VerdictEvidence(
         n_late_steps=n_late, n_steps=examined.n_steps, step_ms=round(case.step_ns / 1e6, 3)
@@ -149,7 +149,7 @@ def steps(case: Case, n_late: int, examined: Examined) -> VerdictEvidence:
 
 
 def late_ranks(
-    case: Case, processes: list[int], delays: Mapping[int, Delays], *, examined: Examined
+    case: Case, processes: list[int], delays: Mapping[int, Delays], *, examined: ExaminedTotals
 ) -> Verdict:
     """The verdict on one or several ranks that are late themselves.
 

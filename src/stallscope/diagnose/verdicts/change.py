@@ -14,7 +14,7 @@ _CONFIDENCE = 0.9  # a change exceeds the variation of the steps by four deviati
 
 def of_all_ranks(case: Case) -> list[Verdict]:
     """The verdict on a slowdown of all ranks; reported only without any other verdict."""
-    change = slowdown(case.line, case.judged, case.limits) if case.plan.has_steps.all() else None
+    change = slowdown(case.timeline, case.judged, case.limits) if case.programs.has_steps.all() else None
     if change is None:
         return []
     on_host = change.host_share >= 0.5
@@ -23,19 +23,19 @@ def of_all_ranks(case: Case) -> list[Verdict]:
         if on_host
         else "no rank is late on its host: device or fabric, rank unknown"
     )
-    if not on_host and n_unseen(case.line, case.trace):
+    if not on_host and n_unseen(case.timeline, case.trace):
         why += ", or a rank that is not in this trace"
     return [
         Verdict(
             kind="change",
             summary="",
-            n_rounds=case.met.n_rounds,
-            since_ns=wall_ns(case.trace, int(case.line.node[0]), change.at_ns),
+            n_rounds=case.matched.n_rounds,
+            since_ns=wall_ns(case.trace, int(case.timeline.node[0]), change.at_ns),
             n_incidents=1,
             confidence=_CONFIDENCE,
             cost=priced(
                 case,
-                (change.after_ns - change.before_ns) * change.n_steps * case.line.n_processes / 1e9,
+                (change.after_ns - change.before_ns) * change.n_steps * case.timeline.n_processes / 1e9,
                 is_lower_bound=False,
                 observed_ns=case.observed_ns,
             ),
@@ -64,24 +64,24 @@ def slow_links(case: Case) -> list[Verdict]:
 
     A group of all ranks has a slow link only if its job has not become slower as a whole.
     """
-    groups = slow_groups(case.line, case.plan, step_ns=case.step_ns, limits=case.limits)
-    if groups and all(len(group.processes) == case.line.n_processes for group in groups):
+    groups = slow_groups(case.timeline, case.programs, step_ns=case.step_ns, limits=case.limits)
+    if groups and all(len(group.processes) == case.timeline.n_processes for group in groups):
         groups = [] if of_all_ranks(case) else groups
     return [_slow_link(case, group) for group in groups]
 
 
 def _slow_link(case: Case, group: SlowGroup) -> Verdict:
-    line = case.line
-    ranks = sorted(int(line.rank[process]) for process in group.processes)
+    timeline = case.timeline
+    ranks = sorted(int(timeline.rank[process]) for process in group.processes)
     excess_ms = round(group.excess_ns / 1e6, 3)
-    most = group.excess_ns * group.n_steps * line.n_processes / 1e9
+    most = group.excess_ns * group.n_steps * timeline.n_processes / 1e9
     return Verdict(
         kind="link",
         summary="",
-        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in group.processes}),
-        comm_hash=f"{int(line.comm_hash[group.comm]):016x}",
-        first_round=int(line.rows["seq"][group.first_row]),
-        n_rounds=case.met.n_rounds,
+        nodes=sorted({case.trace.nodes[int(timeline.node[process])] for process in group.processes}),
+        comm_hash=f"{int(timeline.comm_hash[group.comm]):016x}",
+        first_round=int(timeline.rows["seq"][group.first_row]),
+        n_rounds=case.matched.n_rounds,
         late_ms={"median": excess_ms, "max": excess_ms},
         since_ns=wall_ns(case.trace, case.first_node, float(case.arrival_ns[group.first_row])),
         n_incidents=1,

@@ -19,22 +19,22 @@ _MOST_NAMED = 4
 
 def verdicts(case: Case) -> list[Verdict]:
     """One verdict where processes of this job claim the same rank at the same time; none otherwise."""
-    line = case.line
-    ranks, counts = np.unique(line.rank, return_counts=True)
+    timeline = case.timeline
+    ranks, counts = np.unique(timeline.rank, return_counts=True)
     claims = {
         rank: sharing
         for rank in ranks[counts > 1].tolist()
-        if _overlap(case, sharing := np.flatnonzero(line.rank == rank).tolist())
+        if _overlap(case, sharing := np.flatnonzero(timeline.rank == rank).tolist())
     }
     if not claims:
         return []
     named = [
-        (rank, int(line.node[process]), int(line.pid[process]))
+        (rank, int(timeline.node[process]), int(timeline.pid[process]))
         for rank, processes in claims.items()
         for process in processes
     ]
-    first = min(line.first[process] for processes in claims.values() for process in processes)
-    return [verdict(case.trace, named, int(line.rows["ts_ns"][first]))]
+    first = min(timeline.first[process] for processes in claims.values() for process in processes)
+    return [verdict(case.trace, named, int(timeline.rows["ts_ns"][first]))]
 
 
 def verdict(trace: Trace, claims: list[tuple[int, int, int]], since_ns: int) -> Verdict:
@@ -71,7 +71,7 @@ def _claim(processes: list[ClaimingProcess], rank: int) -> str:
 
 def _overlap(case: Case, processes: list[int]) -> bool:
     """Whether two of these processes made calls at the same time; one after the other is a restart."""
-    first = case.line.first
+    first = case.timeline.first
     times = sorted(
         (float(times_ns.min()), float(times_ns.max()))
         for times_ns in (case.arrival_ns[first[process] : first[process + 1]] for process in processes)

@@ -14,14 +14,16 @@ from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.verdicts._late import (
-    Examined,
+    ExaminedTotals,
     cost_of,
     location,
     steps,
 )
 
 
-def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, examined: Examined) -> Verdict:
+def verdict(
+    case: Case, process: int, slow: SlowDevice, delays: Delays, *, examined: ExaminedTotals
+) -> Verdict:
     """The verdict on a slow GPU. delays: see device_cost."""
     why = cause("gpu_shared" if slow.is_irregular else "gpu_slow")
     values = delays.sizes_ns / 1e6
@@ -37,7 +39,7 @@ def verdict(case: Case, process: int, slow: SlowDevice, delays: Delays, *, exami
         n_incidents=delays.n_incidents,
         causes=[part],
         confidence=round(min(1 - 0.5**delays.n_late, 0.9 if slow.is_irregular else 0.95), 3),
-        victims=[int(r) for p, r in enumerate(case.line.rank) if p != process],
+        victims=[int(r) for p, r in enumerate(case.timeline.rank) if p != process],
         cost=cost_of(case, delays, examined=examined),
         advice=why.advice(evidence),
         evidence=steps(case, delays.n_late, examined),

@@ -5,8 +5,8 @@ from dataclasses import replace
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
-from stallscope.diagnose.hangs.deadlock import Wedged, round_with_dead_rank, wedged
-from stallscope.diagnose.hangs.missing_rank import Stuck, stuck
+from stallscope.diagnose.hangs.deadlock import Deadlock, round_with_dead_rank, wedged
+from stallscope.diagnose.hangs.missing_rank import StuckRound, stuck
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -18,16 +18,18 @@ def verdicts(case: Case) -> list[Verdict]:
     """The verdict on the hang at the end of the trace: of missing ranks, or of all ranks. Empty without a hang."""
     now_ns = case.now_ns
     hang = stuck(
-        case.line, case.clocks, case.trace, now_ns=now_ns, limits=case.limits
-    ) or round_with_dead_rank(case.line, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)
+        case.timeline, case.clocks, case.trace, now_ns=now_ns, limits=case.limits
+    ) or round_with_dead_rank(case.timeline, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)
     if hang:
         return [_ran_ahead(_hang(case, hang)) if hang.is_ahead else _hang(case, hang)]
-    all_wait = wedged(case.line, case.plan, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits)
+    all_wait = wedged(
+        case.timeline, case.programs, case.clocks, trace=case.trace, now_ns=now_ns, limits=case.limits
+    )
     return [_wedged(case, all_wait)] if all_wait else []
 
 
-def _hang(case: Case, hang: Stuck) -> Verdict:
-    line = case.line
+def _hang(case: Case, hang: StuckRound) -> Verdict:
+    timeline = case.timeline
     ranks = sorted(hang.ranks)
     why = cause("missing_rank")
     because = CauseEvidence(
@@ -38,16 +40,16 @@ def _hang(case: Case, hang: Stuck) -> Verdict:
         summary="",
         ranks=ranks,
         nodes=sorted({case.trace.nodes[node] for node in hang.nodes}),
-        comm_hash=f"{int(line.comm_hash[hang.comm]):016x}",
+        comm_hash=f"{int(timeline.comm_hash[hang.comm]):016x}",
         first_round=hang.seq,
         last_round=hang.seq,
         n_late_rounds=1,
-        n_rounds=case.met.n_rounds,
+        n_rounds=case.matched.n_rounds,
         since_ns=wall_ns(case.trace, case.first_node, hang.since_ns),
         n_incidents=1,
         causes=[Explained(why, 1.0, float(hang.for_ns), because)],
         confidence=0.95 if not hang.is_circle else 0.7,
-        victims=sorted(int(line.rank[process]) for process in hang.waiting),
+        victims=sorted(int(timeline.rank[process]) for process in hang.waiting),
         cost=still_cost(case, hang.for_ns, len(hang.waiting), n_unwatched=hang.n_unwatched),
         advice=why.advice(because),
         evidence=VerdictEvidence(doing=because.doing, waited_s=because.waited_s, is_circle=because.is_circle),
@@ -72,24 +74,24 @@ def _ran_ahead(verdict: Verdict) -> Verdict:
     )
 
 
-def _wedged(case: Case, state: Wedged) -> Verdict:
-    line = case.line
-    ranks = sorted(int(line.rank[process]) for process in state.odd)
-    row = line.rows[state.row]
+def _wedged(case: Case, state: Deadlock) -> Verdict:
+    timeline = case.timeline
+    ranks = sorted(int(timeline.rank[process]) for process in state.odd)
+    row = timeline.rows[state.row]
     because = None if ranks else _why_no_rank(state)
     return Verdict(
         kind="hang",
         summary="",
         ranks=ranks,
-        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in state.odd}),
+        nodes=sorted({case.trace.nodes[int(timeline.node[process])] for process in state.odd}),
         comm_hash=f"{int(row['comm_hash']):016x}",
         first_round=int(row["seq"]),
         last_round=int(row["seq"]),
-        n_rounds=case.met.n_rounds,
+        n_rounds=case.matched.n_rounds,
         since_ns=wall_ns(case.trace, case.first_node, state.since_ns),
         n_incidents=1,
         confidence=0.85 if ranks else 0.6,
-        victims=sorted(int(line.rank[process]) for process in state.waiting),
+        victims=sorted(int(timeline.rank[process]) for process in state.waiting),
         cost=still_cost(case, state.for_ns, len(state.waiting)),
         advice=[_against_wedge(state, ranks)],
         abstained_because=because,
@@ -99,7 +101,7 @@ def _wedged(case: Case, state: Wedged) -> Verdict:
     )
 
 
-def _against_wedge(wedge: Wedged, ranks: list[int]) -> str:
+def _against_wedge(wedge: Deadlock, ranks: list[int]) -> str:
     if ranks:
         return (
             "Make this rank issue the collectives of both communicators in the same order as the other ranks."
@@ -111,7 +113,7 @@ def _against_wedge(wedge: Wedged, ranks: list[int]) -> str:
     return "Look for Xid errors and NVLink or network faults on all hosts; dump the stacks before a restart."
 
 
-def _why_no_rank(wedge: Wedged) -> str:
+def _why_no_rank(wedge: Deadlock) -> str:
     if wedge.is_crossed:
         return "the ranks entered the rounds of two communicators in different orders, and neither order has a majority"
     blocked = {state for state in wedge.states if state != Category.WAIT_GPU}

@@ -16,7 +16,7 @@ from stallscope.diagnose.cost.delays import (
 from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
-from stallscope.diagnose.lateness.imbalance import Moving, SlowStage
+from stallscope.diagnose.lateness.imbalance import MovingLateness, SlowStage
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.report.verdict import Verdict
@@ -24,7 +24,7 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts import device
 from stallscope.diagnose.verdicts._late import (
-    Examined,
+    ExaminedTotals,
     between,
     cost_of,
     late_ranks,
@@ -33,9 +33,9 @@ from stallscope.diagnose.verdicts._late import (
 )
 
 
-def moving_ranks(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
+def moving_ranks(case: Case, delays: Delays, *, examined: ExaminedTotals) -> Verdict:
     """The verdict on delays that move between ranks. delays: of all late ranks together."""
-    rank_of = {case.process_key(process): str(int(rank)) for process, rank in enumerate(case.line.rank)}
+    rank_of = {case.process_key(process): str(int(rank)) for process, rank in enumerate(case.timeline.rank)}
     return replace(
         location(case, [], delays, examined=examined),
         kind="imbalance",
@@ -55,7 +55,7 @@ def moving_ranks(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
 
 
 def more_work(
-    case: Case, processes: list[int], delays: Mapping[int, Delays], *, examined: Examined
+    case: Case, processes: list[int], delays: Mapping[int, Delays], *, examined: ExaminedTotals
 ) -> Verdict:
     """The verdict on ranks that have more work than the others: as for stragglers, but no rank is named as faulty."""
     verdict = late_ranks(case, processes, delays, examined=examined)
@@ -70,13 +70,13 @@ def more_work(
     )
 
 
-def moving_gpus(case: Case, delays: Delays, *, examined: Examined) -> Verdict:
+def moving_gpus(case: Case, delays: Delays, *, examined: ExaminedTotals) -> Verdict:
     """The verdict on delays that move between GPUs. Their hosts are not the cause."""
     verdict = moving_ranks(case, delays, examined=examined)
     return replace(verdict, causes=[], evidence=replace(verdict.evidence, on="the GPUs"))
 
 
-def moving(findings: Findings, uneven: Moving, examined: Examined) -> Verdict:
+def moving(findings: Findings, uneven: MovingLateness, examined: ExaminedTotals) -> Verdict:
     """The verdict on delays that move between ranks or between GPUs."""
     case = findings.case
     if not findings.is_on_device:
@@ -88,7 +88,9 @@ def moving(findings: Findings, uneven: Moving, examined: Examined) -> Verdict:
     return moving_gpus(case, total(parts), examined=examined)
 
 
-def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, examined: Examined) -> Verdict:
+def gpu_work(
+    case: Case, process: int, slow: SlowDevice, delays: Delays, *, examined: ExaminedTotals
+) -> Verdict:
     """The verdict on a GPU that does additional work every few steps, such as an evaluation."""
     device_verdict = device.verdict(case, process, slow, delays, examined=examined)
     return replace(
@@ -105,14 +107,14 @@ def gpu_work(case: Case, process: int, slow: SlowDevice, delays: Delays, *, exam
 
 def stage(case: Case, slow: SlowStage) -> Verdict:
     """The verdict on a pipeline stage with more work than the others."""
-    ranks = sorted(int(case.line.rank[process]) for process in slow.processes)
-    others = sorted(set(case.line.rank.tolist()) - set(ranks))
+    ranks = sorted(int(case.timeline.rank[process]) for process in slow.processes)
+    others = sorted(set(case.timeline.rank.tolist()) - set(ranks))
     rows = case.arrival_ns[case.judged.first_row]
     return Verdict(
         kind="imbalance",
         summary="",
         nodes=[],
-        n_rounds=case.met.n_rounds,
+        n_rounds=case.matched.n_rounds,
         n_incidents=1,
         late_ms={"median": round(slow.excess_ns / 1e6, 3), "max": round(slow.excess_ns / 1e6, 3)},
         since_ns=wall_ns(case.trace, case.first_node, float(rows.min())),

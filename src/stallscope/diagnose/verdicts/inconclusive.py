@@ -7,10 +7,10 @@ from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.recurrence import with_unproven_delays
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.verdicts import imbalance
-from stallscope.diagnose.verdicts._late import Examined
+from stallscope.diagnose.verdicts._late import ExaminedTotals
 
 
-def doubtful(findings: Findings, examined: Examined) -> list[Verdict]:
+def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
     """The verdict on clear late steps that may be chance: it names no rank."""
     case = findings.case
     unproven = with_unproven_delays(
@@ -24,7 +24,7 @@ def doubtful(findings: Findings, examined: Examined) -> list[Verdict]:
         return []
     delays = delays_in_all(case, [late for late_steps in unproven.values() for late in late_steps])
     verdict = imbalance.moving_ranks(case, delays, examined=examined)
-    ranks = sorted(int(case.line.rank[process]) for process in unproven)
+    ranks = sorted(int(case.timeline.rank[process]) for process in unproven)
     because = "with this many ranks, so few late steps may be chance"
     return [
         replace(
@@ -60,14 +60,14 @@ def silent(hang: Verdict) -> Verdict:
     )
 
 
-def absorbed(findings: Findings, examined: Examined) -> list[Verdict]:
+def absorbed(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
     """The verdict on recurring host delays that the queues of the GPUs may or may not have absorbed."""
     case, possible = findings.case, findings.absorption.possible
     if not possible:
         return []
     delays = delays_in_all(case, [late for late_steps in possible.values() for late in late_steps])
     verdict = imbalance.moving_ranks(case, delays, examined=examined)
-    ranks = sorted(int(case.line.rank[process]) for process in possible)
+    ranks = sorted(int(case.timeline.rank[process]) for process in possible)
     because = (
         "in every step the GPU had queued work for longer than the host's delay: the delay may cost nothing"
     )

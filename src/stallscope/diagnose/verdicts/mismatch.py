@@ -23,28 +23,28 @@ def verdicts(case: Case, mismatches: list[Mismatch]) -> list[Verdict]:
 def _standstill_ns(case: Case) -> int:
     """How long no rank has made a call at the end of the trace; 0 where that is not longer than typical."""
     for_ns = case.now_ns - int(case.arrival_ns.max())
-    return for_ns if for_ns >= patience_ns(case.line, case.arrival_ns, case.limits) else 0
+    return for_ns if for_ns >= patience_ns(case.timeline, case.arrival_ns, case.limits) else 0
 
 
 def _mismatch(case: Case, group: list[Mismatch], *, still_ns: int) -> Verdict:
     """group: mismatches of the same ranks by time. still_ns: length of the standstill that followed, 0 without one."""
-    line, first = case.line, group[0]
-    ranks = sorted(int(line.rank[process]) for process in first.odd)
+    timeline, first = case.timeline, group[0]
+    ranks = sorted(int(timeline.rank[process]) for process in first.odd)
     return Verdict(
         kind="mismatch",
         summary="",
         ranks=ranks,
-        nodes=sorted({case.trace.nodes[int(line.node[process])] for process in first.odd}),
-        comm_hash=f"{int(line.comm_hash[first.comm]):016x}",
+        nodes=sorted({case.trace.nodes[int(timeline.node[process])] for process in first.odd}),
+        comm_hash=f"{int(timeline.comm_hash[first.comm]):016x}",
         first_round=first.seq,
         last_round=max(mismatch.seq for mismatch in group),
         n_late_rounds=len(group),
-        n_rounds=case.met.n_rounds,
+        n_rounds=case.matched.n_rounds,
         since_ns=wall_ns(case.trace, case.first_node, first.at_ns),
         n_incidents=1,
         confidence=0.9,
-        victims=sorted({int(line.rank[process]) for process in first.present} - set(ranks)),
-        cost=still_cost(case, still_ns, line.n_processes - len(ranks)) if still_ns else None,
+        victims=sorted({int(timeline.rank[process]) for process in first.present} - set(ranks)),
+        cost=still_cost(case, still_ns, timeline.n_processes - len(ranks)) if still_ns else None,
         advice=[
             "Compare the code path of these ranks in that step: a branch, a shape or a batch differs between ranks."
         ],

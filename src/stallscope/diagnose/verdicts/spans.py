@@ -12,7 +12,7 @@ from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.spans.own_time import (
     HeavyStage,
-    Spread,
+    UnevenWork,
     Work,
     heavy_stage,
     least_slow_ns,
@@ -164,7 +164,7 @@ def _stage(trace: Trace, done: Work, stage: HeavyStage, *, usd_per_gpu_hour: flo
     )
 
 
-def _by_turns(trace: Trace, done: Work, uneven: Spread, *, usd_per_gpu_hour: float | None) -> Verdict:
+def _by_turns(trace: Trace, done: Work, uneven: UnevenWork, *, usd_per_gpu_hour: float | None) -> Verdict:
     turns, counts = np.unique(done.rank[uneven.worst[uneven.is_late]], return_counts=True)
     values = uneven.spread_ns[uneven.is_late] / 1e6
     return Verdict(

@@ -16,15 +16,15 @@ from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts import imbalance
-from stallscope.diagnose.verdicts._late import Examined, late_ranks
+from stallscope.diagnose.verdicts._late import ExaminedTotals, late_ranks
 
 
-def verdicts(case: Case, named: dict[int, list[LateStep]], examined: Examined) -> list[Verdict]:
+def verdicts(case: Case, named: dict[int, list[LateStep]], examined: ExaminedTotals) -> list[Verdict]:
     """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
     delays = delays_by_process(case, [late for late_steps in named.values() for late in late_steps])
-    groups = in_groups({process: delays[process].steps for process in named}, case.line.node)
+    groups = in_groups({process: delays[process].steps for process in named}, case.timeline.node)
     alone = [group[0] for group in groups if len(group) == 1]
-    more = with_more_work(named, alone, n_processes=case.line.n_processes, limits=case.limits)
+    more = with_more_work(named, alone, n_processes=case.timeline.n_processes, limits=case.limits)
     groups = [group for group in groups if group[0] not in more]
     delays = as_steps_grew(case, delays, groups=[*([more] if more else []), *groups])
     if more:
@@ -36,14 +36,16 @@ def verdicts(case: Case, named: dict[int, list[LateStep]], examined: Examined) -
     return costliest_first([verdict for verdict in late if not is_nothing(case, verdict)])
 
 
-def one_off(case: Case, process: int, delays: Delays, *, examined: Examined) -> Verdict:
+def one_off(case: Case, process: int, delays: Delays, *, examined: ExaminedTotals) -> Verdict:
     """The verdict on a single long delay."""
     verdict = late_ranks(case, [process], {process: delays}, examined=examined)
     evidence = replace(verdict.evidence, is_one_off=True)
     return replace(verdict, confidence=0.6, n_incidents=1, evidence=evidence)
 
 
-def one_off_verdicts(findings: Findings, examined: Examined) -> tuple[list[Verdict], list[dict[str, object]]]:
+def one_off_verdicts(
+    findings: Findings, examined: ExaminedTotals
+) -> tuple[list[Verdict], list[dict[str, object]]]:
     """Verdicts and remarks on delays that happened once.
 
     A delay is a verdict if it took a large share of the examined time and no other rank had a similar delay.
@@ -52,7 +54,7 @@ def one_off_verdicts(findings: Findings, examined: Examined) -> tuple[list[Verdi
     case, shown, remarks = findings.case, [], []
     once = incidents(findings.late, findings.named, case.limits)
     unique = {
-        id(late) for late in unique_delays(once, findings.late, named=findings.named, node=case.line.node)
+        id(late) for late in unique_delays(once, findings.late, named=findings.named, node=case.timeline.node)
     }
     for late in once:
         if id(late) not in unique:
@@ -80,7 +82,7 @@ def once_remark(case: Case, late: LateStep) -> dict[str, object]:
     """The remark on a delay that happened once."""
     return {
         "what": "one delay, not repeated",
-        "rank": int(case.line.rank[late.process]),
+        "rank": int(case.timeline.rank[late.process]),
         "late_ms": round(late.late_ns / 1e6, 3),
         "at_ns": wall_ns(case.trace, case.first_node, float(case.arrival_ns[late.peak_row])),
     }

@@ -11,7 +11,7 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline import jobs
 from stallscope.diagnose.timeline.clocks import aligned
 from stallscope.diagnose.timeline.rounds import rounds
-from stallscope.diagnose.timeline.timeline import timeline
+from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.diagnose.verdicts import by_job
 from stallscope.diagnose.verdicts._owners import owners_of
 from stallscope.events.layout import UNKNOWN, Array
@@ -58,18 +58,18 @@ class ContainerRow:
 
 def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
     """A row for each process of the trace, by node, job, rank and pid."""
-    line = timeline(trace)
-    met = rounds(line, aligned(line, trace), Thresholds())
-    index_of = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(line.node, line.pid, strict=True))}
+    timeline = timeline_of(trace)
+    matched = rounds(timeline, aligned(timeline, trace), Thresholds())
+    index_of = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(timeline.node, timeline.pid, strict=True))}
     row_of = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
     owners = owners_of(trace)
     job_of = jobs.job_of(trace)
     table = []
     for node, pid in {*index_of, *row_of}:
         index = index_of.get((node, pid), UNKNOWN)
-        row, rows = row_of.get((node, pid)), np.flatnonzero(line.process == index)
-        rank = int(line.rank[index]) if index >= 0 else int(row["rank"]) if row is not None else UNKNOWN
-        late_ms = met.late_ns[rows][~np.isnan(met.late_ns[rows])] / 1e6
+        row, rows = row_of.get((node, pid)), np.flatnonzero(timeline.process == index)
+        rank = int(timeline.rank[index]) if index >= 0 else int(row["rank"]) if row is not None else UNKNOWN
+        late_ms = matched.late_ns[rows][~np.isnan(matched.late_ns[rows])] / 1e6
         table.append(
             ProcessRow(
                 node=trace.nodes[node],
@@ -80,7 +80,7 @@ def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
                 n_rounds=len(rows),
                 late_ms=round(float(np.median(late_ms)), 3) if len(late_ms) else None,
                 worst_ms=round(float(late_ms.max()), 3) if len(late_ms) else None,
-                shares=_shares(_ledger(trace, line.rows[rows], node=node, pid=pid)),
+                shares=_shares(_ledger(trace, timeline.rows[rows], node=node, pid=pid)),
                 part=_part(report, rank, job=job_of.get((node, pid), 0) + 1),
                 job=job_of.get((node, pid), 0) + 1,
             )
