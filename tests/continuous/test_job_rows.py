@@ -1,8 +1,9 @@
 """The rows of `jobs`: processes that become one job, and jobs that end."""
 
 import json
+from dataclasses import replace
 
-from stallscope.continuous.job_rows import EVERY_S, FIRST_S, JobRows
+from stallscope.continuous.job_rows import EVERY_S, FIRST_S, JobRows, as_examined
 from stallscope.diagnose import Answer, JobState, Member
 from stallscope.events.trace import Gap
 
@@ -62,3 +63,15 @@ def test_a_running_job_is_written_every_some_seconds_and_at_its_end():
     assert written(rows, 1.0, job("aa", 1, 2, last_ns=6)) == []
     assert written(rows, EVERY_S, job("aa", 1, 2, last_ns=7)) == [("aa", 2)]
     assert written(rows, EVERY_S + 1, job("aa", 1, 2, last_ns=7, ended_ns=7)) == [("aa", 2)]
+
+
+def test_no_job_is_healthy_while_rows_of_its_cluster_are_not_examined():
+    healthy = replace(job("aa", 1, 2), answer=Answer.HEALTHY, reasons=())
+    slow = replace(healthy, answer=Answer.FOUND)
+    assert as_examined([healthy, slow], "") == [healthy, slow]
+    examined, found = as_examined([healthy, slow], "every 2nd round was examined")
+    assert (examined.answer, examined.reasons[0].reason) == (
+        Answer.INCONCLUSIVE,
+        "every 2nd round was examined",
+    )
+    assert found == slow

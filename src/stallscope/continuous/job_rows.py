@@ -6,15 +6,19 @@ FIRST_S, and the row of a job whose processes joined another job ends without me
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stallscope.continuous.verdict_rows import job_row
-from stallscope.diagnose import JobState
+from stallscope.diagnose import Answer, JobState
 from stallscope.events.owner import GROUP_LABELS, column
+from stallscope.events.trace import Gap
 
 EVERY_S = 10.0
 FIRST_S = 10.0
+_MORE_CAPACITY = (
+    "Run the hub on more cores, or `stallscope explain` on the node traces: a small delay may be hidden."
+)
 _OF_STATE = ("answer", "reasons", "n_ranks", "ended_ns", *map(column, GROUP_LABELS))
 
 
@@ -62,6 +66,17 @@ class JobRows:
         job_of = {(member.node, member.pid): job.id for job in jobs for member in job.members}
         rows = [self.known.pop(key)[0] for key in gone]
         return [_end_of(row, job) for row in rows if (job := _new_job(row, job_of))]
+
+
+def as_examined(jobs: Sequence[JobState], unexamined: str) -> list[JobState]:
+    """The jobs, of which none is healthy while rows of its cluster are not examined. unexamined: why; "" if all are."""
+    gap = Gap(unexamined, _MORE_CAPACITY)
+    return [
+        replace(job, answer=Answer.INCONCLUSIVE, reasons=(gap,))
+        if unexamined and job.answer is Answer.HEALTHY
+        else job
+        for job in jobs
+    ]
 
 
 def _new_job(row: dict[str, Any], job_of: dict[tuple[str, int], str]) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster
 from stallscope.continuous.continued import ContinuedIncidents, joined
-from stallscope.continuous.job_rows import JobRows
+from stallscope.continuous.job_rows import JobRows, as_examined
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed
 from stallscope.continuous.streams import Diagnoses
 from stallscope.continuous.verdict_rows import chain_row, stored_row, table_of
@@ -293,6 +293,7 @@ class Shard:
 
     def _write_jobs(self, key: Key, jobs: list[JobState]) -> None:
         """Store the changed rows of jobs; rows that the store has no room for are retried."""
+        jobs = as_examined(jobs, self._store.unexamined.reason(*key))
         changed = self._job_rows.changed(*key, jobs, time.monotonic())
         rows = self._unwritten_jobs.pop(key, {}) | {row["job"]: row for row in changed}
         if not rows:
