@@ -73,7 +73,7 @@ def test_in_a_container_the_opened_gpu_is_the_device_not_the_number_it_has_there
     assert identity(7, proc).device == 6
 
 
-@pytest.mark.parametrize(("visible", "device"), [("3", 3), ("0", -1)])
+@pytest.mark.parametrize(("visible_gpus", "device"), [("3", 3), ("0", -1)])
 def test_a_process_with_several_open_gpus_uses_the_visible_gpu(tmp_path, visible_gpus, device):
     opened = ("/dev/nvidia2", "/dev/nvidia3")
     assert identity(7, process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": visible_gpus}, opened)).device == device
@@ -84,7 +84,7 @@ def test_the_only_opened_gpu_is_the_device(tmp_path):
     assert identity(7, proc).device == 2
 
 
-@pytest.mark.parametrize("visible", ["0,1", "GPU-8f6d", ""])
+@pytest.mark.parametrize("visible_gpus", ["0,1", "GPU-8f6d", ""])
 def test_with_several_gpus_the_device_is_unknown(tmp_path, visible_gpus):
     proc = process(tmp_path, 7, {"CUDA_VISIBLE_DEVICES": visible_gpus}, ("/dev/nvidia0", "/dev/nvidia1"))
     assert identity(7, proc).device == -1
