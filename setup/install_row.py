@@ -1,4 +1,4 @@
-"""Adds a row to the result of prove_install.sh: install_row.py RESULT COMMIT ROW. Rows of another commit are dropped."""
+"""Adds a row to a result of prove_install.sh: install_row.py RESULT COMMIT ROW. Rows of other commits are dropped."""
 
 import fcntl
 import json

@@ -29,7 +29,7 @@ def test_the_shares_are_of_the_time_of_all_processes():
     whole = budget(np.array([spent(on_cpu=100), spent(io=300)]), limits=LIMITS)
     assert whole.shares == {"io": 0.75, "on_cpu": 0.25}
     assert (whole.seconds, whole.n_processes, whole.dominant) == (0.4, 2, None)
-    assert whole.timeline() == "Time budget of 2 ranks: 75% disk I/O, 25% on CPU."
+    assert whole.line() == "Time budget of 2 ranks: 75% disk I/O, 25% on CPU."
 
 
 def test_time_that_the_ledger_does_not_cover_is_not_recorded():
@@ -39,7 +39,7 @@ def test_time_that_the_ledger_does_not_cover_is_not_recorded():
 
 def test_blocked_time_of_a_source_without_switches_is_not_recorded():
     whole = budget(np.array([spent(other_off=100)]), knows_blocking=False, limits=LIMITS)
-    assert NOT_RECORDED in whole.timeline()
+    assert NOT_RECORDED in whole.line()
     assert whole.dominant is None
 
 
