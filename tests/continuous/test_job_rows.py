@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from stallscope.continuous.job_rows import EVERY_S, FIRST_S, JobRows, as_examined
 from stallscope.diagnose import Answer, JobState, Member
+from stallscope.diagnose.report.evidence import Evidence
 from stallscope.events.trace import Gap
 
 WAITING = Gap("too few rows", "wait")
@@ -75,3 +76,10 @@ def test_no_job_is_healthy_while_rows_of_its_cluster_are_not_examined():
         "every 2nd round was examined",
     )
     assert found == slow
+
+
+def test_the_row_of_a_job_has_its_typical_step():
+    evaluated = replace(job("aa", 1, 2), evidence=Evidence(n_ranks=2, n_steps=40, step_ms=200.0))
+    (row,) = JobRows().changed("t", "c", [evaluated], 0.0)
+    evidence = json.loads(row["evidence"])
+    assert (evidence["step_ms"], evidence["n_steps"]) == (200.0, 40)

@@ -85,9 +85,17 @@ def job_row(job: JobState, cluster: str) -> dict[str, Any]:
         "members": json.dumps([[member.node, member.pid, member.rank] for member in job.members]),
         "answer": job.answer.value,
         "reasons": json.dumps([asdict(reason) for reason in job.reasons]),
-        "evidence": json.dumps(job.evidence.as_json() if job.evidence else None),
+        "evidence": json.dumps(_evidence(job)),
         **{column(label): job.owner.get(label) for label in GROUP_LABELS},
     }
+
+
+def _evidence(job: JobState) -> dict[str, Any] | None:
+    """The evidence of the last evaluation, with its typical step, by which jobs are compared."""
+    if job.evidence is None:
+        return None
+    step_ms = job.evidence.step_ms
+    return job.evidence.as_json() | {"step_ms": None if step_ms is None else round(step_ms, 3)}
 
 
 def table_of(table: schema.HubTable, rows: Sequence[dict[str, Any]]) -> pa.Table:
