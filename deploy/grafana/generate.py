@@ -105,6 +105,11 @@ NODE_PANELS = [
         f"sum by (stallscope_loss) (rate(stallscope_records_lost_total{{{NODE}}}[$__rate_interval]))",
         "ops",
     ),
+    (
+        "Node health, as a share of the median",
+        f"min by (instance) (stallscope_node_health_ratio{{{NODE}}})",
+        "percentunit",
+    ),
 ]
 
 
