@@ -121,6 +121,13 @@ def test_saved_report_is_a_baseline(run, traces, tmp_path):
     assert (data["before"]["answer"], data["after"]["ranks"]) == ("healthy", [2])
 
 
+def test_budget_of_one_side_is_not_a_change(run, traces, tmp_path):
+    saved = report(tmp_path, "device", {"gpu_seconds": 40.0})
+    data = json.loads(run("compare", saved, traces[0], "--json")[1])
+    assert (data["before"]["budget"], data["budget_change"]) == ({}, {})
+    assert data["after"]["budget"]
+
+
 def test_growth_below_the_limit_is_accepted(run, traces):
     code, out, _ = run("compare", *traces, "--max-growth", "100000")
     assert "a step takes" not in out

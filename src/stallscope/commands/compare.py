@@ -1,4 +1,4 @@
-"""`stallscope compare`: two traces, or two windows of one trace."""
+"""`stallscope compare`: two traces, two windows of one trace, or two jobs of a hub."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stallscope.commands.options import AsJson, SettingsFile, settings_from
+from stallscope.commands.options import AsJson, CaFile, SettingsFile, TokenFile, settings_from
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,11 +19,19 @@ REGRESSION_EXIT_CODE = 23
 
 
 def compare(
-    before: Annotated[str, typer.Argument(help="Trace, file of another tool, or saved `explain --json`.")],
+    before: Annotated[
+        str, typer.Argument(help="Trace, file of another tool, saved `explain --json`; with --hub: job.")
+    ],
     after: Annotated[str, typer.Argument(help="The same. PATH@14:00..14:10 is a window of a trace (UTC).")],
     max_growth: Annotated[
         float, typer.Option("--max-growth", min=0, help="Accepted growth of the step time, in percent.")
     ] = 5.0,
+    hub: Annotated[
+        str | None,
+        typer.Option("--hub", help="Address of the hub of both jobs: https://HOST:8081."),
+    ] = None,
+    token_file: TokenFile = None,
+    ca_cert: CaFile = None,
     as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
@@ -31,10 +39,18 @@ def compare(
 
     Exit codes: 0 no regression, 21 the data cannot show it, 23 a regression; others: an error.
     """
+    from stallscope.commands.ask import client_from
+    from stallscope.commands.hub_job import report_of_job
     from stallscope.diagnose import Answer, compared
 
     chosen = settings_from({}, settings)
-    comparison = compared(report_of(before, chosen), report_of(after, chosen), max_growth=max_growth / 100)
+
+    def report(text: str) -> dict[str, Any]:
+        if hub is None:
+            return report_of(text, chosen)
+        return report_of_job(client_from(hub, token_file, ca_cert, settings=settings), text)
+
+    comparison = compared(report(before), report(after), max_growth=max_growth / 100)
     typer.echo(json.dumps(comparison.as_json(), indent=2) if as_json else comparison.text())
     codes = {"regression": REGRESSION_EXIT_CODE, "inconclusive": Answer.INCONCLUSIVE.exit_code}
     raise typer.Exit(codes.get(comparison.answer, 0))

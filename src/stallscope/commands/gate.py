@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stallscope.commands.ask import DEFAULT_HUB, client_from
 from stallscope.commands.compare import REGRESSION_EXIT_CODE, report_of
-from stallscope.commands.options import AsJson, Price, SettingsFile, settings_from
+from stallscope.commands.options import (
+    AsJson,
+    CaFile,
+    HubUrl,
+    Price,
+    SettingsFile,
+    TokenFile,
+    settings_from,
+)
 from stallscope.errors import BadInput
+
+if TYPE_CHECKING:  # importing it here would slow every command
+    from stallscope.diagnose import Measures
 
 
 def gate(
-    trace: Annotated[str, typer.Argument(help="Trace, file of another tool, or saved `explain --json`.")],
+    trace: Annotated[
+        str | None, typer.Argument(help="Trace, file of another tool, or saved `explain --json`.")
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job", help="Job of the hub instead of a trace, as `stallscope ask summary` lists it."
+        ),
+    ] = None,
     max_late_ms: Annotated[
         float | None, typer.Option("--max-late-ms", min=0, help="Largest accepted median lateness of a rank.")
     ] = None,
@@ -26,6 +46,9 @@ def gate(
         typer.Option("--max-lost", min=0, help="Largest accepted share of lost GPU time, in percent."),
     ] = None,
     usd_per_gpu_hour: Price = None,
+    hub: HubUrl = DEFAULT_HUB,
+    token_file: TokenFile = None,
+    ca_cert: CaFile = None,
     as_json: AsJson = False,
     settings: SettingsFile = None,
 ) -> None:
@@ -33,23 +56,33 @@ def gate(
 
     Exit codes: 0 within the limits, 21 the data cannot show it, 23 a limit is exceeded; others: an error.
     """
+    from stallscope.commands.hub_job import report_of_job
     from stallscope.diagnose import Answer, measures
 
+    if (trace is None) == (job is None):
+        raise BadInput("give a trace, or the job of a hub with --job (stallscope ask summary lists the jobs)")
     if max_late_ms is None and max_usd_per_hour is None and max_lost_percent is None:
         raise BadInput("gate needs a limit: --max-late-ms, --max-usd-per-hour or --max-lost")
     chosen = settings_from({"usd_per_gpu_hour": usd_per_gpu_hour}, settings)
-    if max_usd_per_hour is not None and chosen.usd_per_gpu_hour is None:
+    if trace is not None and max_usd_per_hour is not None and chosen.usd_per_gpu_hour is None:
         raise BadInput("--max-usd-per-hour needs a price: give --usd-per-gpu-hour")
-    measured = measures(report_of(trace, chosen))
-    usd_per_hour = measured.n_ranks * (chosen.usd_per_gpu_hour or 0.0)
+    if trace is not None:
+        measured = measures(report_of(trace, chosen))
+    else:
+        measured = measures(
+            report_of_job(client_from(hub, token_file, ca_cert, settings=settings), job or "")
+        )
     lost, most_lost = measured.lost_share, measured.most_lost_share
+    cost, most_cost = _usd_per_hour(measured, chosen.usd_per_gpu_hour)
     checks = (
         _Check("lateness", "{:,.1f} ms", max_late_ms, measured.late_ms or 0.0, measured.late_ms or 0.0),
-        _Check("cost", "${:,.2f} per hour", max_usd_per_hour, lost, most_lost, usd_per_hour),
+        _Check("cost", "${:,.2f} per hour", max_usd_per_hour, cost, most_cost),
         _Check("lost GPU time", "{:.1f} %", max_lost_percent, lost, most_lost, 100.0),
     )
     exceeded = [text for check in checks if (text := check.excess())]
     doubts = [text for text in (measured.doubt, *(check.doubt() for check in checks)) if text]
+    if max_usd_per_hour is not None and cost is None and lost:
+        doubts.insert(0, "no price is known for the GPUs of the fault; give --usd-per-gpu-hour")
     if measured.stopped:
         exceeded.insert(0, f"the job makes no progress: {measured.stopped}")
     if exceeded:
@@ -65,9 +98,7 @@ def gate(
                     "answer": answer,
                     "late_ms": measured.late_ms,
                     "lost_share": measured.lost_share,
-                    "usd_per_hour": None
-                    if lost is None or chosen.usd_per_gpu_hour is None
-                    else round(lost * usd_per_hour, 4),
+                    "usd_per_hour": None if cost is None else round(cost, 4),
                     "reason": line,
                 }
             )
@@ -75,6 +106,15 @@ def gate(
     else:
         typer.echo(f"gate: {line}")
     raise typer.Exit(code)
+
+
+def _usd_per_hour(measured: Measures, usd_per_gpu_hour: float | None) -> tuple[float | None, float | None]:
+    """Both ends of the cost: at a given price, otherwise at the hub's prices."""
+    if usd_per_gpu_hour is None:
+        return measured.usd_per_hour, measured.most_usd_per_hour
+    scale = measured.n_ranks * usd_per_gpu_hour
+    low, high = measured.lost_share, measured.most_lost_share
+    return None if low is None else low * scale, None if high is None else high * scale
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from stallscope.diagnose.causes import all_causes
 from stallscope.diagnose.engine import can_diagnose, diagnose, has_calls, standstill
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.budget import LABELS, budget
-from stallscope.diagnose.report.comparison import compared, measures
+from stallscope.diagnose.report.comparison import Measures, compared, measures
 from stallscope.diagnose.report.row import json_row, verdict_row
 from stallscope.diagnose.report.verdict import (
     Answer,
@@ -44,6 +44,7 @@ __all__ = [
     "Change",
     "IdleHolder",
     "JobState",
+    "Measures",
     "Member",
     "Numbering",
     "Report",

@@ -27,10 +27,11 @@ _STOPPED = frozenset({"hang", "mismatch", "failure"})
 class Measures:
     """The comparable measures of a report. None where the source does not record it.
 
-    step_ms: mean duration of a step. lost_share: GPU time lost to the verdicts, as a share of all GPU time.
-    most_lost_share: its upper end. late_ms: the largest median lateness of a verdict. budget: shares by category of the
-    time ledger. stopped: summary of the verdict after which the job makes no progress; "" where it continues. doubt:
-    why the data may hide a fault; "" for complete data.
+    step_ms: mean duration of a step; of a job of a hub, the typical duration. lost_share: GPU time lost to verdicts, as
+    a share of all GPU time. most_lost_share: its upper end. late_ms: the largest median lateness of a verdict.
+    budget: shares by category of the time ledger; of a job of a hub, productive time and losses. stopped: summary of
+    the verdict after which the job makes no progress; "" where it continues. doubt: why the data may hide a fault; ""
+    for complete data. usd_per_hour, most_usd_per_hour: cost of the verdicts at the hub's prices.
     """
 
     answer: str
@@ -44,6 +45,8 @@ class Measures:
     budget: Mapping[str, float]
     stopped: str = ""
     doubt: str = ""
+    usd_per_hour: float | None = None
+    most_usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,9 @@ class Comparison:
         }
 
     def budget_changes(self) -> dict[str, float]:
-        """Change of each category's share, the largest first."""
+        """Change of each category's share, the largest first; empty where the sides have no category in common."""
+        if self.before.budget.keys().isdisjoint(self.after.budget):
+            return {}
         names = [*self.before.budget, *(name for name in self.after.budget if name not in self.before.budget)]
         deltas = {
             name: self.after.budget.get(name, 0.0) - self.before.budget.get(name, 0.0) for name in names
@@ -93,6 +98,8 @@ class Comparison:
             _row("lateness", self.before.late_ms, self.after.late_ms, "{:,.1f} ms"),
             ("culprit", _culprit(self.before), _culprit(self.after), ""),
         ]
+        if self.before.usd_per_hour or self.after.usd_per_hour:
+            rows.append(_row("cost per hour", self.before.usd_per_hour, self.after.usd_per_hour, "${:,.2f}"))
         for name in self.budget_changes():
             label = name.replace("_", " ") if name in CATEGORY_NAMES else name
             values = (self.before.budget.get(name, 0.0), self.after.budget.get(name, 0.0))
@@ -172,7 +179,7 @@ def measures(report: Mapping[str, Any]) -> Measures:
     return Measures(
         answer=report["answer"],
         n_ranks=n_ranks,
-        step_ms=seconds / n_steps * 1000 if n_steps and seconds else None,
+        step_ms=report.get("step_ms") or (seconds / n_steps * 1000 if n_steps and seconds else None),
         lost_share=_share([cost.get("gpu_seconds") for cost in costs], gpu_seconds),
         most_lost_share=None if None in most else _share(most, gpu_seconds),
         late_ms=max(late, default=None),
@@ -181,6 +188,8 @@ def measures(report: Mapping[str, Any]) -> Measures:
         budget=(report.get("budget") or {}).get("shares") or {},
         stopped=stopped[0] if stopped else "",
         doubt=_doubt(report),
+        usd_per_hour=report.get("usd_per_hour"),
+        most_usd_per_hour=report.get("most_usd_per_hour"),
     )
 
 
@@ -206,6 +215,7 @@ def _as_json(measured: Measures) -> dict[str, Any]:
         "step_ms": measured.step_ms and round(measured.step_ms, 3),
         "lost_share": measured.lost_share and round(measured.lost_share, 4),
         "late_ms": measured.late_ms,
+        "usd_per_hour": measured.usd_per_hour and round(measured.usd_per_hour, 4),
         "ranks": list(measured.ranks),
         "cause": measured.cause,
         "budget": dict(measured.budget),
@@ -227,6 +237,8 @@ def _row(
         change = ""
     elif is_relative:
         change = f"{after / before - 1:+.0%}" if before else ""
+    elif "$" in form:
+        change = f"{after - before:+,.2f} $"
     elif "%" in form:
         change = f"{(after - before) * 100:+.1f} points"
     else:
