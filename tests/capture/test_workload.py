@@ -121,6 +121,31 @@ def test_owner_of_a_slurm_step(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("variables", "labels"),
+    [
+        (
+            {"LSB_JOBID": "5511", "LSB_JOBNAME": "train", "LSB_QUEUE": "gpu", "LSB_JOBINDEX": "4"},
+            {"job": "5511", "job_name": "train", "queue": "gpu", "array_task": "4"},
+        ),
+        ({"LSB_JOBID": "5512", "LSB_JOBINDEX": "0"}, {"job": "5512"}),
+        (
+            {"PBS_JOBID": "88[3].head", "PBS_JOBNAME": "train", "PBS_QUEUE": "day", "PBS_ARRAY_INDEX": "3"},
+            {"job": "88[3].head", "job_name": "train", "queue": "day", "array_task": "3"},
+        ),
+        ({"PBS_JOBID": "89.head", "PBS_ARRAYID": "2"}, {"job": "89.head", "array_task": "2"}),
+        ({"PMIX_NAMESPACE": "prterun-n1-88@1", "PMIX_RANK": "0"}, {"job": "prterun-n1-88@1"}),
+        ({"OMPI_MCA_ess_base_jobid": "123456"}, {"job": "123456"}),
+        ({"OMPI_MCA_orte_ess_jobid": "654321"}, {"job": "654321"}),
+        ({"LSB_JOBID": "5511", "PMIX_NAMESPACE": "prterun-n1-88@1"}, {"job": "5511"}),
+        ({"PBS_JOBID": "90.head", "OMPI_MCA_ess_base_jobid": "123456"}, {"job": "90.head"}),
+    ],
+)
+def test_owner_of_a_job_of_lsf_pbs_and_mpi(tmp_path: Path, variables: dict[str, str], labels: dict[str, str]):
+    """Variables as in the references of LSF 10.1, PBS Professional 2022.1, Torque, Open MPI 4 and 5."""
+    assert workload(7, variables, process(tmp_path, "0::/")) == labels
+
+
+@pytest.mark.parametrize(
     ("groups", "unit"),
     [
         ("0::/system.slice/train.service", "train.service"),

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 OWNER_LABELS: Mapping[str, str] = {
     "job": "number of the job: Slurm, LSF, PBS, AWS Batch, Ray, or the run id of torchrun",
-    "job_name": "its name in Slurm, MPI or Ray",
-    "array_task": "index in a job array of Slurm",
+    "job_name": "its name in Slurm, LSF, PBS or Ray",
+    "array_task": "index in a job array of Slurm, LSF or PBS",
     "job_step": "step of the job in Slurm",
     "user": "the user that runs the process; root is left out",
     "account": "account that Slurm charges",

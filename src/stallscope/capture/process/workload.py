@@ -30,7 +30,6 @@ _NO_UNIT = re.compile(r"^(?:user@\d+|slurmd|slurmstepd|containerd|docker|crio|ku
 """Services that run the processes of other owners."""
 
 _FROM_ENVIRONMENT = {
-    "array_task": "SLURM_ARRAY_TASK_ID",
     "job_step": "SLURM_STEP_ID",
     "account": "SLURM_JOB_ACCOUNT",
     "partition": "SLURM_JOB_PARTITION",
@@ -39,6 +38,9 @@ _FROM_ENVIRONMENT = {
     "node_list": "SLURM_JOB_NODELIST",
 }
 """Output variables of srun and sbatch (https://slurm.schedmd.com/srun.html), and of torchrun."""
+
+_ARRAY_TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
+"""Slurm, PBS Professional, Torque; the index 0 of LSF is a job without an array."""
 
 _FROM_FIRST = {
     "job_name": ("SLURM_JOB_NAME", "LSB_JOBNAME", "PBS_JOBNAME", "TRAINING_JOB_NAME"),
@@ -89,6 +91,7 @@ def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc"))
         "unit": _unit(groups),
         **{label: _first(variables, (name,)) for label, name in _FROM_ENVIRONMENT.items()},
         **{label: _first(variables, names) for label, names in _FROM_FIRST.items()},
+        "array_task": _first(variables, _ARRAY_TASKS) or variables.get("LSB_JOBINDEX", "").removeprefix("0"),
         "actor": _ray_actor(home) if variables.get("RAY_JOB_ID") else "",
     }
     labels["job_step"] = labels["job_step"] or _first_match(_SLURM_STEP, groups)
