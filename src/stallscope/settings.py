@@ -113,8 +113,8 @@ class Settings:
     owners: Annotated[
         str,
         About(
-            "schedulers that the agent asks for owners, separated by commas: slurm, kubernetes, kubelet, ecs; "
-            "empty: only control groups and environments",
+            "schedulers that the agent asks for owners, separated by commas: slurm, kubernetes, kubelet, ecs, "
+            "ray; empty: only control groups and environments",
         ),
     ] = ""
     owners_node: Annotated[
@@ -125,6 +125,9 @@ class Settings:
     ] = ""
     kubernetes_address: Annotated[
         str, About("https://HOST:PORT of the API or of the kubelet; empty: as the pod's environment states")
+    ] = ""
+    ray_address: Annotated[
+        str, About("URL of Ray's dashboard, with a token in RAY_AUTH_TOKEN; empty: http://127.0.0.1:8265")
     ] = ""
     owner_tags: Annotated[
         str, About("labels and annotations of pods to keep, separated by commas: team, cost-center, ...")

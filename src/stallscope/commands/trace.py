@@ -235,6 +235,7 @@ def _owners(chosen: Settings) -> OwnerOptions:
         node=chosen.owners_node or chosen.node,
         slurm_address=chosen.slurm_address,
         kubernetes_address=chosen.kubernetes_address,
+        ray_address=chosen.ray_address,
         tags=chosen.owner_tags,
         privacy=Privacy.of(chosen.owner_drop, chosen.owner_hash, chosen.owner_hash_key),
         idle_after_ns=int(chosen.idle_after_s * 1e9),

@@ -11,8 +11,9 @@ A scheduler that does not answer costs one line for the user; the other labels s
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from stallscope.capture.owners.hints import hints
 from stallscope.capture.owners.privacy import Privacy
-from stallscope.capture.owners.source import HINTS, VISIBLE, Allocation, Source
+from stallscope.capture.owners.source import VISIBLE, Allocation, Source
 from stallscope.capture.process.workload import workload
 from stallscope.events import layout
 from stallscope.events.layout import Array
@@ -62,7 +63,7 @@ class Owners:
         while self._remarks:
             self._note(self._remarks.pop(0))
         self._known |= {pid: self._process_labels(pid, variables) for pid, variables in new.items()}
-        self._hints |= {pid: {name: own[name] for name in HINTS if name in own} for pid, own in new.items()}
+        self._hints |= {pid: hints(pid, variables) for pid, variables in new.items()}
         changed = {}
         for pid in self._known:
             owner = self.owner(pid)
@@ -82,9 +83,9 @@ class Owners:
 
     def labels(self, pid: int) -> dict[str, str]:
         """All labels of a process."""
-        known, hints = self._known.get(pid, {}), self._hints.get(pid, {})
+        known, facts = self._known.get(pid, {}), self._hints.get(pid, {})
         for source in self._sources:
-            known = known | dict(source.labels(known, hints))
+            known = known | dict(source.labels(known, facts))
         return known
 
     def gpu_uuid(self, pid: int) -> str:

@@ -12,7 +12,7 @@ from stallscope.capture.owners.proc_activity import ProcActivity
 from stallscope.capture.owners.source import Source
 from stallscope.errors import BadInput
 
-KINDS = ("slurm", "kubernetes", "kubelet", "ecs")
+KINDS = ("slurm", "kubernetes", "kubelet", "ecs", "ray")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class OwnerOptions:
     node: str = ""
     slurm_address: str = ""
     kubernetes_address: str = ""
+    ray_address: str = ""
     tags: str = ""
     privacy: Privacy = field(default_factory=Privacy)
     idle_after_ns: int = 0
@@ -50,6 +51,10 @@ def _source(kind: str, options: OwnerOptions, environ: Mapping[str, str]) -> Sou
         from stallscope.capture.owners.ecs import Ecs
 
         return Ecs()
+    if kind == "ray":
+        from stallscope.capture.owners.ray import Ray
+
+        return Ray(options.ray_address)
     from stallscope.capture.owners.kube_api import KubeApi
     from stallscope.capture.owners.kubernetes import Kubernetes
 

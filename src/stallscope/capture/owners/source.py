@@ -8,7 +8,8 @@ Labels = Mapping[str, str]
 """Labels of events/owner.py."""
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-HINTS = ("ECS_CONTAINER_METADATA_URI_V4", *VISIBLE)
+RAY_JOB = "RAY_JOB_ID"
+HINTS = ("ECS_CONTAINER_METADATA_URI_V4", RAY_JOB, *VISIBLE)
 """Variables of a process's environment that a source needs, or that name its GPU."""
 
 
@@ -38,7 +39,7 @@ class Source(Protocol):
     def labels(self, known: Labels, hints: Labels) -> Labels:
         """Further labels of a process with these known labels; these labels have priority.
 
-        hints: the variables of HINTS in its environment.
+        hints: of hints.py.
         """
 
     def allocations(self) -> Sequence[Allocation]:

@@ -1,0 +1,28 @@
+"""Facts of a process that a source needs to find it: variables of its environment, its number and addresses in Ray."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from stallscope.capture.owners.source import HINTS, RAY_JOB
+from stallscope.capture.process.process_identity import small_file
+
+OWN_PID = "own pid"
+"""The number of the process in its own PID namespace: a container numbers its processes itself."""
+ADDRESSES = "addresses"
+"""The IPv4 addresses of its network namespace, separated by commas."""
+
+_OWN_PID = re.compile(rb"^NSpid:.*\b(\d+)$", re.MULTILINE)
+_LOCAL = re.compile(rb"\|-- ([\d.]+)\n\s+/32 host LOCAL")
+_MOST_BYTES = 1 << 18
+
+
+def hints(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> dict[str, str]:
+    """The variables of HINTS; OWN_PID and ADDRESSES of a worker of Ray."""
+    known = {name: variables[name] for name in HINTS if name in variables}
+    if RAY_JOB not in variables:
+        return known
+    number = _OWN_PID.search(small_file(f"{proc}/{pid}/status"))
+    routes = small_file(f"{proc}/{pid}/net/fib_trie", _MOST_BYTES)
+    addresses = dict.fromkeys(address.decode() for address in _LOCAL.findall(routes))
+    return known | {OWN_PID: number[1].decode() if number else str(pid), ADDRESSES: ",".join(addresses)}

@@ -1,0 +1,111 @@
+"""Jobs and actors of one Ray cluster, from the dashboard of its head node.
+
+Formats: Ray 2.53. Jobs are the JobDetails of /api/jobs/, nodes and actors the NodeState and ActorState of the state API
+(/api/v0), which Ray calls alpha. An actor is identified by the job, its node's address and its process number there.
+"""
+
+import http.client
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stallscope.capture.owners.hints import ADDRESSES, OWN_PID
+from stallscope.capture.owners.source import RAY_JOB, Allocation, Labels
+
+DASHBOARD = "http://127.0.0.1:8265"
+_ALIVE = "&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
+_JOBS = "/api/jobs/"
+_NODES = "/api/v0/nodes?limit=10000"
+_ACTORS = f"/api/v0/actors?limit=10000{_ALIVE}"
+"""10,000 rows are the most that Ray returns; actors beyond have no name here."""
+_TIMEOUT_S = 10.0
+_MOST_BYTES = 32 << 20
+
+Actors = Mapping[tuple[str, str, str], str]
+"""(job, address of the node, process number) -> name."""
+
+
+class Ray:
+    """address: of the dashboard. answer: gets the text at a URL; raises OSError."""
+
+    name = "Ray"
+
+    def __init__(
+        self, address: str = "", answer: Callable[[str], str] | None = None, *, every_s: float = 30.0
+    ):
+        self.every_s = every_s
+        self._address, self._answer = (address or DASHBOARD).rstrip("/"), answer or _get
+        self._jobs: dict[str, str] = {}
+        self._actors: Actors = {}
+
+    def refresh(self) -> None:
+        """See Source."""
+        texts = [self._answer(f"{self._address}{path}") for path in (_JOBS, _NODES, _ACTORS)]
+        try:
+            self._jobs = job_names(json.loads(texts[0]))
+            self._actors = actor_names(_rows(texts[1]), _rows(texts[2]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self._address} does not answer in the format of Ray's dashboard") from error
+
+    def labels(self, known: Labels, hints: Labels) -> Labels:
+        """See Source. A job of Slurm in which Ray runs keeps its own name."""
+        job = hints.get(RAY_JOB, "")
+        addresses = hints.get(ADDRESSES, "").split(",")
+        names = [self._actors.get((job, address, hints.get(OWN_PID, ""))) for address in addresses]
+        labels = {
+            "job_name": self._jobs.get(job, "") if known.get("job") == job else "",
+            "actor": next(filter(None, names), ""),
+        }
+        return {label: value for label, value in labels.items() if value}
+
+    def allocations(self) -> list[Allocation]:
+        """Ray does not report the GPUs of a job."""
+        return []
+
+
+def job_names(jobs: list[dict[str, Any]]) -> dict[str, str]:
+    """Job id -> the name in its metadata, otherwise its submission id."""
+    names = {
+        str(job.get("job_id") or ""): str(
+            (job.get("metadata") or {}).get("job_name") or job.get("submission_id") or ""
+        )
+        for job in jobs
+    }
+    return {job: name for job, name in names.items() if job and name}
+
+
+def actor_names(nodes: list[dict[str, Any]], actors: list[dict[str, Any]]) -> Actors:
+    """The names of live actors; empty for two actors with one key. An actor without a name has that of its class."""
+    address = {node.get("node_id"): str(node.get("node_ip") or "") for node in nodes}
+    names: dict[tuple[str, str, str], str] = {}
+    for actor in actors:
+        key = (str(actor.get("job_id")), address.get(actor.get("node_id"), ""), str(actor.get("pid")))
+        name = str(actor.get("name") or actor.get("repr_name") or actor.get("class_name") or "")
+        if actor.get("state") == "ALIVE" and key[1]:
+            names[key] = "" if key in names else name
+    return names
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    """The rows of an answer of the state API. Raises OSError, ValueError."""
+    answer = json.loads(text)
+    if not answer.get("result"):
+        raise OSError(f"the state API of Ray refuses: {str(answer.get('msg'))[:200]}")
+    rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
+    return rows
+
+
+def _get(url: str) -> str:
+    """Raises OSError."""
+    import urllib.request
+
+    token = os.environ.get("RAY_AUTH_TOKEN", "")
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_TIMEOUT_S) as answer:
+            body: bytes = answer.read(_MOST_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise OSError(f"{url.partition('?')[0]} does not answer ({error or type(error).__name__})") from error
+    return body.decode(errors="replace")
