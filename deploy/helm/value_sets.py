@@ -23,6 +23,9 @@ SETS: dict[str, Values] = {
     "new priority class": {"agent": {"priorityClass": {"create": True, "value": 5000}}},
     "existing priority class": {"agent": {"priorityClass": {"name": "system-node-critical"}}},
     "metadata": {"agent": {"metadata": {"enabled": True}}},
+    "metadata and Slurm": {
+        "agent": {"metadata": {"enabled": True}, "settings": {"owners": "kubernetes, slurm"}}
+    },
     "monitors": {
         "monitoring": {
             "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from stallscope.capture.owners.pod_resources import SOCKET
 from stallscope.capture.probes.privileges import ALWAYS_NEEDED
 from stallscope.settings import effective
 
@@ -102,7 +103,48 @@ def test_the_hub_is_not_root_and_has_no_capability(objects):
 def test_accounts_exist_only_for_metadata(objects):
     kinds = {name: {obj["kind"] for obj in each} for name, each in objects.items()}
     for name, each in kinds.items():
-        assert ("ClusterRole" in each) == ("ServiceAccount" in each) == (name == "metadata")
+        is_wanted = name.startswith("metadata")
+        of_accounts = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+        assert each & of_accounts == (of_accounts if is_wanted else set())
+        for obj in (obj for obj in objects[name] if obj["kind"] == "DaemonSet"):
+            spec = obj["spec"]["template"]["spec"]
+            assert ("serviceAccountName" in spec) == is_wanted
+            assert (spec.get("automountServiceAccountToken") is False) == (not is_wanted)
+
+
+def test_metadata_are_read_only_and_turn_the_source_of_owners_on(objects):
+    role, binding = (one(objects["metadata"], kind) for kind in ("ClusterRole", "ClusterRoleBinding"))
+    verbs = {
+        resource: rule["verbs"]
+        for rule in role["rules"]
+        for resource in ([*rule["apiGroups"]] if rule["resources"] == ["*"] else rule["resources"])
+    }
+    assert verbs.pop("pods") == ["get", "list", "watch"]
+    assert verbs.keys() >= {"jobs", "replicasets", "statefulsets", "ray.io", "kubeflow.org"}
+    assert all(each == ["get"] for each in verbs.values())
+    account = one(objects["metadata"], "ServiceAccount")["metadata"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    ]
+    spec = one(objects["metadata"], "DaemonSet")["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == account["name"]
+    mounts = {mount["name"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    assert Path(mounts["pod-resources"]["mountPath"]) == SOCKET.parent
+    assert mounts["pod-resources"]["readOnly"]
+
+
+@pytest.mark.parametrize(
+    ("name", "owners"),
+    [("metadata", "kubernetes"), ("metadata and Slurm", "kubernetes, slurm"), ("defaults", None)],
+)
+def test_own_settings_of_owners_have_priority(objects, name: str, owners: str | None):
+    (settings,) = (
+        yaml.safe_load(obj["data"]["settings.yaml"])
+        for obj in objects[name]
+        if obj["kind"] == "ConfigMap" and obj["metadata"]["name"].endswith("-agent")
+    )
+    assert settings.get("owners") == owners
 
 
 def test_the_settings_are_settings_of_the_program(objects, tmp_path):

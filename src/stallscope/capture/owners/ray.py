@@ -76,7 +76,7 @@ def job_names(jobs: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def actor_names(nodes: list[dict[str, Any]], actors: list[dict[str, Any]]) -> Actors:
-    """The names of live actors; empty for two actors with one key. An actor without a name has that of its class."""
+    """The names of live actors, otherwise their classes; empty for two actors with one key."""
     address = {node.get("node_id"): str(node.get("node_ip") or "") for node in nodes}
     names: dict[tuple[str, str, str], str] = {}
     for actor in actors:
