@@ -25,6 +25,8 @@ CONTAINER = "0a1b2c3d4e5f" + "0" * 52
 
 def pod(name: str, *, version: int = 1, labels=None, owners=(), annotations=None) -> dict[str, Any]:
     return {
+        "apiVersion": "v1",
+        "kind": "Pod",
         "metadata": {
             "name": name,
             "namespace": "vision",
@@ -34,15 +36,30 @@ def pod(name: str, *, version: int = 1, labels=None, owners=(), annotations=None
             "annotations": annotations or {},
             "ownerReferences": list(owners),
         },
+        "spec": {"nodeName": "node-7", "containers": [{"name": "main", "image": "trainer"}]},
         "status": {
             "startTime": "2026-11-30T01:04:10Z",
-            "containerStatuses": [{"containerID": f"containerd://{CONTAINER}"}],
+            "containerStatuses": [
+                {
+                    "name": "main",
+                    "image": "trainer",
+                    "imageID": "sha256:1",
+                    "ready": True,
+                    "restartCount": 0,
+                    "containerID": f"containerd://{CONTAINER}",
+                }
+            ],
         },
     }
 
 
 def owner(kind: str, name: str, version: str = "batch/v1") -> dict[str, Any]:
-    return {"kind": kind, "name": name, "apiVersion": version, "controller": True}
+    return {"kind": kind, "name": name, "apiVersion": version, "uid": f"uid-{name}", "controller": True}
+
+
+def listed(pods: list[dict[str, Any]], **metadata: str) -> dict[str, Any]:
+    metadata = {"resourceVersion": "5"} | metadata
+    return {"apiVersion": "v1", "kind": "PodList", "metadata": metadata, "items": pods}
 
 
 CHAINS = {
@@ -119,6 +136,14 @@ CHAINS = {
 }
 
 
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_the_pods_and_lists_of_these_tests_are_valid(version: str):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    pods = [found for found, *_ in CHAINS.values()] + [pod("p", annotations={"cost/center": "7"})]
+    for each in (*pods, listed(pods), listed(pods, **{"continue": "100"})):
+        kubernetes_validate.validate(each, version, strict=True)
+
+
 @pytest.mark.parametrize("kind", CHAINS)
 def test_the_topmost_owner_is_named(kind):
     found, *expected = CHAINS[kind]
@@ -164,7 +189,7 @@ class Cluster:
         if parts.path in ("/api/v1/pods", "/pods"):
             at, n = int(query.get("continue", ["0"])[0]), int(query.get("limit", ["100"])[0])
             more = {"continue": str(at + n)} if at + n < len(self.pods) else {}
-            return 200, [{"metadata": {"resourceVersion": "5"} | more, "items": self.pods[at : at + n]}]
+            return 200, [listed(self.pods[at : at + n], **more)]
         found = self.objects.get(parts.path)
         return (200, [found]) if found else (404, [])
 
