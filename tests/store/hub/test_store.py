@@ -517,6 +517,29 @@ def test_old_closed_verdicts_expire_with_their_chains(tmp_path: Path):
         assert sql(again, "SELECT verdict_id FROM verdicts ORDER BY 1") == left
 
 
+def test_old_ended_jobs_expire_with_their_owners(tmp_path: Path):
+    day_us = 86_400 * 10**6
+    now_us = time.time_ns() // 1000
+    jobs = {"old": (20, 20), "fresh": (1, 1), "lasting": (20, None), "of an old trace": (0, 20)}
+    with closing(
+        HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))
+    ) as store:
+        for name, (changed, ended) in jobs.items():
+            row = {
+                "cluster_id": ["c"],
+                "job": [name],
+                "owner_user": ["ann"],
+                "updated_at": pa.array([now_us - changed * day_us], pa.timestamp("us", "UTC")),
+                "ended_ns": pa.array([ended and (now_us - ended * day_us) * 1000], pa.int64()),
+            }
+            appended(store, jobs=pa.table(row))
+        maintained(store)
+        left = [("fresh",), ("lasting",), ("of an old trace",)]
+        assert sql(store, "SELECT job FROM jobs WHERE owner_user = 'ann' ORDER BY 1") == left
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        assert sql(again, "SELECT job FROM jobs ORDER BY 1") == left
+
+
 def test_stored_rows_are_readable_by_the_owner_only(tmp_path: Path):
     folder = tmp_path / "hub"
     folder.mkdir(mode=0o755)

@@ -191,7 +191,7 @@ class Compactor:
                     sums.sums(self._sealer.db, due, params)
 
     def expire(self) -> None:
-        """Delete expired rows and closed verdicts, and the oldest files beyond the limit in bytes."""
+        """Delete expired rows, closed verdicts and ended jobs, and the oldest files beyond the limit in bytes."""
         now_ns = time.time_ns()
         all_of_them = [
             s for t in self.hot.tenants() for segments in self.hot.segments(t).values() for s in segments
@@ -213,6 +213,7 @@ class Compactor:
         closed_us = now_ns // 1000 - int(self.limits.max_age_s * 1e6)
         n_gone: int = self.writer.call(lambda: self.writer.forget_verdicts(closed_us)).result()
         self.numbers.expired_verdicts += n_gone
+        self.writer.call(lambda: self.writer.forget_jobs(closed_us)).result()
 
     def _replace(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
         tenant, table = gone[0].tenant, gone[0].table

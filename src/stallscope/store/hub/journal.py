@@ -251,6 +251,13 @@ class Journal:
                 db.execute(f"DELETE FROM verdicts WHERE {old}", [before_us])
         return len(gone)
 
+    def forget_jobs(self, before_us: int) -> int:
+        """Delete ended jobs whose rows last changed before this time, with their owners. Returns their number."""
+        old = "ended_ns IS NOT NULL AND epoch_us(updated_at) < ?"
+        with self.transaction() as db:
+            ((n_gone,),) = db.execute(f"DELETE FROM jobs WHERE {old}", [before_us]).fetchall()
+        return int(n_gone)
+
     def latest_us(self) -> int:
         """The newest received_us, 0 for an empty hub."""
         ((latest_us,),) = self._db.execute(

@@ -14,7 +14,7 @@ class Limits:
     are refused until files have been written, and beyond three quarters of it for one tenant. max_process_bytes:
     senders are refused while the process has more resident memory; None: not checked.
     Files: small files are merged up to merge_rows; files older than max_age_s, and the oldest files beyond max_bytes,
-    are removed.
+    are removed. Closed verdicts and ended jobs are removed after max_age_s.
     """
 
     max_queue_rows: int = 500_000

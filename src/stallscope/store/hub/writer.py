@@ -336,6 +336,11 @@ class Writer:
             self._kept |= {name: self._journal.kept(name) for name in ("verdicts", "causal_chains")}
         return n_gone
 
+    def forget_jobs(self, before_us: int) -> None:
+        """Delete ended jobs without a change since this time, in the writer's thread."""
+        if self._journal.forget_jobs(before_us):
+            self._kept |= {"jobs": self._journal.kept("jobs")}
+
     def forget_batches(self, before_us: int) -> None:
         """Forget old batch ids, in the writer's thread."""
         n_old = 0
