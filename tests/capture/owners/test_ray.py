@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,22 @@ def test_number_and_addresses_are_read_in_the_namespaces_of_a_worker(tmp_path: P
     }
     assert hints(7, {"HOME": "/"}, tmp_path) == {}
     assert hints(8, {RAY_JOB: "01000000"}, tmp_path)[OWN_PID] == "8"
+
+
+def test_a_routing_table_that_needs_several_reads_is_read_whole(tmp_path: Path):
+    """A pipe holds 64 KiB, so that one read cannot return this table."""
+    table = tmp_path / "7" / "net" / "fib_trie"
+    table.parent.mkdir(parents=True)
+    os.mkfifo(table)
+    text = (
+        "     |-- 10.0.0.255\n        /32 link BROADCAST\n" * 2000
+        + "     |-- 10.0.0.2\n        /32 host LOCAL\n"
+    )
+    writer = threading.Thread(target=table.write_text, args=(text,), daemon=True)
+    writer.start()
+    assert len(text) > 1 << 16
+    assert hints(7, {RAY_JOB: "01000000"}, tmp_path)[ADDRESSES] == "10.0.0.2"
+    writer.join(10)
 
 
 def test_addresses_of_a_live_process_include_loopback():

@@ -9,6 +9,6 @@ owner_chain  from a pod's metadata to its workload, queue and model
 pod_resources, unary_call    GPUs of containers, from the kubelet's socket
 ecs          the task of a container, from ECS
 ray          jobs and actors of Ray, from its dashboard
-hints        facts of a process by which a source finds it
+hints        facts by which a source identifies a process
 idle_gpus    GPUs that a job holds without using them
 """

@@ -1,4 +1,4 @@
-"""Facts of a process that a source needs to find it: variables of its environment, its number and addresses in Ray."""
+"""Facts by which a source identifies a process: variables of its environment; number and addresses of a Ray worker."""
 
 import re
 from collections.abc import Mapping
@@ -23,6 +23,14 @@ def hints(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) ->
     if RAY_JOB not in variables:
         return known
     number = _OWN_PID.search(small_file(f"{proc}/{pid}/status"))
-    routes = small_file(f"{proc}/{pid}/net/fib_trie", _MOST_BYTES)
-    addresses = dict.fromkeys(address.decode() for address in _LOCAL.findall(routes))
+    addresses = dict.fromkeys(address.decode() for address in _LOCAL.findall(_routes(proc, pid)))
     return known | {OWN_PID: number[1].decode() if number else str(pid), ADDRESSES: ",".join(addresses)}
+
+
+def _routes(proc: Path, pid: int) -> bytes:
+    """The routing table of a process. Read in several steps, because the kernel returns a page at a time."""
+    try:
+        with (proc / str(pid) / "net" / "fib_trie").open("rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return b""
