@@ -118,7 +118,7 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
     """The report by the kind of source: calls only, work and completion, or arrivals with time ledgers."""
     if stated.is_for(trace):
         return stated.empty_report(trace)
-    if serving.is_only(trace):
+    if serving.is_only(trace) and not is_before_attach(trace):
         return serving.report(trace, limits)
     if is_before_attach(trace):
         standstill = before_attach.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)

@@ -32,12 +32,29 @@ def test_an_engine_is_known_by_its_command_line(engine, model, command):
         assert model_of(words) == model
 
 
-def process(proc: Path, pid: int, command: str, *, parent: int = 1, maps: str = "") -> int:
+def process(
+    proc: Path,
+    pid: int,
+    command: str,
+    *,
+    parent: int = 1,
+    maps: str = "",
+    is_server: bool = True,
+    rank: str = "",
+) -> int:
     home = proc / str(pid)
     home.mkdir(parents=True)
     (home / "cmdline").write_text(command.replace(" ", "\0") + "\0")
     (home / "stat").write_text(f"{pid} (x) S {parent} 0 0")
     (home / "maps").write_text(maps)
+    (home / "environ").write_text(f"RANK={rank}\0" if rank else "")
+    for folder in ("fd", "net"):
+        (home / folder).mkdir()
+    (home / "fd" / "3").symlink_to(f"socket:[{pid}]")
+    state = "0A" if is_server else "01"
+    (home / "net" / "tcp").write_text(
+        f"  sl ...\n   0: 0100007F:1F90 00000000:0000 {state} 0:0 00:0 0 0 0 {pid} 1\n"
+    )
     (home / "exe").symlink_to("/usr/bin/python3.12" if "python" in command else "/bin/x")
     return pid
 
@@ -45,12 +62,14 @@ def process(proc: Path, pid: int, command: str, *, parent: int = 1, maps: str = 
 TORCH = "7f00-7f10 r-xp 0 08:01 7 /usr/lib/python3/torch/lib/libtorch_cpu.so\n"
 
 
-def test_a_python_program_counts_only_with_a_model_runtime_or_if_it_was_chosen(tmp_path):
+def test_a_python_program_counts_only_as_a_server_with_a_runtime_or_if_chosen(tmp_path):
     plain, chosen = process(tmp_path, 10, "python app.py"), process(tmp_path, 11, "python app.py")
     runtime = process(tmp_path, 12, "python app.py", maps=TORCH)
     llama = process(tmp_path, 13, "python app.py", maps=TORCH.replace("libtorch_cpu", "libllama"))
     process(tmp_path, 14, "nginx", maps=TORCH)
-    new, ended = Engines(lambda: (10, 11, 12, 13, 14), chosen=(chosen,), proc=tmp_path).scan(0)
+    process(tmp_path, 15, "python train.py", maps=TORCH, is_server=False)
+    process(tmp_path, 16, "python train.py", maps=TORCH, rank="0")
+    new, ended = Engines(lambda: range(10, 17), chosen=(chosen,), proc=tmp_path).scan(0)
     assert {each.pid: each.name for each in new} == {chosen: "python", runtime: "python", llama: "llama.cpp"}
     assert ended == []
     assert plain not in {each.pid for each in new}

@@ -3,9 +3,9 @@
     engines = Engines(running, chosen=(4711,))
     new, ended = engines.scan(time.monotonic_ns())
 
-A process whose parent belongs to an engine belongs to it, too: workers are often started with a bare interpreter. A
-plain Python program counts as an engine if it was chosen by number, or if a model runtime is mapped. Whether it serves
-requests is seen by the kernel side.
+A process whose parent belongs to an engine belongs to it as well: workers are often started with a bare interpreter. A
+plain Python program counts as an engine if it listens on a socket, has no rank from a launcher, and either was chosen
+by number or has a model runtime mapped. So the socket calls of a training job are not recorded.
 """
 
 import re
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.process.process_identity import small_file
+from stallscope.capture.process.process_identity import environment, launcher_ranks, open_files, small_file
+from stallscope.events.layout import UNKNOWN
 
 PYTHON = "python"
 _PATTERNS = (
@@ -39,7 +40,9 @@ _MODEL = re.compile(
 )
 _AGAIN_S = (0, 1, 2, 4, 8, 15, 30, 60, 300)
 """Ages at which another process is examined again: it may load a library or change its name."""
-_MAPS_BYTES = 1 << 22
+_MOST_BYTES = 1 << 22
+_TCP_LISTEN, _UNIX_LISTEN = "0A", "00010000"
+"""States in /proc/PID/net: TCP_LISTEN (include/net/tcp_states.h); __SO_ACCEPTCON in the flags of a Unix socket."""
 
 
 class Engine(NamedTuple):
@@ -109,10 +112,41 @@ class Engines:
             return ""
         if not _PYTHON.search(program):
             return ""
-        maps = small_file(f"{self.proc}/{pid}/maps", _MAPS_BYTES)
+        maps = _whole_file(f"{self.proc}/{pid}/maps")
         if _LLAMA.search(maps):
             return "llama.cpp"
-        return PYTHON if pid in self.chosen or _RUNTIME.search(maps) else ""
+        is_candidate = pid in self.chosen or _RUNTIME.search(maps)
+        return PYTHON if is_candidate and _has_no_rank(self.proc, pid) and listens(self.proc, pid) else ""
+
+
+def _has_no_rank(proc: Path, pid: int) -> bool:
+    return launcher_ranks(environment(proc / str(pid)))[0] == UNKNOWN
+
+
+def listens(proc: Path, pid: int) -> bool:
+    """Whether a process listens on a TCP or Unix socket, by the kernel's lists in /proc/PID/net."""
+    opened = {name[8:-1] for name in open_files(proc / str(pid)) if name.startswith("socket:[")}
+    if not opened:
+        return False
+    net = f"{proc}/{pid}/net"
+    lines = [line.split() for name in ("tcp", "tcp6") for line in _lines_of(f"{net}/{name}")]
+    listening = {words[9] for words in lines if len(words) > 9 and words[3] == _TCP_LISTEN}
+    lines = [line.split() for line in _lines_of(f"{net}/unix")]
+    listening |= {words[6] for words in lines if len(words) > 6 and words[3] == _UNIX_LISTEN}
+    return not opened.isdisjoint(listening)
+
+
+def _lines_of(path: str) -> list[str]:
+    return _whole_file(path).decode("ascii", "replace").splitlines()
+
+
+def _whole_file(path: str) -> bytes:
+    """The content of a kernel file of many pages, of which a read returns one; empty if the file cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return b""
 
 
 def engine_of(words: str) -> str:
