@@ -363,6 +363,8 @@ def _bounded(parts: Stretches, delay_ns: Array, slope: tuple[float, float] | Non
     """
     most = delay_ns.copy()
     least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
+    if slope is not None and least.sum() > sum(slope) * most.sum():
+        slope = None  # the steps grew by more than the slope allows: another time varies with the delays
     if slope is not None:
         most *= min(max(sum(slope), 0.0), 1.0)
         sure = max(slope[0] - slope[1], 0.0) * (delay_ns - np.median(delay_ns[delay_ns > 0]))
