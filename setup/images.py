@@ -66,6 +66,8 @@ def _add_system_files(root: Path) -> None:
     (root / "etc/nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs")
     (root / "usr/bin/stallscope").symlink_to(f"{PREFIX}/bin/stallscope")
+    # Modules with a search path of their own, such as pyarrow, find libstdc++ only in the loader's default folders.
+    (root / f"usr/lib/{os.uname().machine}-linux-gnu").symlink_to(f"{PREFIX}/lib")
     for path in ("var/lib/stallscope", "run/stallscope"):
         os.chown(root / path, 65532, 65532)
 
