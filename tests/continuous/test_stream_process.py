@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,24 @@ def test_a_stream_in_a_process_returns_the_changes_of_a_stream_here():
         assert [change.kind for change in changes] == ["opened"]
         advance = streams.tick()[key]
         assert advance.n_jobs == 1 and list(advance.confirmed_ns) == [changes[0].incident_id]
+
+
+def test_the_process_imports_from_the_folders_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """A package starts Python with folders that no environment variable names."""
+    environments: list[dict[str, str]] = []
+    start = subprocess.Popen
+
+    def popen(words: list[str], *, env: dict[str, str], **options: Any) -> "subprocess.Popen[bytes]":
+        environments.append(env)
+        return start(words, env=env, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.syspath_prepend(tmp_path)
+    with closing(StreamProcess(Stream)) as streams:
+        streams.feed((TENANT, "c1"), as_arrow(slow_job(), "b1").tables)
+    assert str(tmp_path) in environments[0]["PYTHONPATH"].split(os.pathsep)
 
 
 def test_a_failed_step_is_raised_by_its_kind_and_the_process_continues():

@@ -5,6 +5,7 @@ If it ends otherwise, the caller gets ProcessEnded, and the next rows start a ne
 """
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -108,6 +109,8 @@ class StreamProcess:
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                # The packages and images start Python with a path of their own, which a child does not inherit.
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._pipe = Connection(own.detach())
         self._pipe.send(self._make_stream)
