@@ -160,7 +160,7 @@ if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/h
 	done
 	[ "${asked[*]}" = yes ] || { tail -n 5 hub.log trace.txt asked.txt >&2; exit 1; }
 	seconds=$(python3 -c "import time; print(round(time.time() - $begin, 1))")
-	kill -TERM "$server"
+	kill -TERM "$(pgrep -n -f -- '--api 127.0.0.1:18081')" # the hub itself, in the container
 	stopped=0
 	wait "$server" || stopped=$?
 	row image-hub "$dist/hub.tar" ", \"first_verdict_s\": $seconds, \"stop_exit\": $stopped"

@@ -68,18 +68,19 @@ docker() { # load -i FILE; run OPTIONS IMAGE; compose -f FILE up -d
 	esac
 }
 compose() { # the hub with the command of the file, on other ports; Prometheus reads its settings
+	folder=$(realpath "$(dirname "$1")")
 	container=$(buildah --storage-driver vfs from --quiet "oci-archive:$dist/hub.tar")
 	mapfile -t words < <("$python" -c 'import sys, yaml; print(*yaml.safe_load(open(sys.argv[1]))["services"]["hub"]["command"], sep="\n")' "$1")
-	buildah --storage-driver vfs run --isolation chroot --volume "$PWD/hub:/var/lib/stallscope/hub" "$container" -- stallscope "${words[@]}" \
+	buildah --storage-driver vfs run --isolation chroot --volume "$folder/hub:/var/lib/stallscope/hub" "$container" -- stallscope "${words[@]}" \
 		--otlp-grpc 127.0.0.1:24317 --otlp-http 127.0.0.1:24318 --api 127.0.0.1:28081 >"$scratch/hub.log" 2>&1 &
 	server=$!
 	for _ in $(seq 120); do ! grep -q ready "$scratch/hub.log" || break; sleep 1; done
-	kill -TERM $server
+	grep -q ready "$scratch/hub.log" || { tail -n 3 "$scratch/hub.log" >&2; return 1; }
+	kill -TERM "$(pgrep -n -f -- '--api 127.0.0.1:28081')" # the hub itself, in the container
 	wait $server
-	grep -q ready "$scratch/hub.log"
 	buildah --storage-driver vfs rm "$container" >/dev/null
 	promtool=$repository/build/prometheus/usr/bin/promtool
-	[ ! -x "$promtool" ] || (sed "s|/etc/prometheus/|$PWD/|" prometheus.yaml >checked.yaml && cp "$repository/deploy/prometheus/stallscope-rules.yaml" . && "$promtool" check config checked.yaml >/dev/null)
+	[ ! -x "$promtool" ] || (cd "$folder" && sed "s|/etc/prometheus/|$folder/|" prometheus.yaml >checked.yaml && cp ../prometheus/stallscope-rules.yaml . && "$promtool" check config checked.yaml >/dev/null)
 }
 helm() { # install NAME CHART OPTIONS
 	[ "$1" = install ] && cd "$repository" && "$python" -m pytest -q -p no:cacheprovider tests/deploy/test_chart.py >"$scratch/log" || { tail -n 5 "$scratch/log"; return 1; }
@@ -121,5 +122,6 @@ echo "Slurm: the report of the epilog names rank 2"
 section=compose
 cd deploy/compose
 run "$(sed -n 's/^#   //p' compose.yaml)"
-run "$(sed -n '1s/^.*: //p' compose.yaml)"
+cd ../..
+run "$(sed -n '1s/^.*: //p' deploy/compose/compose.yaml)"
 echo "every command of the pages ran"
