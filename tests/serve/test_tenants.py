@@ -1,4 +1,4 @@
-"""A tenant never sees a row of another: a thousand random queries and calls, of data that is marked."""
+"""A tenant never sees a row of another: hundreds of random queries and calls, on data that is marked."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.tool_registry import answer, collected
 from stallscope.store.hub import schema
 
-N_CALLS = 1_000
+N_CALLS = 300
 MARK = "beta"
 """Stands in every name of the other tenant's data."""
 
@@ -71,7 +71,7 @@ def call(rng, hub):
     return name, arguments
 
 
-def test_a_thousand_random_questions_never_show_a_row_of_another_tenant(hub):
+def test_random_questions_never_show_a_row_of_another_tenant(hub):
     rng = random.Random(20261128)
     known = collected(tools)
     n_answers = 0
