@@ -74,6 +74,7 @@ class HubStore:
             config={
                 "memory_limit": f"{limits.reader_memory_bytes}B",
                 "threads": limits.reader_threads,
+                "temp_directory": str(folder / "spill-questions"),
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             },
