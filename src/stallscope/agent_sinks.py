@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stallscope.capture.session import SYMBOLS, Label
+from stallscope.capture.session import SYMBOLS, Label, PartialSink
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
 from stallscope.events.trace import Clock
@@ -62,7 +62,7 @@ class NodeSink:
         return np.array([self._symbol_of[number] for number in numbers.tolist()], numbers.dtype)
 
 
-class HubSink:
+class HubSink(PartialSink):
     """Collects rows for a hub until send(). A hub gets no stacks, and no labels."""
 
     def __init__(self, output: "HubOutput"):
@@ -78,12 +78,6 @@ class HubSink:
             rows = rows.copy()
             rows["stack"] = UNKNOWN
         self._rows.setdefault(table.name, []).append(rows)
-
-    def stack(self, pid: int, frames: Sequence[str]) -> int:
-        return UNKNOWN
-
-    def annotated(self, labels: Sequence[Label]) -> None:
-        pass
 
     def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
         for kind, _, n in losses:
@@ -121,7 +115,7 @@ class HubSink:
         return "the hub accepts data again"
 
 
-class HealthSink:
+class HealthSink(PartialSink):
     """Passes rows to the health of this machine."""
 
     def __init__(self, health: NodeHealth):
@@ -130,29 +124,8 @@ class HealthSink:
     def append(self, table: Table, rows: Array) -> None:
         self._health.take(table, rows)
 
-    def stack(self, pid: int, frames: Sequence[str]) -> int:
-        return UNKNOWN
 
-    def annotated(self, labels: Sequence[Label]) -> None:
-        pass
-
-    def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
-        pass
-
-    def process_ended(self, pid: int, ended_ns: int) -> None:
-        pass
-
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
-        pass
-
-    def process_located(self, pid: int, device: int) -> None:
-        pass
-
-    def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
-        pass
-
-
-class MetricsSink:
+class MetricsSink(PartialSink):
     """Counts rows for the exported metrics."""
 
     def __init__(self, outputs: Outputs):
@@ -161,24 +134,9 @@ class MetricsSink:
     def append(self, table: Table, rows: Array) -> None:
         self._outputs.take(table, rows)
 
-    def stack(self, pid: int, frames: Sequence[str]) -> int:
-        return UNKNOWN
-
-    def annotated(self, labels: Sequence[Label]) -> None:
-        pass
-
     def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
         for kind, _, n in losses:
             self._outputs.lost(kind, n)
 
     def process_ended(self, pid: int, ended_ns: int) -> None:
         self._outputs.process_ended(pid)
-
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
-        pass
-
-    def process_located(self, pid: int, device: int) -> None:
-        pass
-
-    def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
-        pass

@@ -40,7 +40,7 @@ from stallscope.capture.process.annotation_socket import Label, Labels
 from stallscope.capture.process.machine_facts import boot_id, facts
 from stallscope.capture.process.status import StatusLine, status_line
 from stallscope.capture.row_delivery import Delivery
-from stallscope.capture.sink import Sink, Sinks
+from stallscope.capture.sink import PartialSink, Sink, Sinks
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events.layout import Array
 
@@ -52,6 +52,7 @@ __all__ = [
     "Label",
     "Options",
     "OwnerOptions",
+    "PartialSink",
     "Privacy",
     "Sink",
     "Sinks",

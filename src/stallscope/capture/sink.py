@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stallscope.capture.process.annotation_socket import Label
-from stallscope.events.layout import Array, Table
+from stallscope.events.layout import UNKNOWN, Array, Table
 
 
 class Sink(Protocol):
@@ -36,6 +36,27 @@ class Sink(Protocol):
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """The end of a process's membership in a communicator."""
+
+
+class PartialSink:
+    """A sink that ignores everything. A subclass overrides the methods for what it receives."""
+
+    def append(self, table: Table, rows: Array) -> None: ...
+
+    def stack(self, pid: int, frames: Sequence[str]) -> int:
+        return UNKNOWN
+
+    def annotated(self, labels: Sequence[Label]) -> None: ...
+
+    def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None: ...
+
+    def process_ended(self, pid: int, ended_ns: int) -> None: ...
+
+    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None: ...
+
+    def process_located(self, pid: int, device: int) -> None: ...
+
+    def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None: ...
 
 
 class Sinks:
