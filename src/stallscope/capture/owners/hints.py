@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stallscope.capture.owners.source import HINTS, RAY_JOB
-from stallscope.capture.process.process_identity import small_file
+from stallscope.capture.process.process_identity import large_file, small_file
 
 OWN_PID = "own pid"
 """The number of the process in its own PID namespace: a container numbers its processes itself."""
@@ -23,14 +23,6 @@ def hints(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) ->
     if RAY_JOB not in variables:
         return known
     number = _OWN_PID.search(small_file(f"{proc}/{pid}/status"))
-    addresses = dict.fromkeys(address.decode() for address in _LOCAL.findall(_routes(proc, pid)))
+    routes = large_file(proc / str(pid) / "net" / "fib_trie", _MOST_BYTES)
+    addresses = dict.fromkeys(address.decode() for address in _LOCAL.findall(routes))
     return known | {OWN_PID: number[1].decode() if number else str(pid), ADDRESSES: ",".join(addresses)}
-
-
-def _routes(proc: Path, pid: int) -> bytes:
-    """The routing table of a process. Read in several steps, because the kernel returns a page at a time."""
-    try:
-        with (proc / str(pid) / "net" / "fib_trie").open("rb") as file:
-            return file.read(_MOST_BYTES)
-    except OSError:
-        return b""

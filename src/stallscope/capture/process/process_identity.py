@@ -116,6 +116,15 @@ def small_file(path: str, n_bytes: int = _SMALL_FILE_BYTES) -> bytes:
         os.close(fd)
 
 
+def large_file(path: Path, n_bytes: int) -> bytes:
+    """The content of a kernel file of many pages, of which a read returns one; empty if the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(n_bytes)
+    except OSError:
+        return b""
+
+
 def _comm_and_start(process_dir: Path) -> tuple[str, int]:
     """Command name and start time in clock ticks since boot, from /proc/PID/stat."""
     try:
@@ -145,6 +154,12 @@ def open_files(process_dir: Path) -> list[str]:
     except OSError:
         return []
     return [_target(link) for link in links]
+
+
+def open_sockets(process_dir: Path) -> set[int]:
+    """The numbers (inodes) of the sockets that a process (its folder in /proc) has open."""
+    targets = open_files(process_dir)
+    return {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
 
 
 def _target(link: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stallscope.capture.process.process_identity import open_files
+from stallscope.capture.process.process_identity import open_sockets
 from stallscope.events.layout import Array
 
 _FORGET_AFTER_NS = 10 * 10**9
@@ -36,14 +36,10 @@ class SocketOwners:
         if unresolved := requested - self._owners.keys():
             pid_of_inode: dict[int, int] = {}
             for pid in pids:
-                for inode in self._open_sockets(pid) & unresolved:
+                for inode in open_sockets(self.proc / str(pid)) & unresolved:
                     pid_of_inode.setdefault(inode, pid)
             self._owners |= {inode: (pid_of_inode.get(inode, 0), now_ns) for inode in unresolved}
         return {inode: pid for inode in requested if (pid := self._owners[inode][0])}
-
-    def _open_sockets(self, pid: int) -> set[int]:
-        targets = open_files(self.proc / str(pid))
-        return {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
 
 
 def peer_address(ends: Array) -> str:

@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.process.process_identity import environment, launcher_ranks, open_files, small_file
+from stallscope.capture.process.process_identity import (
+    environment,
+    large_file,
+    launcher_ranks,
+    open_sockets,
+    small_file,
+)
 from stallscope.events.layout import UNKNOWN
 
 PYTHON = "python"
@@ -112,7 +118,7 @@ class Engines:
             return ""
         if not _PYTHON.search(program):
             return ""
-        maps = _whole_file(f"{self.proc}/{pid}/maps")
+        maps = large_file(self.proc / str(pid) / "maps", _MOST_BYTES)
         if _LLAMA.search(maps):
             return "llama.cpp"
         is_candidate = pid in self.chosen or _RUNTIME.search(maps)
@@ -125,28 +131,18 @@ def _has_no_rank(proc: Path, pid: int) -> bool:
 
 def listens(proc: Path, pid: int) -> bool:
     """Whether a process listens on a TCP or Unix socket, by the kernel's lists in /proc/PID/net."""
-    opened = {name[8:-1] for name in open_files(proc / str(pid)) if name.startswith("socket:[")}
+    opened = {str(inode) for inode in open_sockets(proc / str(pid))}
     if not opened:
         return False
-    net = f"{proc}/{pid}/net"
-    lines = [line.split() for name in ("tcp", "tcp6") for line in _lines_of(f"{net}/{name}")]
-    listening = {words[9] for words in lines if len(words) > 9 and words[3] == _TCP_LISTEN}
-    lines = [line.split() for line in _lines_of(f"{net}/unix")]
-    listening |= {words[6] for words in lines if len(words) > 6 and words[3] == _UNIX_LISTEN}
+    rows = [words for name in ("tcp", "tcp6") for words in _rows_of(proc / str(pid) / "net" / name)]
+    listening = {words[9] for words in rows if len(words) > 9 and words[3] == _TCP_LISTEN}
+    rows = _rows_of(proc / str(pid) / "net" / "unix")
+    listening |= {words[6] for words in rows if len(words) > 6 and words[3] == _UNIX_LISTEN}
     return not opened.isdisjoint(listening)
 
 
-def _lines_of(path: str) -> list[str]:
-    return _whole_file(path).decode("ascii", "replace").splitlines()
-
-
-def _whole_file(path: str) -> bytes:
-    """The content of a kernel file of many pages, of which a read returns one; empty if the file cannot be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(_MOST_BYTES)
-    except OSError:
-        return b""
+def _rows_of(path: Path) -> list[list[str]]:
+    return [line.split() for line in large_file(path, _MOST_BYTES).decode("ascii", "replace").splitlines()]
 
 
 def engine_of(words: str) -> str:
