@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -45,11 +46,9 @@ def goodput(
     """Productive GPU time, and the time lost by reason, by group and day."""
     from stallscope.commands import goodput_page
 
-    if form not in goodput_page.FORMATS:
-        raise BadInput(f"--format {form}: choose one of {', '.join(goodput_page.FORMATS)}")
+    check_format(form, goodput_page.FORMATS)
     client = client_from(hub, token_file, ca_cert, settings=settings)
-    now_ns = time.time_ns()
-    window = {"from": max(0, now_ns - duration_ns(since, "--since")) // 1_000_000, "to": now_ns // 1_000_000}
+    window = _window_ms(since)
     answer = client.ask("fleet.cluster.goodput", window | {"by": by, "per_day": per_day, "limit": 10_000})
     typer.echo(goodput_page.FORMATS[form](answer), nl=False)
 
@@ -70,14 +69,12 @@ def cost(
     """The GPU time and the money that stalls have cost, by group."""
     from stallscope.commands import cost_page
 
-    if form not in FORMATS:
-        raise BadInput(f"--format {form}: choose one of {', '.join(FORMATS)}")
+    check_format(form, FORMATS)
     names = [name.strip() for name in by.split(",")]
     if unknown := [name for name in names if name not in GROUPINGS]:
         raise BadInput(f"--by {unknown[0]}: choose from {', '.join(GROUPINGS)}")
     client = client_from(hub, token_file, ca_cert, settings=settings)
-    now_ns = time.time_ns()
-    window = {"from": max(0, now_ns - duration_ns(since, "--since")) // 1_000_000, "to": now_ns // 1_000_000}
+    window = _window_ms(since)
     answers = {
         GROUPINGS[name]: client.ask("fleet.cluster.get_cost", window | {"by": GROUPINGS[name], "limit": 1000})
         for name in names
@@ -105,3 +102,15 @@ def print_or_write(text: str, output: Path | None) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageFailed(f"{output} cannot be written ({error.strerror}); choose another file") from None
+
+
+def check_format(form: str, formats: Collection[str]) -> None:
+    """Raises BadInput for a --format that the report does not have."""
+    if form not in formats:
+        raise BadInput(f"--format {form}: choose one of {', '.join(formats)}")
+
+
+def _window_ms(since: str) -> dict[str, int]:
+    """The window until now, in ms since 1970."""
+    now_ns = time.time_ns()
+    return {"from": max(0, now_ns - duration_ns(since, "--since")) // 1_000_000, "to": now_ns // 1_000_000}

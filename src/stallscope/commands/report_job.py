@@ -10,7 +10,7 @@ import typer
 
 from stallscope.commands.ask import DEFAULT_HUB, client_from
 from stallscope.commands.options import CaFile, HubUrl, SettingsFile, TokenFile, settings_from
-from stallscope.commands.report_cost import print_or_write
+from stallscope.commands.report_cost import check_format, print_or_write
 from stallscope.errors import BadInput
 
 FORMATS = ("text", "json", "html")
@@ -40,8 +40,7 @@ def job(
     from stallscope.commands import job_page, job_report
     from stallscope.commands.compare import report_of
 
-    if form not in FORMATS:
-        raise BadInput(f"--format {form}: choose one of {', '.join(FORMATS)}")
+    check_format(form, FORMATS)
     if (job_id is None) == (trace is None):
         raise BadInput("give the job of a hub (stallscope ask summary lists the jobs), or --trace PATH")
     if trace is not None:
