@@ -98,7 +98,7 @@ class Owners:
         return [allocation for source in self._sources for allocation in source.allocations()]
 
     def private(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """These labels, as far as they may be stored."""
+        """The labels that the privacy settings allow to be stored."""
         return self._privacy.applied(labels)
 
     def forget(self, pid: int) -> None:

@@ -16,7 +16,7 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.events.names import Category
 
 _PASSED_ON = 0.2  # share of a delay, by the model of the GPU's queue, from which the delay is not absorbed
-_UNSURE = 0.05  # share of the delays up to which their least cost is no evidence
+_UNSURE = 0.05  # share of the delays; a least cost up to this share proves nothing
 _MOST = 0.5  # share of the delays
 
 Late = Mapping[int, Sequence[LateStep]]

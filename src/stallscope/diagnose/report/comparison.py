@@ -53,7 +53,7 @@ class Measures:
 class Comparison:
     """regressions: one sentence for each measure that became worse by more than the limits.
 
-    doubts: why the data cannot show that there is no regression.
+    doubts: why the data may hide a regression.
     """
 
     before: Measures

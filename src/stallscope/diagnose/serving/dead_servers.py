@@ -1,8 +1,8 @@
 """Engines that accept requests and no longer answer them, although `/health` may still be answered.
 
-An engine counts as dead if its open requests have made no progress for Thresholds.dead_server_ns, if no other request
-to the same path has ended meanwhile, and if its threads are blocked or stopped. A first request may take minutes (an
-engine compiles, a long generation is not streamed): threads that work are no sign of a dead engine.
+An engine counts as dead under three conditions. Its open requests have made no progress for
+Thresholds.dead_server_ns. No other request to the same path has ended in that time. Its threads are blocked or stopped,
+because threads also work during a first request, which may take minutes (compilation, a long unstreamed generation).
 """
 
 from collections import Counter

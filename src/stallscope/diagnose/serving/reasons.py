@@ -181,7 +181,7 @@ def long_prompt(delay: Delay) -> Reason | None:
 
 
 def capacity(delay: Delay) -> Reason | None:
-    """It waited behind several requests that arrived before it, and responses ended meanwhile."""
+    """The request waited behind several earlier requests while the engine completed responses."""
     rows, own = delay.requests, delay.late.request
     if delay.late.part == "gap":
         return None
