@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from stallscope.capture.owners.ecs import VARIABLE, Ecs
 
 TASK = {
@@ -41,3 +43,19 @@ def test_addresses_that_a_process_made_up_are_not_asked():
     for address in ("http://10.0.0.1/v4/x", "http://169.254.170.2/v4/../x", "http://169.254.170.2.evil/v4/x"):
         assert ecs.labels({}, {VARIABLE: address}) == {}
     ecs.refresh()
+
+
+def test_an_address_without_an_answer_does_not_hide_other_tasks():
+    def answer(address: str) -> str:
+        if "/ended/" in address:
+            raise OSError("refused")
+        return json.dumps(TASK)
+
+    ecs = Ecs(answer)
+    hints = [{VARIABLE: f"http://169.254.170.2/v4/{name}"} for name in ("ended", "running")]
+    for each in hints:
+        ecs.labels({}, each)
+    with pytest.raises(OSError, match="refused"):
+        ecs.refresh()
+    assert ecs.labels({}, hints[1])
+    assert not ecs.labels({}, hints[0])

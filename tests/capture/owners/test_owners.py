@@ -1,5 +1,6 @@
 """The labels of processes, completed by schedulers; what an operator keeps private."""
 
+import http.client
 import time
 
 import pytest
@@ -77,9 +78,14 @@ def test_wrong_private_labels_are_refused(words, message):
         Privacy.of(*words)
 
 
-def test_a_scheduler_without_an_answer_costs_one_line():
+@pytest.mark.parametrize(
+    "error",
+    [OSError("it does not answer"), http.client.HTTPException("it does not answer")],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_scheduler_without_an_answer_costs_one_line(error):
     notes: list[str] = []
-    scheduler = Scheduler(error=OSError("it does not answer"))
+    scheduler = Scheduler(error=error)
     owned = owners(scheduler, note=notes.append)
     owned.start()
     end_s = time.monotonic() + 20

@@ -6,11 +6,11 @@ http://169.254.170.2/v4/ID (ECS developer guide, "Task metadata endpoint version
 
 import json
 import re
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from stallscope.capture.owners.source import Allocation, Labels
+from stallscope.capture.process.cloud import fetched
 
 VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
 _ADDRESS = re.compile(r"http://169\.254\.170\.2/v4/[0-9a-zA-Z-]{1,128}")
@@ -32,8 +32,15 @@ class Ecs:
 
     def refresh(self) -> None:
         """See Source."""
+        failure: Exception | None = None
         for address in list(self._wanted - self._labels.keys()):
-            self._labels[address] = labels_of(json.loads(self._answer(f"{address}/task")))
+            try:
+                self._labels[address] = labels_of(json.loads(self._answer(f"{address}/task")))
+            except (OSError, ValueError) as error:
+                self._wanted.discard(address)  # labels() adds it again while a process uses it
+                failure = error
+        if failure:
+            raise failure
 
     def labels(self, known: Labels, hints: Labels) -> Labels:
         """See Source."""
@@ -63,7 +70,4 @@ def labels_of(task: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _get(address: str) -> str:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(address, timeout=_TIMEOUT_S) as answer:
-        body: bytes = answer.read(_MOST_BYTES)
-    return body.decode()
+    return fetched(address, {}, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES).decode()

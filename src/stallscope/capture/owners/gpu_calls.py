@@ -33,9 +33,11 @@ class GpuCalls:
             self._device |= dict(zip(rows["pid"].tolist(), rows["device"].tolist(), strict=True))
         if shows_use := _CALLS.get(table.name):
             used = rows[shows_use(rows)]
-            for pid in np.unique(used["pid"]).tolist():
-                newest_ns = int(used["ts_ns"][used["pid"] == pid].max())
-                self._used_ns[pid] = max(newest_ns, self._used_ns.get(pid, 0))
+            pids, of_pid = np.unique(used["pid"], return_inverse=True)
+            newest_ns = np.zeros(len(pids), np.int64)
+            np.maximum.at(newest_ns, of_pid, used["ts_ns"])
+            for pid, ns in zip(pids.tolist(), newest_ns.tolist(), strict=True):
+                self._used_ns[pid] = max(ns, self._used_ns.get(pid, 0))
 
     def located(self, pid: int, device: int) -> None:
         """The GPU of a process, once it is known."""

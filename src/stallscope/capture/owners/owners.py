@@ -113,7 +113,7 @@ class Owners:
             try:
                 source.refresh()
                 n_failures = 0
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except Exception as error:  # noqa: BLE001 (the boundary to a scheduler; the loop must survive any answer)
                 if not n_failures:
                     self._remarks.append(
                         f"owners of {source.name} are incomplete: {error}; stallscope will retry"

@@ -4,7 +4,6 @@ Formats: Ray 2.53. Jobs are the JobDetails of /api/jobs/, nodes and actors the N
 (/api/v0), which Ray calls alpha. An actor is identified by the job, its node's address and its process number there.
 """
 
-import http.client
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -98,14 +97,11 @@ def _rows(text: str) -> list[dict[str, Any]]:
 
 def _get(url: str) -> str:
     """Raises OSError."""
-    import urllib.request
+    from stallscope.capture.process.cloud import fetched
 
     token = os.environ.get("RAY_AUTH_TOKEN", "")
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with opener.open(request, timeout=_TIMEOUT_S) as answer:
-            body: bytes = answer.read(_MOST_BYTES)
-    except (OSError, http.client.HTTPException) as error:
+        return fetched(url, headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES).decode(errors="replace")
+    except OSError as error:
         raise OSError(f"{url.partition('?')[0]} does not answer ({error or type(error).__name__})") from error
-    return body.decode(errors="replace")

@@ -16,6 +16,7 @@ from typing import Any
 from stallscope.capture.owners.source import Allocation, Labels
 
 _TIMEOUT_S = 20.0
+_MOST_BYTES = 256 << 20
 _SHOW = ("scontrol", "show", "jobs", "--details", "--oneliner")
 _HEAD = re.compile(
     r"JobId=(?P<job>\d+) (?:ArrayJobId=\d+ ArrayTaskId=(?P<array_task>\S+) )?(?:HetJobId=\S+ HetJobOffset=\S+ "
@@ -182,9 +183,7 @@ def _run(*command: str) -> str:
 
 def _rest(address: str) -> str:
     """Raises OSError."""
-    import urllib.request
+    from stallscope.capture.process.cloud import fetched
 
-    request = urllib.request.Request(address, headers={"X-SLURM-USER-TOKEN": os.environ.get("SLURM_JWT", "")})
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-        body: bytes = answer.read()
-    return body.decode(errors="replace")
+    headers = {"X-SLURM-USER-TOKEN": os.environ.get("SLURM_JWT", "")}
+    return fetched(address, headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES).decode(errors="replace")

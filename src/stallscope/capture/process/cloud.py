@@ -5,6 +5,7 @@ look-up is used, and an answer that takes longer than half a second is ignored. 
 IMDS.
 """
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -72,12 +73,25 @@ _METADATA_READERS: Mapping[str, Callable[[str], dict[str, str]]] = {"aws": _aws,
 
 
 def _fetch(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
-    """Raises OSError. A redirect would leave the machine's network; it is not followed."""
+    body = fetched(url, headers, method=method, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+    return body.decode()
+
+
+def fetched(
+    url: str, headers: Mapping[str, str], *, timeout_s: float, most_bytes: int, method: str = "GET"
+) -> bytes:
+    """The body of a local service's answer. Raises OSError.
+
+    No proxy is used and no redirect is followed: both would take the headers, which may hold a token, elsewhere.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     request = urllib.request.Request(url, headers=dict(headers), method=method)
-    with opener.open(request, timeout=_TIMEOUT_S) as response:
-        body: bytes = response.read(_MOST_BYTES)
-    return body.decode()
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            body: bytes = response.read(most_bytes)
+    except http.client.HTTPException as error:
+        raise OSError(f"an answer that is not HTTP, or is cut off ({type(error).__name__})") from error
+    return body
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
