@@ -238,5 +238,6 @@ class Delivery:
     def _append_named(self, table: Table, rows: Array) -> None:
         """Deliver rows whose stacks have the sink's numbers."""
         if len(rows):
-            self._gpu_calls.take(table, rows)
+            if self._idle_gpus:
+                self._gpu_calls.take(table, rows)
             self._sink.append(table, rows)

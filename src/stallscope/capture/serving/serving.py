@@ -48,6 +48,8 @@ class Serving:
 
     def take(self, requests: Array, tokens: Array) -> None:
         """Keep records for the next second()."""
+        if not self._is_supported:
+            return
         if len(requests):
             self._requests.append(requests)
         if len(tokens):
@@ -80,6 +82,8 @@ class Serving:
             self._probes.record_requests([engine.pid for engine in new])
         except Refused as refusal:
             self._is_supported = False
+            self._requests.clear()
+            self._tokens.clear()
             self._note(f"requests of inference engines are not recorded: {refusal}")
         self._known |= {engine.pid: engine for engine in new}
         for engine in new:
