@@ -16,8 +16,9 @@ from stallscope.events.trace import Gap
 
 EVERY_S = 10.0
 FIRST_S = 10.0
-_MORE_CAPACITY = (
-    "Run the hub on more cores, or `stallscope explain` on the node traces: a small delay may be hidden."
+_NOT_EXAMINED = Gap(
+    "rows of this cluster were not examined in the last minutes",
+    "Run the hub on more cores, or `stallscope explain` on the node traces: a small delay may be hidden.",
 )
 _OF_STATE = ("answer", "reasons", "n_ranks", "ended_ns", *map(column, GROUP_LABELS))
 
@@ -68,12 +69,13 @@ class JobRows:
         return [_end_of(row, job) for row in rows if (job := _new_job(row, job_of))]
 
 
-def as_examined(jobs: Sequence[JobState], unexamined: str) -> list[JobState]:
-    """The jobs, of which none is healthy while rows of its cluster are not examined. unexamined: why; "" if all are."""
-    gap = Gap(unexamined, _MORE_CAPACITY)
+def as_examined(jobs: Sequence[JobState], *, is_complete: bool) -> Sequence[JobState]:
+    """The jobs, of which none is healthy while rows of its cluster are not examined (is_complete: all are)."""
+    if is_complete:
+        return jobs
     return [
-        replace(job, answer=Answer.INCONCLUSIVE, reasons=(gap,))
-        if unexamined and job.answer is Answer.HEALTHY
+        replace(job, answer=Answer.INCONCLUSIVE, reasons=(_NOT_EXAMINED,))
+        if job.answer is Answer.HEALTHY
         else job
         for job in jobs
     ]

@@ -9,7 +9,7 @@ rows that are left out are counted, and reported in the verdicts.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Thread
@@ -291,9 +291,9 @@ class Shard:
                     continue
                 self._examine(ClusterTurn(key, tables, sum(map(len, tables.values()))))
 
-    def _write_jobs(self, key: Key, jobs: list[JobState]) -> None:
+    def _write_jobs(self, key: Key, jobs: Sequence[JobState]) -> None:
         """Store the changed rows of jobs; rows that the store has no room for are retried."""
-        jobs = as_examined(jobs, self._store.unexamined.reason(*key))
+        jobs = as_examined(jobs, is_complete=not self._store.unexamined.reason(*key))
         changed = self._job_rows.changed(*key, jobs, time.monotonic())
         rows = self._unwritten_jobs.pop(key, {}) | {row["job"]: row for row in changed}
         if not rows:
