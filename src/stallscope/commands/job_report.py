@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stallscope.commands.hub_job import MOST_VERDICTS, only_job
 from stallscope.events.counted import counted
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ _SCREEN_CHANGES = 3
 
 def of_hub(client: HubClient, job: str) -> Report:
     """The report on a job of a hub. Raises the hub's errors, NotFound for an unknown job."""
-    answer = client.ask("fleet.cluster.verdicts", {"job": job, "limit": 500})
-    about = answer["jobs"][0]
+    answer = client.ask("fleet.cluster.verdicts", {"job": job, "limit": MOST_VERDICTS})
+    about = only_job(answer["jobs"], job)
     cost = client.ask("fleet.cluster.get_cost", {"job": job, "limit": 1000})
     costliest = sorted(answer["rows"], key=_loss, reverse=True)
     incidents = []
