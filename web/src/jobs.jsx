@@ -3,12 +3,11 @@ import { duration, gpuTime, millis, num, plural, range, when } from './format.js
 import { Moment, Scroll, State, Strip } from './parts.jsx'
 import { health, inPage, incidents, linkTo, rows } from './state.js'
 
-const URGENCY = ['hang', 'mismatch', 'failure', 'straggler', 'device', 'process', 'imbalance', 'inconclusive', 'unknown', 'quiet', 'recovered', 'healthy', 'ended']
 const isFault = row => row.verdict_id && row.state !== 'inconclusive'
 const lost = row => row.gpus_lost?.[1] ?? 0
 
 const byUrgency = (a, b) =>
-  URGENCY.indexOf(a.state) - URGENCY.indexOf(b.state) || lost(b) - lost(a) || (b.late_ms ?? 0) - (a.late_ms ?? 0) || (a.job < b.job ? -1 : 1)
+  a.urgency - b.urgency || lost(b) - lost(a) || (b.late_ms ?? 0) - (a.late_ms ?? 0) || (a.job < b.job ? -1 : 1)
 
 function headline(all) {
   const nFaulty = all.filter(isFault).length

@@ -5,7 +5,7 @@ import { paint } from './heat.js'
 import { NO_DATA, codeMs, colours } from './palette.js'
 import { labels, theme } from './state.js'
 
-const SIGNS = { healthy: '●', recovered: '●', ended: '○', straggler: '▲', device: '▲', process: '▲', hang: '■', mismatch: '■', failure: '■', quiet: '○' }
+const SIGNS = { healthy: '●', recovered: '●', ended: '○', straggler: '▲', device: '▲', link: '▲', process: '▲', latency: '▲', dead_server: '■', hang: '■', mismatch: '■', failure: '■', quiet: '○' }
 
 /** A state is always a shape, a word and a colour. */
 export const State = ({ of }) => (

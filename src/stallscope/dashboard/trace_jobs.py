@@ -83,8 +83,9 @@ def _is_of(verdict: Verdict, members: Sequence[Member]) -> bool:
 
 
 def _job_of(verdict: Verdict, of_process: Mapping[tuple[str, int], str]) -> str:
-    ids = {of_process.get((node, pid)) for node in verdict.nodes for pid in verdict.pids} - {None}
-    return next(iter(ids or set(of_process.values())), None) or ""
+    processes = {(node, pid) for node in verdict.nodes for pid in verdict.pids}
+    ids = [of_process[process] for process in processes & of_process.keys()]
+    return min(ids or of_process.values(), default="")
 
 
 def _first_process(members: Sequence[Member]) -> str:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stallscope.events.verdict_fields import KINDS
 from stallscope.page.cells import NO_DATA
 from stallscope.page.jobs import Job, JobTable
 from stallscope.page.memory import JobMemory, job_id
-from stallscope.page.verdict_state import LOSSES, bounded, cause_label, is_fault, losses, urgency
+from stallscope.page.verdict_state import LOSSES, bounded, cause_label, losses, urgency
 from stallscope.serve.tools.verdict_row import stored_verdict
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _NOT_EXAMINED = {
     "reason": "the diagnosis has not examined this job yet",
     "action": "Wait until the job has made about 20 steps.",
 }
-_ORDER = ("inconclusive", "unknown", "quiet", "recovered", "healthy", "ended")
+_ORDER = ("unknown", "quiet", "recovered", "healthy", "ended")
 
 Row = dict[str, Any]
 
@@ -75,6 +76,8 @@ class Jobs:
         confirmed_ns = self.confirmed_ns(tenant)
         rows = [self._job_row(job, by_key.pop(job.key, []), confirmed_ns) for job in jobs]
         rows += [_row_of_verdicts(key, verdicts, confirmed_ns) for key, verdicts in by_key.items()]
+        for row in rows:
+            row["urgency"] = _urgency(row)
         return sorted(rows, key=_order)[:_MOST_JOBS]
 
     def verdicts(self, tenant: str, *, max_rows: int = _MOST_OPEN, **chosen: object) -> list[Row]:
@@ -130,7 +133,6 @@ class _KeyOf:
     def __init__(self, jobs: Sequence[Job]):
         self._jobs = jobs
         self._by_id = {(job.cluster, job.id): job for job in jobs}
-        self._by_cells = {id(job.cells): job for job in jobs if job.cells is not None}
         self._by_process: dict[tuple[str, str, int], Job] | None = None
 
     def __call__(self, verdict: Mapping[str, Any]) -> str:
@@ -238,12 +240,10 @@ def _strip(worst: Any) -> list[int]:
 
 def _order(row: Row) -> tuple[Any, ...]:
     """Faults first, then jobs without an answer, then the others; within a kind the largest loss first."""
-    state = row["state"]
-    group = urgency(state) if row["verdict_id"] else 20 + _ORDER.index(state)
     lost = (row["gpus_lost"] or [0, 0])[1]
-    return (group, -lost, -(row["late_ms"] or 0), row["cluster"], row["id"])
+    return (row["urgency"], -lost, -(row["late_ms"] or 0), row["cluster"], row["id"])
 
 
-def n_faulty(rows: Sequence[Row]) -> int:
-    """Jobs that are slowed down or stopped."""
-    return sum(1 for row in rows if row["verdict_id"] and is_fault(row["state"]))
+def _urgency(row: Row) -> int:
+    """The position of a row's state: the most urgent first."""
+    return urgency(row["state"]) if row["verdict_id"] else len(KINDS) + 1 + _ORDER.index(row["state"])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from stallscope.diagnose import all_causes
@@ -18,11 +19,6 @@ LOSSES = ("gpu_seconds_lost", "usd_lost", "gpus_lost", "usd_per_hour")
 def urgency(kind: str) -> int:
     """The position of a kind of verdict: the most urgent first."""
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
-
-
-def is_fault(kind: str) -> bool:
-    """Whether the verdict reports a fault; an inconclusive verdict reports that it is unknown."""
-    return kind != "inconclusive"
 
 
 def losses(row: Mapping[str, Any]) -> dict[str, list[float] | None]:
@@ -67,8 +63,12 @@ def _with_label(cause: Mapping[str, Any]) -> dict[str, Any]:
 
 def cause_label(name: str | None) -> str:
     """A cause in words; "" without a cause."""
-    labels = {known.name: known.noun or known.title for known in all_causes()}
-    return labels.get(name or "", name or "")
+    return _cause_labels().get(name or "", name or "")
+
+
+@cache
+def _cause_labels() -> dict[str, str]:
+    return {known.name: known.noun or known.title for known in all_causes()}
 
 
 def bounded(value: Any) -> Any:
