@@ -7,7 +7,7 @@ import numpy as np
 from stallscope.diagnose import Stream, Thresholds, diagnose, idle_holders
 from stallscope.diagnose.report import text
 from stallscope.events import layout
-from stallscope.events.trace import Clock, Trace
+from stallscope.events.trace import Clock, Coverage, Gap, Trace
 
 from .builders import dp_trace
 from .cutting import Hand
@@ -66,6 +66,16 @@ def test_a_healthy_job_next_to_idle_gpus_keeps_its_report():
     trace = replace(dp_trace(), idle_gpus=idle_rows())
     assert [verdict.kind for verdict in diagnose(trace).verdicts] == ["idle"]
     assert diagnose(dp_trace()).verdicts == []
+
+
+def test_without_a_limit_no_idle_time_is_reported():
+    assert diagnose(held(), Thresholds(idle_after_ns=0)).verdicts == []
+
+
+def test_idle_gpus_do_not_hide_the_gaps_of_a_trace():
+    gap = Gap("the agent was not there", "Trace again.")
+    trace = replace(held(), coverage=Coverage(gaps=(gap,)))
+    assert gap in diagnose(trace).gaps
 
 
 def test_two_reasons_of_one_holder_are_two_holders():

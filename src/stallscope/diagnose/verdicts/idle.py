@@ -91,7 +91,9 @@ def verdicts(
     limits: Thresholds,
     usd_per_gpu_hour: float | None,
 ) -> list[Verdict]:
-    """The verdicts on idle times of at least idle_after_ns. to_wall_ns: wall time of a machine's time, if known."""
+    """The verdicts on idle times of at least idle_after_ns (0: none). to_wall_ns: wall time of a machine's time."""
+    if not limits.idle_after_ns:
+        return []
     return [
         _verdict(each, nodes[each.node], to_wall_ns, usd_per_gpu_hour)
         for each in idle_holders(rows)
