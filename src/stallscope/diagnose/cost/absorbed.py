@@ -18,7 +18,9 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
-_EMPTYING = (Category.DEVICE, Category.COPY, Category.ALLOC)
+QUEUE_EMPTYING = (Category.COPY, Category.ALLOC)
+"""Calls that wait for the GPU's queued work first, and vary with it."""
+_EMPTYING = (Category.DEVICE, *QUEUE_EMPTYING)
 _NO_WAIT_NS = 10_000  # shorter calls are not waits
 _TAIL = 0.3  # share of the host's time at the end in which it may enqueue less work than before
 _MOST = 0.5  # share of a delay that decides its kind and its position

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
+from stallscope.diagnose.cost.absorbed import QUEUE_EMPTYING, HostTimes, passed_on
 from stallscope.diagnose.cost.step_growth import Growth, growth, stretches, without_others
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.case import Case
-from stallscope.events.names import Category
 
 _PASSED_ON = 0.2  # share of a delay, by the model of the GPU's queue, from which the delay is not absorbed
 _UNSURE = 0.05  # share of the delays; a least cost up to this share proves nothing
@@ -70,7 +69,7 @@ def _empties_queue(case: Case, late: Sequence[LateStep]) -> bool:
     before = np.array([max(late_step.first_row - 1, 0) for late_step in late])
     after = np.array([late_step.peak_row for late_step in late])
     spent_ns = 0.0
-    for category in (Category.ALLOC, Category.COPY):
+    for category in QUEUE_EMPTYING:
         total_ns = [
             case.timeline.rows.column("ledger_ns", rows, category - 1).sum() for rows in (before, after)
         ]

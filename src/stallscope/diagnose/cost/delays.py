@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from stallscope.diagnose.causes import Excess
-from stallscope.diagnose.cost.absorbed import HostTimes, passed_on
+from stallscope.diagnose.cost.absorbed import QUEUE_EMPTYING, HostTimes, passed_on
 from stallscope.diagnose.cost.retransmits import retransmits_to
 from stallscope.diagnose.cost.step_growth import Baseline, Growth, growth, stretches, with_longer_delays
 from stallscope.diagnose.cost.waiting import Cost, RowsByRound, cost, shares
@@ -234,7 +234,7 @@ def _empties_queue(excess: Excess) -> bool:
     """Whether most of a delay was spent in allocations and copies: these calls wait for the GPU, and the work that the
     GPU did in that time is not lost.
     """
-    spent = sum(float(excess.ledger_ns[category - 1]) for category in (Category.ALLOC, Category.COPY))
+    spent = sum(float(excess.ledger_ns[category - 1]) for category in QUEUE_EMPTYING)
     return spent >= _MOST * excess.total_ns
 
 
