@@ -61,11 +61,12 @@ def diagnose(
     limits = limits or Thresholds()
     if len(trace.collectives) >= _MANY_ROWS:
         keep_freed_memory()
-    if len(trace.idle_gpus) and not has_calls(trace):
+    if len(trace.idle_gpus) and not _has_job(trace):
         return idle.only_idle(trace, limits, usd_per_gpu_hour)
     parts = jobs.parts(trace)
     reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
     report_of_all = by_job.numbered(reports, parts) if len(parts) > 1 else reports[0]
+    report_of_all = serving.with_engines(trace, report_of_all, limits)
     report_of_all = idle.with_idle_gpus(trace, report_of_all, limits, usd_per_gpu_hour)
     return replace(report_of_all, activity=as_data(trace, activities(trace)))
 
@@ -83,13 +84,12 @@ def has_calls(trace: Trace) -> bool:
 
 def can_diagnose(trace: Trace) -> bool:
     """Whether a trace has calls, stacks of ranks, statements of a log, or a reason why it has none of them."""
-    has_others = (
-        len(trace.idle_gpus) > 0
-        or is_before_attach(trace)
-        or stated.is_stated(trace)
-        or bool(trace.coverage.gaps)
-    )
-    return has_calls(trace) or has_others
+    return len(trace.idle_gpus) > 0 or _has_job(trace)
+
+
+def _has_job(trace: Trace) -> bool:
+    others = is_before_attach(trace) or stated.is_stated(trace) or bool(trace.coverage.gaps)
+    return has_calls(trace) or others
 
 
 def standstill(trace: Trace, limits: Thresholds) -> Report | None:
@@ -110,7 +110,6 @@ def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:
     whole = stated.with_statements(trace, gpu_driver.with_gpu_states(trace, whole))
     whole = replace(whole, verdicts=whole.verdicts + gpu_driver.held_down(trace, whole))
     whole = replace(whole, verdicts=with_owners(trace, with_pids(trace, whole.verdicts)))
-    whole = serving.with_engines(trace, whole, limits)
     return concluded(whole, trace, limits)
 
 

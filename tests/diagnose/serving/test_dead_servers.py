@@ -4,6 +4,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from tests.diagnose.builders import dp_trace
+from tests.diagnose.test_jobs import another, side_by_side
+
 from stallscope.diagnose import diagnose
 from stallscope.events.names import Category
 
@@ -79,3 +82,19 @@ def test_a_pause_as_long_as_earlier_pauses_is_not_the_end():
     for i in (3, 4):
         engine.late_first(i, 4 * SECOND)
     assert [verdict.kind for verdict in verdicts(engine) if verdict.kind == "dead_server"] == []
+
+
+def test_an_engine_next_to_two_jobs_is_one_verdict():
+    trace = dead_engine(Category.LOCK).trace()
+    jobs = [dp_trace(), another(dp_trace(), pids_from=100, later_ns=5 * MS)]
+    whole = side_by_side(*jobs)
+    whole = replace(
+        whole,
+        servers=trace.servers,
+        requests=trace.requests,
+        snapshots=trace.snapshots,
+        ends_ns=(int(trace.servers["ts_ns"].max()),),
+    )
+    report = diagnose(whole)
+    assert report.examined["n_jobs"] == len(jobs)
+    assert [verdict.pids for verdict in report.verdicts if verdict.kind == "dead_server"] == [[PID]]

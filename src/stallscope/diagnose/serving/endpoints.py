@@ -32,7 +32,6 @@ class Endpoint:
     n_failed: int
     n_aborted: int
     per_second: float
-    n_tokens: int
     first_ms: Percentiles
     between_ms: Percentiles
     whole_ms: Percentiles
@@ -61,9 +60,6 @@ def endpoints(trace: Trace) -> list[Endpoint]:
 def _endpoint(trace: Trace, rows: Array) -> Endpoint:
     first = rows[(rows["first_ns"] != UNKNOWN) & (rows["flags"] & RequestFlag.ABORTED == 0)]
     seconds = max(float(rows["end_ns"].max() - rows["ts_ns"].min()) / 1e9, 1e-9)
-    of_path = trace.tokens[
-        (trace.tokens["path"] == rows["path"][0]) & np.isin(trace.tokens["pid"], np.unique(rows["pid"]))
-    ]
     engine, model, path = (rows[name][0].decode("utf-8", "replace") for name in ("engine", "model", "path"))
     return Endpoint(
         engine=engine,
@@ -73,11 +69,20 @@ def _endpoint(trace: Trace, rows: Array) -> Endpoint:
         n_failed=int((rows["status"] >= 500).sum()),
         n_aborted=int((rows["flags"] & RequestFlag.ABORTED > 0).sum()),
         per_second=round(len(rows) / seconds, 3),
-        n_tokens=int(rows["n_tokens"].sum()),
         first_ms=percentiles((first["first_ns"] - first["ts_ns"]) / 1e6),
-        between_ms=between_ms(of_path),
+        between_ms=between_ms(tokens_of(trace, rows)),
         whole_ms=percentiles((rows["end_ns"] - rows["ts_ns"]) / 1e6),
     )
+
+
+def tokens_of(trace: Trace, rows: Array) -> Array:
+    """The rows of TOKENS of the processes and the path of some requests, which have a single path."""
+    is_path = trace.tokens["path"] == rows["path"][0]
+    return trace.tokens[is_path & np.isin(_process_of(trace.tokens), _process_of(rows))]
+
+
+def _process_of(rows: Array) -> Array:
+    return rows["node"].astype(np.int64) << 32 | rows["pid"]
 
 
 def percentiles(values: Array) -> Percentiles:

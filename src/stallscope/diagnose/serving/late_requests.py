@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.serving.endpoints import between_ms
+from stallscope.diagnose.serving.endpoints import between_ms, tokens_of
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
@@ -39,10 +39,7 @@ class Late:
 
 def late_requests(trace: Trace, rows: Array, limits: Thresholds) -> list[Late]:
     """The late part of each late request, of rows of one path; the part with the largest excess counts."""
-    tokens = trace.tokens[
-        (trace.tokens["path"] == rows["path"][0]) & np.isin(trace.tokens["pid"], np.unique(rows["pid"]))
-    ]
-    typical_gap_ns = int(between_ms(tokens).get("p50", 0.0) * 1e6)
+    typical_gap_ns = int(between_ms(tokens_of(trace, rows)).get("p50", 0.0) * 1e6)
     is_long = is_long_prompt(rows)
     answered = rows["first_ns"] != UNKNOWN
     short = rows[answered & ~is_long]

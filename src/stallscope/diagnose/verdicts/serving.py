@@ -13,6 +13,7 @@ from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.processes.buckets import text_of
 from stallscope.diagnose.processes.code_locations import user_line
 from stallscope.diagnose.report import text
+from stallscope.diagnose.report.conclusion import graded
 from stallscope.diagnose.report.evidence import Evidence, from_counts
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.serving.dead_servers import DeadServer, dead_servers
@@ -22,6 +23,7 @@ from stallscope.diagnose.serving.late_requests import Late, late_requests
 from stallscope.diagnose.serving.reasons import Delay, Reason, reason_of
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.verdicts._owners import with_owners
 from stallscope.events.layout import Array
 from stallscope.events.trace import Gap, Trace
 
@@ -70,11 +72,12 @@ def _evidence(trace: Trace, counts: dict[str, object], limits: Thresholds) -> Ev
 
 
 def with_engines(trace: Trace, whole: Report, limits: Thresholds) -> Report:
-    """The report with the verdicts on engines, and a remark on each endpoint."""
+    """The report on all jobs with the verdicts on engines, and a remark on each endpoint."""
     if not has_engines(trace):
         return whole
     verdicts = [*_dead(trace, limits), *_latency(trace, limits)]
-    worded = [replace(verdict, summary=text.summary(verdict)) for verdict in verdicts]
+    owned = with_owners(trace, verdicts)
+    worded = [replace(each, summary=text.summary(each)) for each in graded(owned, whole, limits)]
     remarks: list[dict[str, object]] = [
         {"what": f"Requests to {each.path} of {each.engine}", **each.numbers()} for each in endpoints(trace)
     ]
@@ -104,7 +107,8 @@ def _latency(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
         lost_ns = sum(each.excess_ns for each in late)
         if len(late) < limits.min_late_requests or lost_ns < limits.late_request_share * whole_ns:
             continue
-        yield from _explained(trace, Threads.of(trace, node, pids), requests, late[-_MOST_LATE:])
+        latest = sorted(late, key=lambda each: each.begin_ns)[-_MOST_LATE:]
+        yield from _explained(trace, Threads.of(trace, node, pids), requests, latest)
 
 
 def _explained(trace: Trace, threads: Threads, requests: Array, late: list[Late]) -> Iterator[Verdict]:
