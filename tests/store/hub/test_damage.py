@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.store.hub import schema, upkeep
 from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.store import HubStore
+from stallscope.store.hub.store import Batch, HubStore
 
 from .rows import appended, collectives, events, files, maintained, sql
 
@@ -100,6 +101,17 @@ def test_setting_the_clock_forward_and_back_leaves_no_row_unsealed(tmp_path: Pat
         time.sleep(0.1)
         maintained(store)
         assert "events" not in store.snapshot("a").hot and sql(store, COUNT) == [(3,)]
+
+
+def test_a_hub_whose_last_commit_replaced_rows_has_lost_nothing(tmp_path: Path):
+    job = {"cluster_id": "c", "job": "aa", "answer": "healthy", "n_ranks": 1, "updated_at": 1}
+    columns = schema.arrow_schema(schema.JOBS, without=schema.GIVEN_BY_HUB)
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        appended(store, events=events(["kept"]))
+        store.append(Batch("", "a", {"jobs": pa.Table.from_pylist([job], schema=columns)})).result(30)
+    assert upkeep.check(tmp_path).problems == []
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        assert again.damage.warning("a") == ""
 
 
 def test_a_log_that_lost_its_tail_is_reported_and_remembered(tmp_path: Path):

@@ -283,7 +283,8 @@ class Writer:
             ids = [(entry.batch.tenant, entry.batch.batch_id) for entry in fresh if entry.batch.batch_id]
             self._journal.commit(received_us, entries, batch_ids=ids, kept=kept)
             self._last_us = received_us
-            self._committed(received_us)
+            if entries or ids:  # Journal.latest_us() does not see a commit of replaced rows alone
+                self._committed(received_us)
             self._known_ids.update((key, received_us) for key in ids)
             self._publish(entries, kept, received_us)
         for entry in fresh:
