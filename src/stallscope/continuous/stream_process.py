@@ -105,7 +105,7 @@ class StreamProcess:
         own, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(other.fileno())],
+                [sys.executable, "-c", f"from {__name__} import main; main()", str(other.fileno())],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -164,7 +164,3 @@ def _result(
     except Exception as error:
         logging.getLogger(__name__).exception("a step failed")
         return False, type(error).__name__
-
-
-if __name__ == "__main__":
-    main()
