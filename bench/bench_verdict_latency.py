@@ -30,7 +30,7 @@ COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
 FAULTS = ("sleep", "disk", "lock")
 REPEATS = 3
 CLOCKS = ((0, 0.0), (3_000_000_000, 120.0))
-MOST_S = 60.0
+MAX_S = 60.0
 N_LATE = 3
 ASK_EVERY_S = 0.1
 QUESTION = "/api/v1/tools/fleet.cluster.verdicts"
@@ -60,7 +60,7 @@ def one_run(fault: str) -> dict[str, Any]:
         tokens = Tokens(folder / "hub" / FILE_NAME)
         (folder / "ingest").write_text(tokens.create(["ingest"], "default"))
         reader = tokens.create(["read"], "default")
-        plan = live_demo.plan_for(fault, ranks=4, seconds=MOST_S)
+        plan = live_demo.plan_for(fault, ranks=4, seconds=MAX_S)
         with serving(folder, tls, net) as (grpc_port, api_port):
             target = Report(hub=f"{net.address}:{grpc_port}", token_file=folder / "ingest", ca_file=tls.cert)
             with traced_job(plan, net.machines, target, folder=folder, clocks=CLOCKS) as job:
@@ -99,7 +99,7 @@ def first_verdict(port: int, tls: Files, token: str) -> tuple[dict[str, Any], in
     """The first row that names a rank, and when it was there (monotonic ns)."""
     context = ssl.create_default_context(cafile=str(tls.cert))
     headers = {"Authorization": bearer(token), "Content-Type": "application/json"}
-    end_s = time.monotonic() + MOST_S
+    end_s = time.monotonic() + MAX_S
     with contextlib.closing(HTTPSConnection("localhost", port, context=context)) as connection:
         while time.monotonic() < end_s:
             connection.request("POST", QUESTION, json.dumps({"kind": "straggler"}), headers)

@@ -24,7 +24,7 @@ from tests.importers.launcher_job import Log, hang, interleaved, torchrun
 LOG_BYTES = int(os.environ.get("LOG_BYTES", 5 << 30))
 TRACE_BYTES = int(os.environ.get("TRACE_BYTES", 100 << 20))
 N_RANKS = 8
-MOST_LOG_BYTES, MOST_TRACE_BYTES, MOST_RATIO = 300 << 20, 1 << 30, 1.5
+MAX_LOG_BYTES, MAX_TRACE_BYTES, MAX_RATIO = 300 << 20, 1 << 30, 1.5
 
 
 def main() -> None:
@@ -36,8 +36,8 @@ def main() -> None:
         parse_s = bare_parse_s(files)
         traces = explained(Path(name)) | {"parse_cpu_s": round(parse_s, 2)}
     traces["times_of_parsing"] = round(traces["cpu_s"] / parse_s, 3)
-    is_within = log["peak_bytes"] < MOST_LOG_BYTES and traces["peak_bytes"] < MOST_TRACE_BYTES
-    is_within &= traces["times_of_parsing"] < MOST_RATIO and log["ranks"] == [3] and traces["ranks"] == [5]
+    is_within = log["peak_bytes"] < MAX_LOG_BYTES and traces["peak_bytes"] < MAX_TRACE_BYTES
+    is_within &= traces["times_of_parsing"] < MAX_RATIO and log["ranks"] == [3] and traces["ranks"] == [5]
     report("files_size", {"log": log, "traces": traces, "is_within_limits": is_within})
     sys.exit(not is_within)
 

@@ -32,8 +32,8 @@ OVERLOAD = 1.5
 CALIBRATION_S = 15.0
 TICK_S, SAMPLE_S = 0.25, 2.0
 SPOOL_BYTES = 20 << 30
-MOST_DRAIN_S = 3600.0
-MOST_GROWTH = 1.15
+MAX_DRAIN_S = 3600.0
+MAX_GROWTH = 1.15
 """Memory is flat if the median of the last third of the overload exceeds that of the middle third by at most this."""
 
 
@@ -106,7 +106,7 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         "rss_mb_max": max(samples),
         "rss_mb_after": rss_mb_after,
         "rss_growth": round(growth, 3),
-        "is_flat": growth <= MOST_GROWTH,
+        "is_flat": growth <= MAX_GROWTH,
     }
 
 
@@ -171,7 +171,7 @@ def agent(hub: ServedHub, folder: Path, number: int, interval_ns: int) -> Agent:
 def drained_s(agents: list[Agent], n_offered: int) -> float:
     """Seconds until the hub has acknowledged all rows. Raises RuntimeError if the spools do not drain."""
     begin_s = time.monotonic()
-    while time.monotonic() - begin_s < MOST_DRAIN_S:
+    while time.monotonic() - begin_s < MAX_DRAIN_S:
         time.sleep(TICK_S)
         if sum(agent.sender.n_acknowledged + agent.sender.n_not_sent for agent in agents) >= n_offered:
             return time.monotonic() - begin_s

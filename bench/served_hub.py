@@ -17,7 +17,7 @@ from typing import Any
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
 
 PROGRAM = (str(Path(sys.executable).with_name("stallscope")),)
-MOST_SEAL_S = 900.0
+MAX_SEAL_S = 900.0
 PORTS = re.compile(r"gRPC at port (\d+), over HTTP at (\d+); \w+ API at (\d+)")
 
 
@@ -37,7 +37,7 @@ class ServedHub:
 
     def all_rows(self, statement: str) -> list[list[Any]]:
         """The rows of a statement, once its answer covers all stored rows. Raises RuntimeError after some minutes."""
-        end_s = time.monotonic() + MOST_SEAL_S
+        end_s = time.monotonic() + MAX_SEAL_S
         while time.monotonic() < end_s:
             answer = self._answer("POST", "/api/v1/sql", {"sql": statement})
             if not answer["truncated"]:

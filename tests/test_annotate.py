@@ -79,7 +79,7 @@ def test_labels_are_dropped_after_the_agent_has_ended(path):
 
 
 def test_more_than_fits_is_dropped_not_waited_for(path, monkeypatch):
-    monkeypatch.setattr("stallscope.annotate._MOST_WAITING", 10)
+    monkeypatch.setattr("stallscope.annotate._MAX_WAITING", 10)
     monkeypatch.setattr("stallscope.annotate.threading.Thread.start", lambda self: None)
     note = Annotator(str(path))
     for number in range(25):

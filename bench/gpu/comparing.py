@@ -32,7 +32,7 @@ _T_975_MANY = 2.10
 _HUBER = 1.345
 """Standard deviations from which on a comparison weighs less: 95 % as sharp as the mean where all is normal."""
 _N_FITS = 30
-_MOST_ALIKE, _LEAST_KNOWN = 0.5, 40
+_MAX_ALIKE, _MIN_KNOWN = 0.5, 40
 """The correlation of neighbours that differ by whole windows only; used if there are too few comparisons."""
 _NORMAL_MAD = 1.4826
 
@@ -182,8 +182,8 @@ def interval(result: Found) -> Interval:
         weight = 1 / np.maximum(np.abs(rest) / (_HUBER * scale), 1)
     is_near, pull = np.abs(rest) <= _HUBER * scale, weight * rest
     variance = (pull**2).sum() / free / is_near.mean() ** 2 * np.linalg.pinv(design.T @ design)[0, 0]
-    alike = float(pull[1:] @ pull[:-1] / max((pull**2).sum(), 1e-12)) if n >= _LEAST_KNOWN else _MOST_ALIKE
-    variance *= 1 + 2 * min(max(alike, 0), _MOST_ALIKE)
+    alike = float(pull[1:] @ pull[:-1] / max((pull**2).sum(), 1e-12)) if n >= _MIN_KNOWN else _MAX_ALIKE
+    variance *= 1 + 2 * min(max(alike, 0), _MAX_ALIKE)
     t = _T_975[free - 1] if free <= len(_T_975) else _T_975_MANY
     return Interval(float(fit[0]), t * math.sqrt(variance))
 

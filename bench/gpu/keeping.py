@@ -14,10 +14,10 @@ from typing import Any
 import report
 from judging import Judged, Truth
 
-MOST_BYTES = 14 << 20  # of one archive
+MAX_BYTES = 14 << 20  # of one archive
 FULL_BYTES = 9 << 20  # from here on a new one is begun
 N_ARCHIVES = 2  # of each kind
-MOST_FILE_BYTES = 8 << 20  # of one before it is packed; the clock of a long job is more
+MAX_FILE_BYTES = 8 << 20  # of one before it is packed; the clock of a long job is more
 
 
 def write(path: Path, what: object) -> None:
@@ -92,12 +92,12 @@ def _pack(names: Sequence[str], work: Path, disk: Path, *, stem: Path) -> None:
         with path.open("wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=4) as archive:
             while left and file.tell() < FULL_BYTES:
                 _add(archive, left.pop(0), work, disk)
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             path.unlink()
 
 
 def _add(archive: tarfile.TarFile, name: str, work: Path, disk: Path) -> None:
     kept = [path for path in (work / name).iterdir() if path.suffix in (".csv", ".json", ".log", ".err")]
     for path in [*kept, *disk.glob(f"{name}.*")]:
-        if path.is_file() and path.stat().st_size <= MOST_FILE_BYTES:
+        if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
             archive.add(path, f"{name}/{path.name}")

@@ -36,7 +36,7 @@ BENCH = Path(__file__).parent.parent
 HOOK_COST_S = 60
 AROUND_S = 9  # a scenario's start of NCCL and end
 END_S = 25
-LEAST_SLOWDOWN_S = 30
+MIN_SLOWDOWN_S = 30
 RESERVE_S = 15  # for packing the results
 
 HOPELESS = 4  # failures in a row from the start
@@ -251,7 +251,7 @@ def jobs_a_gpu(part: Part) -> int:
 
 def needed_s(part: Part) -> float:
     """The time that the part needs to start."""
-    return LEAST_SLOWDOWN_S if isinstance(part, Workload) else part.seconds + AROUND_S
+    return MIN_SLOWDOWN_S if isinstance(part, Workload) else part.seconds + AROUND_S
 
 
 def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part]) -> dict[str, Any]:

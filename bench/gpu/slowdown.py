@@ -27,8 +27,8 @@ from stallscope.events.kernel import HookGroup
 from stallscope.store import node
 
 WANTED_WIDTH_PERCENT = 0.3
-LEAST_RUNS = 6
-MOST_RUNS = 500
+MIN_RUNS = 6
+MAX_RUNS = 500
 GOVERNED_S = 6.0
 """After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
@@ -209,7 +209,7 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
     agent.switch(is_on=False)
     windows = [window(window_s, is_on=False)]
     cycle_s = 0.0
-    while time.monotonic() + cycle_s < end_s and len(windows) < 2 * MOST_RUNS:
+    while time.monotonic() + cycle_s < end_s and len(windows) < 2 * MAX_RUNS:
         begin_s = time.monotonic()
         for is_on in (True, False):
             agent.switch(is_on=is_on)
@@ -217,7 +217,7 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
         cycle_s = time.monotonic() - begin_s
         if len(windows) % (2 * LOOK_EVERY) == 1:
             known = found_in(windows, compared_steps(workload, job, windows), agent.governed().turns)
-            if len(known.percent) >= LEAST_RUNS and 2 * interval(known).half <= WANTED_WIDTH_PERCENT:
+            if len(known.percent) >= MIN_RUNS and 2 * interval(known).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
             raise Failed(f"the job ended: {job.launcher.last_words()}")

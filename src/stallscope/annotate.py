@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 DEFAULT_SOCKET = "/run/stallscope/annotate.sock"
 VARIABLE = "STALLSCOPE_ANNOTATE_SOCKET"
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 _AGAIN_S = 5.0
 _TIMEOUT_S = 5.0
 
@@ -86,7 +86,7 @@ class Annotator:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._waiting: queue.Queue[tuple[int, str, str]] = queue.Queue(_MOST_WAITING)
+        self._waiting: queue.Queue[tuple[int, str, str]] = queue.Queue(_MAX_WAITING)
         threading.Thread(target=self._send_all, daemon=True, name="stallscope-annotate").start()
 
     def _send_all(self) -> None:

@@ -48,9 +48,9 @@ from stallscope.store.hub.memory import default_bytes
 from stallscope.store.hub.store import HubStore
 
 _GRACE_S = 5.0
-_LEAST_MEMORY = 500_000_000
-_MOST_PROCESSES = 8
-_MOST_STRAGGLERS = 20
+_MIN_MEMORY = 500_000_000
+_MAX_PROCESSES = 8
+_MAX_STRAGGLERS = 20
 _BYTES_A_ROW = 1_000
 """A collective in a stream: 268 bytes, and the arrays of an evaluation."""
 
@@ -170,8 +170,8 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
 def _memory(settings: Settings) -> int:
     """The memory limit of this process. Raises BadInput for less than the engine and the libraries need."""
     wanted = settings.hub_memory_bytes
-    if wanted is not None and wanted < _LEAST_MEMORY:
-        raise BadInput(f"hub_memory_bytes is {wanted:,}: a hub needs {_LEAST_MEMORY:,} or more")
+    if wanted is not None and wanted < _MIN_MEMORY:
+        raise BadInput(f"hub_memory_bytes is {wanted:,}: a hub needs {_MIN_MEMORY:,} or more")
     return wanted or default_bytes()
 
 
@@ -189,7 +189,7 @@ def _streams(settings: Settings, memory_bytes: int) -> Callable[[], Stream]:
 
 def _n_processes() -> int:
     """The number of processes of the diagnosis: one per core."""
-    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
+    return min(len(os.sched_getaffinity(0)), _MAX_PROCESSES)
 
 
 def _authenticate(tokens: Tokens) -> Callable[[Mapping[str, str]], Identity]:
@@ -224,7 +224,7 @@ def _health(
         "tls": "none" if certificates is None else certificates.warning() or "good",
         "lag_s": round(diagnosis.numbers.diagnosis_lag_s, 1),
         "nodes_reporting": receiver.cohorts.n_nodes(identity.tenant),
-        "stragglers": receiver.cohorts.stragglers(identity.tenant)[:_MOST_STRAGGLERS],
+        "stragglers": receiver.cohorts.stragglers(identity.tenant)[:_MAX_STRAGGLERS],
     }
     if "admin" in identity.scopes:
         numbers = receiver.numbers()

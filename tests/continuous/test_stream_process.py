@@ -75,7 +75,7 @@ def test_the_end_of_the_process_is_raised_with_its_signal_and_the_next_rows_star
 def test_after_the_end_of_the_process_the_answer_is_unknown_and_the_incident_continues(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("stallscope.continuous.shard._LEAST_RUN_S", 0.0)
+    monkeypatch.setattr("stallscope.continuous.shard._MIN_RUN_S", 0.0)
     with (
         closing(HubStore.open(tmp_path, Limits(maintenance_s=3600))) as store,
         closing(ContinuousDiagnosis(store, n_processes=1)) as diagnosis,

@@ -24,7 +24,7 @@ pytest.importorskip("playwright.sync_api", reason="browser: no playwright")
 from .browsing import Problems, chromium, context, open_job, row_colours, violations  # noqa: E402
 
 COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
-MOST_A_MACHINE = 1_024
+MAX_PER_MACHINE = 1_024
 PATIENCE_S = 2_400.0
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -90,7 +90,7 @@ def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         while not (ready := re.search(r"gRPC at port (\d+).*API at (\d+)", log.read_text())):
             assert time.monotonic() < begin_s + PATIENCE_S, log.read_text()
             time.sleep(0.2)
-        for first in range(0, load.n_ranks, MOST_A_MACHINE):
+        for first in range(0, load.n_ranks, MAX_PER_MACHINE):
             flags = [text for option in stress_options(load, first).items() for text in option]
             flags += ["--endpoint", f"127.0.0.1:{ready[1]}", "--token-file", str(ingest)]
             stack.enter_context(running("stress", "--hub-insecure", *flags, log=folder / f"{first}.log"))
@@ -105,9 +105,9 @@ def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def stress_options(load: Load, first_rank: int) -> dict[str, str]:
     """The options of the sender of one machine."""
-    n_ranks = min(MOST_A_MACHINE, load.n_ranks)
+    n_ranks = min(MAX_PER_MACHINE, load.n_ranks)
     return {
-        "--node-id": f"node-{first_rank // MOST_A_MACHINE}",
+        "--node-id": f"node-{first_rank // MAX_PER_MACHINE}",
         "--ranks": f"{n_ranks}",
         "--first-rank": f"{first_rank}",
         "--world": f"{load.n_ranks}",

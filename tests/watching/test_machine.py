@@ -6,7 +6,7 @@ from typing import Any
 from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.names import HostKind
-from stallscope.live.host_events import MOST_LINES, lines
+from stallscope.live.host_events import MAX_LINES, lines
 
 MS = 1_000_000
 PROCESSES = {(0, 7): (2, "python"), (0, 8): (-1, "server")}
@@ -52,4 +52,4 @@ def test_little_delays_strangers_and_usual_ends_are_none():
 
 def test_there_are_few_and_ends_come_first():
     message = lines(rows(RESENT, RECLAIM, WAIT, QUOTA, STOP, *KILLED), PROCESSES)
-    assert len(message) == MOST_LINES and "out-of-memory" in message[0]
+    assert len(message) == MAX_LINES and "out-of-memory" in message[0]

@@ -15,7 +15,7 @@ from stallscope.alerts.state import AlertState, Clock, Delivery
 from stallscope.errors import StallscopeError
 
 _LOG = logging.getLogger(__name__)
-_FIRST_RETRY_S, _MOST_RETRY_S = 1.0, 300.0
+_FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 300.0
 
 SENDERS: Mapping[str, Callable[[Any, Delivery], None]] = {
     "alertmanager": alertmanager.send,
@@ -121,8 +121,6 @@ def retry_wait_s(n_failures: int, failure: DeliveryFailed, jitter: float) -> flo
     jitter: 0 to 1; spreads attempts over the second half of the time.
     """
     wait_s = (
-        _MOST_RETRY_S
-        if failure.is_permanent
-        else min(_FIRST_RETRY_S * 2 ** min(n_failures, 20), _MOST_RETRY_S)
+        _MAX_RETRY_S if failure.is_permanent else min(_FIRST_RETRY_S * 2 ** min(n_failures, 20), _MAX_RETRY_S)
     )
     return max(wait_s * (0.5 + jitter / 2), failure.retry_after_s or 0.0)

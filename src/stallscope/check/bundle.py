@@ -36,7 +36,7 @@ _PACKAGES = (
     "nvidia-ml-py",
 )
 _XID = re.compile(r"NVRM: (?:Xid|GPU at)")
-_MOST_LINES = 200
+_MAX_LINES = 200
 
 
 def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_names: bool = False) -> list[str]:
@@ -165,7 +165,7 @@ def _xid(log: Path = Path("/dev/kmsg")) -> list[str]:
         lines.append("the kernel's log was cut off here")
     finally:
         os.close(fd)
-    return lines[-_MOST_LINES:]
+    return lines[-_MAX_LINES:]
 
 
 def _packed(texts: Mapping[str, str]) -> bytes:

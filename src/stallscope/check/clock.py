@@ -7,7 +7,7 @@ from stallscope.check.distribution import commands
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.trace import WallClock
 
-_MOST_ERROR_US = 100_000
+_MAX_ERROR_US = 100_000
 
 
 def findings(read: Callable[[], WallClock] = wall_clock) -> Iterator[Finding]:
@@ -25,7 +25,7 @@ def findings(read: Callable[[], WallClock] = wall_clock) -> Iterator[Finding]:
     )
     if not clock.is_synchronised:
         yield warned("clock", "not synchronised", advice)
-    elif clock.max_error_us > _MOST_ERROR_US:
+    elif clock.max_error_us > _MAX_ERROR_US:
         yield warned("clock", f"synchronised, {bounds}", "check the time source: `chronyc tracking`")
     else:
         yield passed("clock", f"synchronised, {bounds}")

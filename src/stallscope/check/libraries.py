@@ -10,7 +10,7 @@ from stallscope.capture.probes import Discovery, Library, NotElf, elf, functions
 from stallscope.check.finding import Finding, passed, warned
 from stallscope.events.counted import counted
 
-_MOST_NAMES = 8
+_MAX_NAMES = 8
 _PYTHON = re.compile(r"python(\d\.\d+)")
 
 
@@ -23,8 +23,8 @@ def findings(proc: Path = Path("/proc"), *, ignored: frozenset[int] = frozenset(
     libraries = discovery.scan(0)
     users = discovery.gpu_processes()
     if users:
-        names = ", ".join(f"{_command(proc, pid)} {pid}" for pid in users[:_MOST_NAMES])
-        more = f" and {len(users) - _MOST_NAMES} more" if len(users) > _MOST_NAMES else ""
+        names = ", ".join(f"{_command(proc, pid)} {pid}" for pid in users[:_MAX_NAMES])
+        more = f" and {len(users) - _MAX_NAMES} more" if len(users) > _MAX_NAMES else ""
         yield passed("GPU processes", f"{counted(len(users), 'process')}: {names}{more}")
     remedy = _remedy_for_unreadable(proc)
     n_unreadable = unreadable_processes(proc) if remedy else 0

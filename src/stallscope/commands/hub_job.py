@@ -11,7 +11,7 @@ from stallscope.errors import BadInput
 if TYPE_CHECKING:
     from stallscope.serve.client import HubClient
 
-MOST_VERDICTS = 500
+MAX_VERDICTS = 500
 
 
 def report_of_job(client: HubClient, job: str) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def report_of_job(client: HubClient, job: str) -> dict[str, Any]:
     """
     if not job:
         raise BadInput("the id of the job is empty; stallscope ask summary lists the jobs")
-    answer = client.ask("fleet.cluster.verdicts", {"job": job, "limit": MOST_VERDICTS})
+    answer = client.ask("fleet.cluster.verdicts", {"job": job, "limit": MAX_VERDICTS})
     about = only_job(answer["jobs"], job)
     evidence = about["evidence"] or {}
     seconds = _seconds(about)
@@ -78,8 +78,8 @@ def _gaps(answer: Mapping[str, Any], about: Mapping[str, Any]) -> list[dict[str,
         n_rows = answer["n_rows_not_examined"]
         reason = f"{n_rows:,} rows were not examined" if n_rows else "a part of the hub's data is damaged"
         gaps.append({"reason": reason, "action": "Run `stallscope explain` on the node traces."})
-    if len(answer["rows"]) == MOST_VERDICTS:
-        gaps.append({"reason": f"the job has {MOST_VERDICTS} verdicts or more", "action": "Read its report."})
+    if len(answer["rows"]) == MAX_VERDICTS:
+        gaps.append({"reason": f"the job has {MAX_VERDICTS} verdicts or more", "action": "Read its report."})
     return gaps
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from stallscope.capture.probes import discovery
 from stallscope.errors import BadInput, NotFound
 
-_MOST_LETTERS = 60
+_MAX_COMMAND_LENGTH = 60
 
 
 @dataclass
@@ -117,7 +117,7 @@ def described(pid: int, proc: Path = Path("/proc")) -> str:
         ) from None
     text = " ".join(word.decode("utf-8", "replace") for word in words).strip()
     text = "".join(letter if letter.isprintable() else "?" for letter in text) or "a kernel thread"
-    text = text if len(text) <= _MOST_LETTERS else text[: _MOST_LETTERS - 3] + "..."
+    text = text if len(text) <= _MAX_COMMAND_LENGTH else text[: _MAX_COMMAND_LENGTH - 3] + "..."
     mappings = discovery.code_mappings(proc, pid)
     libraries = sorted({Path(m.name).name for m in mappings if discovery.is_gpu_library(m)})
     loaded = ", ".join(libraries) or "no NCCL or CUDA library yet; its children are traced as well"

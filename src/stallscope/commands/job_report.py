@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stallscope.commands.hub_job import MOST_VERDICTS, only_job
+from stallscope.commands.hub_job import MAX_VERDICTS, only_job
 from stallscope.events.counted import counted
 
 if TYPE_CHECKING:
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 Report = dict[str, Any]
 
-_MOST_INCIDENTS = 20
+_MAX_INCIDENTS = 20
 _SCREEN_INCIDENTS = 4
 _SCREEN_CHANGES = 3
 
 
 def of_hub(client: HubClient, job: str) -> Report:
     """The report on a job of a hub. Raises the hub's errors, NotFound for an unknown job."""
-    answer = client.ask("fleet.cluster.verdicts", {"job": job, "limit": MOST_VERDICTS})
+    answer = client.ask("fleet.cluster.verdicts", {"job": job, "limit": MAX_VERDICTS})
     about = only_job(answer["jobs"], job)
     cost = client.ask("fleet.cluster.get_cost", {"job": job, "limit": 1000})
     costliest = sorted(answer["rows"], key=_loss, reverse=True)
     incidents = []
-    for row in costliest[:_MOST_INCIDENTS]:
+    for row in costliest[:_MAX_INCIDENTS]:
         detail = client.ask("fleet.cluster.verdicts", {"job": job, "verdict_id": row["verdict_id"]})
         incidents.append(_incident(row, detail["verdict"] or {}))
     names = ("job", "cluster", "answer", "reasons", "n_ranks", "nodes", "begin", "end", "evidence", "owner")
@@ -63,8 +63,8 @@ def of_report(report: Mapping[str, Any], name: str) -> Report:
     }
     return _whole(
         about,
-        incidents[:_MOST_INCIDENTS],
-        n_left_out=max(0, len(incidents) - _MOST_INCIDENTS),
+        incidents[:_MAX_INCIDENTS],
+        n_left_out=max(0, len(incidents) - _MAX_INCIDENTS),
         cost=_sum(incidents),
     )
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import typer
 
-_LEAST_BYTES = 100 << 20  # smaller files are read within seconds
+_MIN_BYTES = 100 << 20  # smaller files are read within seconds
 
 
 @contextmanager
-def reading_progress(paths: Sequence[Path], *, least_bytes: int = _LEAST_BYTES) -> Iterator[None]:
+def reading_progress(paths: Sequence[Path], *, least_bytes: int = _MIN_BYTES) -> Iterator[None]:
     """Show the share of the bytes read. Compressed files count with their unpacked bytes, at most with their size."""
     from stallscope.importers.texts import files_of, on_read
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.diagnose.views import ProcessStack, StackGroup
     from stallscope.query.remote_nodes import Failure
 
-_MOST_FRAMES = 24
+_MAX_FRAMES = 24
 _LETTERS = {
     "R": "running",
     "S": "sleeping",
@@ -116,9 +116,9 @@ def _text(grouped: list[StackGroup]) -> str:
             f"[{number}/{len(grouped)}] {len(group.members)}: {names}{more} ({'; '.join(sorted(states)[:3])})",
         ]
         frames = [frame for frame in group.frames if not frame.startswith("<frozen ")]
-        lines += [f"    {frame}" for frame in frames[:_MOST_FRAMES]] or ["    (no frames)"]
-        if len(frames) > _MOST_FRAMES:
-            lines.append(f"    {len(frames) - _MOST_FRAMES} more frames")
+        lines += [f"    {frame}" for frame in frames[:_MAX_FRAMES]] or ["    (no frames)"]
+        if len(frames) > _MAX_FRAMES:
+            lines.append(f"    {len(frames) - _MAX_FRAMES} more frames")
     return "\n".join(lines)
 
 

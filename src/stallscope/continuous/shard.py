@@ -28,11 +28,11 @@ from stallscope.store.hub.store import Batch, HubStore, Receipt
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.25
-_MOST_REST_S = 0.05
-_LEAST_RUN_S = 60.0
+_MAX_PAUSE_S = 0.05
+_MIN_RUN_S = 60.0
 """If the process of the streams ends again within this time, the stored rows are not fed again."""
 _TAIL_S = 900.0
-_MOST_TAIL_ROWS = 500_000
+_MAX_TAIL_ROWS = 500_000
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Shard:
                 self._restart()
             self.numbers.diagnosis_lag_s = self._backlog.lag_s
             # Small batches cost as much as large ones: wait, for at most half of the time, to gather more rows.
-            time.sleep(min(time.monotonic() - begin_s, _MOST_REST_S))
+            time.sleep(min(time.monotonic() - begin_s, _MAX_PAUSE_S))
 
     def _guarded(self, key: Key | None, step: Callable[[], None], *, n_rows: int = 0) -> None:
         """A failure must not end the diagnosis of other clusters, and must not look like a healthy cluster.
@@ -148,7 +148,7 @@ class Shard:
             self._store.unexamined.add(*key, failure="the process of the diagnosis ended")
         self._confirmed_ns.clear()
         now_s = time.monotonic()
-        if now_s - self._resumed_s >= _LEAST_RUN_S:
+        if now_s - self._resumed_s >= _MIN_RUN_S:
             self._resumed_s = now_s
             self._backlog.clear()
             self._guarded(None, lambda: self._resume(stored_tail(self._store)))
@@ -322,7 +322,7 @@ def stored_tail(store: HubStore) -> list[Batch]:
     out = []
     for tenant in store.tenants():
         tail_s = _TAIL_S
-        while tail_s > 1.0 and _n_stored(store, tenant, tail_s) > _MOST_TAIL_ROWS:
+        while tail_s > 1.0 and _n_stored(store, tenant, tail_s) > _MAX_TAIL_ROWS:
             tail_s /= 2
         tables = {name: store.tail(tenant, name, since_us=_ago_us(tail_s)) for name in traces.TABLES}
         out.append(Batch("", tenant, {name: rows for name, rows in tables.items() if len(rows)}))

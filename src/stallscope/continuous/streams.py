@@ -12,7 +12,7 @@ from stallscope.diagnose import Change, JobState, Stream
 from stallscope.store.hub import traces
 
 _LOG = logging.getLogger(__name__)
-_MOST_STREAMS = 1_000
+_MAX_STREAMS = 1_000
 _SKIPPED = "skipped_by_hub"
 
 
@@ -61,7 +61,7 @@ class Streams:
         """See Diagnoses."""
         stream = self._streams.get(key)
         if stream is None:
-            if len(self._streams) >= _MOST_STREAMS:
+            if len(self._streams) >= _MAX_STREAMS:
                 return None
             stream = self._streams[key] = self._make_stream()
             self._share_rows()

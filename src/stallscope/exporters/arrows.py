@@ -9,7 +9,7 @@ from stallscope.diagnose import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.exporters.trace_context import TraceContext
 
-_LEAST_LATE_NS = 1_000_000
+_MIN_LATE_NS = 1_000_000
 """Smaller delays get no arrow: the ranks of a healthy job differ by as much."""
 
 
@@ -53,7 +53,7 @@ def arrows(context: TraceContext, verdicts: list[Verdict]) -> Arrows:
     }
     culprits = np.flatnonzero(np.isin(timeline.rank, sorted(ranks)))
     arrival_ns = context.clocks.arrival_ns
-    late = np.isin(timeline.process, culprits) & (np.nan_to_num(matched.late_ns) >= _LEAST_LATE_NS)
+    late = np.isin(timeline.process, culprits) & (np.nan_to_num(matched.late_ns) >= _MIN_LATE_NS)
     late &= arrival_ns == matched.last_ns[matched.round]
     by_round = np.argsort(matched.round, kind="stable")
     start = np.searchsorted(matched.round[by_round], np.arange(matched.n_rounds + 1))

@@ -15,7 +15,7 @@ from stallscope.errors import CannotTrace
 
 _MEMORY = frozenset({"out_of_memory", "cuda_alloc"})
 _GPU = frozenset({"gpu_fault", "device_error", "gpu_slow", "gpu_throttled"})
-_MOST_READERS = 32
+_MAX_READERS = 32
 
 
 class EventSocket:
@@ -59,7 +59,7 @@ class EventSocket:
                 return
             reader.setblocking(False)
             with self._lock:
-                is_accepted = len(self._readers) < _MOST_READERS
+                is_accepted = len(self._readers) < _MAX_READERS
                 if is_accepted and all(_sent(reader, data) for data in self._open.values()):
                     self._readers.append(reader)
                 else:

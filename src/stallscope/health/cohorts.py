@@ -25,9 +25,9 @@ DEVIATIONS = 3.5
 """Standard deviations below the median, estimated by 1.4826 x MAD, which a few slow machines do not widen."""
 
 _FRESH_S = 3.0 * WINDOW_S
-_MOST_BYTES = 8_192
-_MOST_TEXT = 256
-_MOST_NODES = 20_000
+_MAX_BYTES = 8_192
+_MAX_TEXT = 256
+_MAX_NODES = 20_000
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Cohorts:
         with self._lock:
             nodes = self._nodes.setdefault(tenant, {})
             known = nodes.get(key)
-            if known is None and len(nodes) >= _MOST_NODES:
+            if known is None and len(nodes) >= _MAX_NODES:
                 nodes = self._nodes[tenant] = _fresh(nodes, now_s)
-                if len(nodes) >= _MOST_NODES:
-                    raise TooMany(f"more than {_MOST_NODES:,} machines report their health")
+                if len(nodes) >= _MAX_NODES:
+                    raise TooMany(f"more than {_MAX_NODES:,} machines report their health")
             is_same = known is not None and known.state == data["state"]
             nodes[key] = Known(
                 cohort=data["cohort"],
@@ -138,8 +138,8 @@ def _fresh(nodes: dict[tuple[str, str], Known], now_s: float) -> dict[tuple[str,
 
 def _checked(body: bytes) -> dict[str, Any]:
     """The fields of a report. Raises BadInput for another shape, an unknown state, or a number that is not finite."""
-    if len(body) > _MOST_BYTES:
-        raise BadInput(f"a report on a machine's health has at most {_MOST_BYTES:,} bytes")
+    if len(body) > _MAX_BYTES:
+        raise BadInput(f"a report on a machine's health has at most {_MAX_BYTES:,} bytes")
     try:
         data = json.loads(body)
         if not isinstance(data["signals"], dict):
@@ -147,7 +147,7 @@ def _checked(body: bytes) -> dict[str, Any]:
         signals = {name: float(data["signals"][name]) for name in SIGNALS if name in data["signals"]}
         score = None if data["score"] is None else float(data["score"])
         texts = {
-            name: str(data[name])[:_MOST_TEXT] for name in ("node", "cluster", "cohort", "state", "reason")
+            name: str(data[name])[:_MAX_TEXT] for name in ("node", "cluster", "cohort", "state", "reason")
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise BadInput(

@@ -19,7 +19,7 @@ from stallscope.events.trace import Trace
 from stallscope.importers.registry import Importer, Unread, each_readable
 from stallscope.importers.texts import lines_of, opened, text_of
 
-_MOST_BYTES = 512 << 20
+_MAX_BYTES = 512 << 20
 _TRACK = "verdicts"
 _CAUSE = re.compile(r"(\w+) (\d+)%")
 
@@ -52,7 +52,7 @@ def _verdicts(file: Path) -> list[ExportedVerdict]:
     try:
         if is_perfetto:
             return [_of_timeline(arguments) for arguments in _perfetto_slices(file)]
-        text = text_of(file, _MOST_BYTES)
+        text = text_of(file, _MAX_BYTES)
         if '"resourceSpans"' in text[:65536]:
             return [v for line in lines_of(file) if line.strip() for v in _spans(json.loads(line))]
         events = json.loads(text)["traceEvents"]
@@ -111,7 +111,7 @@ def _perfetto_slices(file: Path) -> Iterator[dict[str, Any]]:
     except ImportError:
         raise BadTrace(f"{file} needs the perfetto package: pip install 'stallscope[export]'") from None
     with opened(file) as stream:
-        packets = perfetto_trace_pb2.Trace.FromString(stream.read(_MOST_BYTES)).packet
+        packets = perfetto_trace_pb2.Trace.FromString(stream.read(_MAX_BYTES)).packet
     tracks: set[int] = set()
     names: dict[int, str] = {}
     for packet in packets:

@@ -25,15 +25,15 @@ from stallscope.importers.operation_names import NCCL_OPS
 from stallscope.importers.registry import Importer, Unread
 from stallscope.importers.texts import begins_as_object, lines_of
 
-_MOST_OBJECT = 1 << 20  # characters
-_MOST_ROWS = 3_000_000
+_MAX_OBJECT_LENGTH = 1 << 20  # characters
+_MAX_ROWS = 3_000_000
 _WORDS = (b'"inspector_output_format_version"', b'"coll_perf"')
 _COLLECTIVES = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.BROADCAST, Op.REDUCE)
 _COLUMNS = [
     *(("process", "i8"), ("comm", "u8"), ("rank", "i8"), ("nranks", "i8"), ("seq", "i8")),
     *(("op", "i8"), ("count_bytes", "i8"), ("inside_ns", "i8"), ("logged_ns", "i8")),
 ]
-_MOST_NS = 2**61
+_MAX_NS = 2**61
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def _logs(files: Sequence[Path]) -> _Logs:
                 parts.append(row)
             else:
                 omitted[reason] = omitted.get(reason, 0) + 1
-        if len(parts) > _MOST_ROWS:
-            raise BadTrace(f"{file}: more than {_MOST_ROWS:,} collectives: record a shorter time")
+        if len(parts) > _MAX_ROWS:
+            raise BadTrace(f"{file}: more than {_MAX_ROWS:,} collectives: record a shorter time")
     if not parts:
         raise BadTrace(
             f"{first_error}: copy the file again"
@@ -117,7 +117,11 @@ def _objects(file: Path) -> Iterator[Any]:
     for line in lines_of(file):
         text += line
         depth += line.count("{") - line.count("}")
-        if depth > 0 and len(text) < _MOST_OBJECT and not (text != line and line.startswith('{"header"')):
+        if (
+            depth > 0
+            and len(text) < _MAX_OBJECT_LENGTH
+            and not (text != line and line.startswith('{"header"'))
+        ):
             continue
         if text != line and line.startswith('{"header"'):  # the object before ends in the middle
             yield None
@@ -175,10 +179,10 @@ def _row(record: dict[str, Any], numbers: dict[tuple[str, int], int]) -> tuple[i
         int(perf["coll_sn"]),
         int(perf["coll_msg_size_bytes"]),
     )
-    if not (0 <= inside_ns < logged_ns < _MOST_NS and min(counts) >= 0 and 0 <= process_key[1] < 2**32):
+    if not (0 <= inside_ns < logged_ns < _MAX_NS and min(counts) >= 0 and 0 <= process_key[1] < 2**32):
         raise ValueError("a number is out of range")
     rank, nranks, seq, n_bytes = counts
-    if rank >= nranks or nranks >= 2**31 or max(seq, n_bytes) >= _MOST_NS:
+    if rank >= nranks or nranks >= 2**31 or max(seq, n_bytes) >= _MAX_NS:
         raise ValueError(f"rank {rank} of {nranks}")
     process = numbers.setdefault(process_key, len(numbers))
     comm = int(str(header["id"]), 16) & (2**64 - 1)
@@ -191,7 +195,7 @@ def _ends(rows: Array) -> Array:
     for comm in np.unique(rows["comm"]):
         selected = np.flatnonzero(rows["comm"] == comm)
         _, round_ = np.unique(rows["seq"][selected], return_inverse=True)
-        logged = np.full(round_.max() + 1, _MOST_NS, np.int64)
+        logged = np.full(round_.max() + 1, _MAX_NS, np.int64)
         np.minimum.at(logged, round_, rows["logged_ns"][selected])
         inside = np.zeros(len(logged), np.int64)
         np.maximum.at(inside, round_, rows["inside_ns"][selected])

@@ -41,7 +41,7 @@ _TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "flo
 _FOLLOWS = re.compile(
     r"connection (?:closed|reset)|closed by (?:remote )?peer|aborted|Connect to .* failed", re.IGNORECASE
 )
-_MOST_WARNINGS = 2000
+_MAX_WARNINGS = 2000
 
 Process = tuple[str, int]
 
@@ -99,7 +99,7 @@ def _take(job: _Job, match: re.Match[str]) -> Process:
     job.devices.setdefault(process, int(match["device"]))
     text = match["text"]
     if match["level"] == "WARN":
-        if len(job.warnings) < _MOST_WARNINGS:
+        if len(job.warnings) < _MAX_WARNINGS:
             job.warnings.append((process, text, job.n_lines))
     elif call := _CALL.search(text):
         member = job.members.setdefault((process, call["comm"]), _Member("", UNKNOWN, int(call["size"])))

@@ -31,10 +31,10 @@ _NEEDED = {
     "events": {"timestamp", "pid", "tid", "source", "op", "duration", "arg0", "ret_code"},
     "ops": {"source_id", "op_id", "name"},
 }
-_MOST_ROWS = 5_000_000
-_MOST_NAMES = 100_000
-_MOST_SECONDS = 60.0
-_MOST_BYTES_OF_A_VALUE = 1 << 20
+_MAX_ROWS = 5_000_000
+_MAX_NAMES = 100_000
+_MAX_SECONDS = 60.0
+_MAX_VALUE_BYTES = 1 << 20
 _CALL_SOURCES = (1, 4)  # CUDA runtime, CUDA driver
 _HOST = 3
 _SWITCH = "sched_switch"
@@ -58,11 +58,11 @@ def _accepts(path: Path, head: bytes) -> bool:
 def _opened(path: Path) -> sqlite3.Connection:
     """The database, opened read-only, without trusting its functions, and with a time limit."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES_OF_A_VALUE)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    ends_s = time.monotonic() + _MOST_SECONDS
+    ends_s = time.monotonic() + _MAX_SECONDS
     connection.set_progress_handler(lambda: time.monotonic() > ends_s, 100_000)
     return connection
 
@@ -87,14 +87,14 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
 
 def _trace(database: sqlite3.Connection, path: Path) -> Trace:
     has_node = "node" in _columns(database, "events")
-    names = _rows(database, "SELECT source_id, op_id, name FROM ops", path, _MOST_NAMES)
+    names = _rows(database, "SELECT source_id, op_id, name FROM ops", path, _MAX_NAMES)
     op_names = {(int(source), int(op)): str(name)[:64] for source, op, name in names}
     node = "node" if has_node else "''"
     events = _rows(
         database,
         f"SELECT {node}, timestamp, pid, tid, source, op, duration, arg0, ret_code FROM events",
         path,
-        _MOST_ROWS,
+        _MAX_ROWS,
     )
     nodes = tuple(sorted({str(event[0]) for event in events})) or ("",)
     number = {name: i for i, name in enumerate(nodes)}
@@ -159,7 +159,7 @@ def _offcpu(whole: Array, op_names: dict[tuple[int, int], str]) -> Array:
 
 def _processes(database: sqlite3.Connection, path: Path, whole: Array, number: dict[str, int]) -> Array:
     named = (
-        _rows(database, "SELECT pid, name FROM process_names", path, _MOST_NAMES)
+        _rows(database, "SELECT pid, name FROM process_names", path, _MAX_NAMES)
         if {"pid", "name"} <= _columns(database, "process_names")
         else []
     )
@@ -186,7 +186,7 @@ def _snapshots(
         database,
         "SELECT bucket, source, op, pid, count, sum_dur FROM event_aggregates ORDER BY bucket",
         path,
-        _MOST_ROWS,
+        _MAX_ROWS,
     )
     observed: dict[int, Array] = {}
     out = []
@@ -213,10 +213,10 @@ def _facts(database: sqlite3.Connection, path: Path) -> dict[str, str]:
     columns = _columns(database, "sessions")
     for name in ("gpu_model", "kernel", "cuda_ver", "python_ver"):
         if name in columns:
-            values = _rows(database, f"SELECT DISTINCT {name} FROM sessions", path, _MOST_NAMES)
+            values = _rows(database, f"SELECT DISTINCT {name} FROM sessions", path, _MAX_NAMES)
             facts[name] = ", ".join(sorted(str(value) for (value,) in values if value))[:200]
     if {"cpu_pct"} <= _columns(database, "system_snapshots"):
-        busy = [row[0] for row in _rows(database, "SELECT cpu_pct FROM system_snapshots", path, _MOST_ROWS)]
+        busy = [row[0] for row in _rows(database, "SELECT cpu_pct FROM system_snapshots", path, _MAX_ROWS)]
         used = [float(value) for value in busy if isinstance(value, int | float)]
         if used:
             facts["cpu_percent"] = f"{float(np.median(used)):.0f}"

@@ -30,7 +30,7 @@ _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _STEP = re.compile(
     r"^(?:ProfilerStep#|(?:train(?:ing)?[ _])?(?:step|iter(?:ation)?)[ _#:=]*)(\d{1,12})$", re.IGNORECASE
 )
-_MOST_ROWS = 20_000_000
+_MAX_ROWS = 20_000_000
 _NOT_PID = (1 << 24) - 1
 
 
@@ -123,7 +123,7 @@ def _rows(db: sqlite3.Connection, table: str, wanted: Sequence[str], order: tupl
     if not has:
         return np.empty((0, len(wanted)), np.int64)
     names = ", ".join(f'COALESCE("{name}", -1)' if name in has else "-1" for name in wanted)
-    rows = db.execute(f"SELECT {names} FROM {table} ORDER BY rowid LIMIT {_MOST_ROWS}").fetchall()
+    rows = db.execute(f"SELECT {names} FROM {table} ORDER BY rowid LIMIT {_MAX_ROWS}").fetchall()
     return np.array(rows, np.int64).reshape(-1, len(wanted))
 
 
@@ -185,7 +185,7 @@ def _steps(db: sqlite3.Connection, strings: dict[int, str]) -> Array:
         return np.empty((0, 3), np.int64)
     columns = ", ".join(name if name in has else "NULL" for name in ("start", "text", "textId", "globalTid"))
     steps = []
-    for start, text, text_id, tid in db.execute(f"SELECT {columns} FROM NVTX_EVENTS LIMIT {_MOST_ROWS}"):
+    for start, text, text_id, tid in db.execute(f"SELECT {columns} FROM NVTX_EVENTS LIMIT {_MAX_ROWS}"):
         step = _STEP.match(str(text if text is not None else strings.get(text_id, "")))
         if step and isinstance(start, int):
             steps.append((start, int(step[1]), tid if isinstance(tid, int) else -1))

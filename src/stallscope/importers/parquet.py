@@ -6,10 +6,10 @@ from typing import Any
 
 from stallscope.errors import BadInput, BadTrace
 
-MOST_ROWS = 50_000_000
+MAX_ROWS = 50_000_000
 """The most rows: a file of a few bytes can claim any number, and no recording is this long."""
 
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """The most bytes of a column when unpacked, which a small file can exceed as well."""
 
 
@@ -27,7 +27,7 @@ def column_names(path: Path) -> set[str]:
         return set()
 
 
-def table(path: Path, wanted: tuple[str, ...], *, most_rows: int = MOST_ROWS) -> dict[str, Any]:
+def table(path: Path, wanted: tuple[str, ...], *, most_rows: int = MAX_ROWS) -> dict[str, Any]:
     """The wanted columns of a Parquet file as numpy arrays; text columns as arrays of str.
 
     Raises BadTrace when the file is damaged or too long, or a column is missing, BadInput when pyarrow is not
@@ -37,7 +37,7 @@ def table(path: Path, wanted: tuple[str, ...], *, most_rows: int = MOST_ROWS) ->
 
 
 def coded(
-    path: Path, name: str, *, most_rows: int = MOST_ROWS, most_bytes: int = 256
+    path: Path, name: str, *, most_rows: int = MAX_ROWS, most_bytes: int = 256
 ) -> tuple[Any, list[str]]:
     """A column of few distinct words: int64 (n,), the number of each row's word, and the words.
 
@@ -88,9 +88,9 @@ def _check(file: Any, path: Path, wanted: tuple[str, ...], most_rows: int) -> No
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     for name in wanted:
         size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == name)
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise BadTrace(
-                f"{path}: column {name} unpacks to {size:,} bytes, at most {MOST_BYTES:,} can be read"
+                f"{path}: column {name} unpacks to {size:,} bytes, at most {MAX_BYTES:,} can be read"
             )
 
 

@@ -26,9 +26,9 @@ from stallscope.importers.registry import Importer, Unread
 
 _NUMBERS = ("step", "rank", "stage", "dp_rank", "start_ts", "duration", "seq_id")
 _COLUMNS = (*_NUMBERS, "optype")
-_MOST_ROWS = 4_000_000
-_MOST_KINDS = 1000
-_MOST_SECONDS = 1e6  # of one step
+_MAX_ROWS = 4_000_000
+_MAX_KINDS = 1000
+_MAX_SECONDS = 1e6  # of one step
 _OPS = (  # the first entry that the type's name contains
     ("reduce-scatter", Op.REDUCE_SCATTER),
     ("all-gather", Op.ALL_GATHER),
@@ -90,15 +90,15 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
 
 
 def _rows(file: Path) -> _Rows:
-    columns = table(file, _NUMBERS, most_rows=_MOST_ROWS)
+    columns = table(file, _NUMBERS, most_rows=_MAX_ROWS)
     if not len(columns["step"]):
         raise BadTrace(f"{file} holds no operations")
     step, rank, stage, replica, seq = (
         _integers(columns[name], name, file) for name in ("step", "rank", "stage", "dp_rank", "seq_id")
     )
     begin_s, length_s = (_seconds(columns[name], name, file) for name in ("start_ts", "duration"))
-    kind, kinds = coded(file, "optype", most_rows=_MOST_ROWS)
-    if len(kinds) > _MOST_KINDS:
+    kind, kinds = coded(file, "optype", most_rows=_MAX_ROWS)
+    if len(kinds) > _MAX_KINDS:
         raise BadTrace(f"{file} has {len(kinds):,} types of operation: is it a pipeline trace?")
     steps, number = np.unique(step, return_inverse=True)
     begin_ns, end_ns = _on_one_axis(number, begin_s, begin_s + length_s, n_steps=len(steps))
@@ -131,7 +131,7 @@ def _seconds(column: Array, name: str, file: Path) -> Array:
     if not np.issubdtype(column.dtype, np.number) or np.issubdtype(column.dtype, np.complexfloating):
         raise BadTrace(f"{file}: column {name} holds no numbers: is it a pipeline trace?")
     seconds = column.astype(np.float64)
-    if not np.isfinite(seconds).all() or seconds.min() < -1.0 or seconds.max() > _MOST_SECONDS:
+    if not np.isfinite(seconds).all() or seconds.min() < -1.0 or seconds.max() > _MAX_SECONDS:
         raise BadTrace(f"{file}: column {name} holds times that cannot be seconds of a step")
     return seconds
 

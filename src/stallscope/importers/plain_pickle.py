@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 from stallscope.errors import BadTrace
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Larger files are refused: a dump of 20,000 calls with their stacks is some 20 MB."""
 
-MOST_VALUES = 2_000_000
+MAX_VALUES = 2_000_000
 """The most values per file, made or stored; at about 100 bytes each, less than a quarter of a gigabyte."""
 
 _MARK = object()
@@ -40,8 +40,8 @@ def plain(data: bytes, name: str) -> Any:
 
     name: what messages call the file. Raises BadTrace: it asks for code, is damaged, or holds too much.
     """
-    if len(data) > MOST_BYTES:
-        raise BadTrace(f"{name} is too large for a dump ({len(data):,} bytes, at most {MOST_BYTES:,})")
+    if len(data) > MAX_BYTES:
+        raise BadTrace(f"{name} is too large for a dump ({len(data):,} bytes, at most {MAX_BYTES:,})")
     try:
         return _Machine(data, name).run()
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
@@ -96,8 +96,8 @@ class _Machine:
 
     def count(self) -> None:
         self.n_values += 1
-        if self.n_values > MOST_VALUES:
-            raise BadTrace(f"{self.name} holds more than {MOST_VALUES:,} values: it is not a dump")
+        if self.n_values > MAX_VALUES:
+            raise BadTrace(f"{self.name} holds more than {MAX_VALUES:,} values: it is not a dump")
 
     def push(self, value: Any) -> None:
         self.count()

@@ -21,7 +21,7 @@ from stallscope.importers.rank_profile import Profile
 
 _REACH = 128  # shifts tried
 _SAME_CALLS = 0.9  # share of equal operations that a shift needs
-_LEAST_SPREAD_NS = 20_000
+_MIN_SPREAD_NS = 20_000
 _CLEARLY = 4.0  # times less spread than without a shift
 _AGREE_NS = 100_000  # ends of one round's kernels on different ranks lie within this time
 _OFF_NS = 200_000  # clocks that differ by less are left alone
@@ -160,8 +160,8 @@ def match(first: Series, other: Series) -> Match | None:
         result, key=lambda each: min(abs(each.shift), abs(each.shift - prior))
     )
     enough = [each for each in result if each.n >= min(3, plain.n)]
-    best = min(enough, key=lambda each: (max(each.spread_ns, _LEAST_SPREAD_NS), abs(each.shift)))
-    is_better = max(best.spread_ns, _LEAST_SPREAD_NS) * _CLEARLY < plain.spread_ns
+    best = min(enough, key=lambda each: (max(each.spread_ns, _MIN_SPREAD_NS), abs(each.shift)))
+    is_better = max(best.spread_ns, _MIN_SPREAD_NS) * _CLEARLY < plain.spread_ns
     return best if is_better else plain
 
 

@@ -25,8 +25,8 @@ from stallscope.importers.kernel_arguments import collective_of, whole
 from stallscope.importers.rank_profile import CALL, KERNEL, STEP, WORK, Collective, Profile, op_of_kernel
 from stallscope.importers.texts import text_of
 
-_MOST_BYTES = 2 << 30  # of one file, unpacked
-_MOST_EVENTS = 20_000_000
+_MAX_BYTES = 2 << 30  # of one file, unpacked
+_MAX_EVENTS = 20_000_000
 _WORDS = (b'"deviceProperties"', b'"distributedInfo"', b'"schemaVersion"', b'"cuda_runtime"', b'"cpu_op"')
 _EVENT_WORDS = (b'"ph"', b'"ts"', b'"cat"')
 _NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+(\.pt)?\.trace\.json(\.\w+)?$")
@@ -52,7 +52,7 @@ def is_profile(head: bytes) -> bool:
 
 def profiles_of(file: Path) -> list[Profile]:
     """The profiles in one file: several if TraceLens has fused the traces of several ranks. Raises BadTrace."""
-    text = text_of(file, _MOST_BYTES)
+    text = text_of(file, _MAX_BYTES)
     match = re.search(r'"traceEvents"\s*:\s*\[', text)
     begin = match.end() if match else text.find("[") + 1 if text.lstrip("\ufeff \t\r\n")[:1] == "[" else 0
     if not begin:
@@ -114,8 +114,8 @@ def _read(file: Path, text: str, at: int) -> tuple[dict[int | None, "_Reader"], 
                 reader.is_cut_off = True
             break
         n_events += len(events)
-        if n_events > _MOST_EVENTS:
-            raise BadTrace(f"{file} has more than {_MOST_EVENTS:,} events: profile fewer steps")
+        if n_events > _MAX_EVENTS:
+            raise BadTrace(f"{file} has more than {_MAX_EVENTS:,} events: profile fewer steps")
         for rank, own in _by_rank(events).items() if is_fused else ((None, events),):
             readers.setdefault(rank, _Reader(file)).take(own)
     return readers, at

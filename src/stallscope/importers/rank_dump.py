@@ -18,11 +18,11 @@ from stallscope.errors import BadTrace
 from stallscope.events.layout import UNKNOWN
 from stallscope.importers.dump_call import Call, OddField, call_of, integer, text
 from stallscope.importers.file_ranks import ranks_in_name
-from stallscope.importers.plain_pickle import MOST_BYTES, plain
+from stallscope.importers.plain_pickle import MAX_BYTES, plain
 from stallscope.importers.texts import head_of, opened, text_of
 
-_MOST_RANKS = 1 << 20
-_MOST_MEMBERSHIPS = 4_000_000  # of all groups together
+_MAX_RANKS = 1 << 20
+_MAX_MEMBERSHIPS = 4_000_000  # of all groups together
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ def _content(file: Path) -> Any:
     """The values of a pickle or of JSON."""
     if head_of(file).lstrip()[:1] in (b"{", b"["):
         try:
-            return json.loads(text_of(file, MOST_BYTES))
+            return json.loads(text_of(file, MAX_BYTES))
         except (ValueError, RecursionError) as error:
             raise BadTrace(f"{file} is damaged JSON ({error}): copy it again") from error
     try:
         with opened(file) as stream:
-            data = stream.read(MOST_BYTES + 1)
+            data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise BadTrace(f"cannot read {file}: {error.strerror or error}; check its permissions") from error
     return plain(data, str(file))
@@ -118,8 +118,8 @@ def _groups(output: object, known: dict[tuple[str, str, str], Group]) -> dict[st
         same = (name, description, ranks if isinstance(ranks, str) else repr(_members(ranks)))
         if same not in known:
             known[same] = Group(name, description, _members(ranks))
-            if sum(len(group.members) for group in known.values()) > _MOST_MEMBERSHIPS:
-                raise OddField(f"more than {_MOST_MEMBERSHIPS:,} memberships")
+            if sum(len(group.members) for group in known.values()) > _MAX_MEMBERSHIPS:
+                raise OddField(f"more than {_MAX_MEMBERSHIPS:,} memberships")
         result[name] = known[same]
     return result
 
@@ -136,7 +136,7 @@ def _members(value: object) -> tuple[int, ...]:
         return ()
     if not isinstance(value, (list, tuple)):
         raise OddField("a group's ranks are not a list")
-    ranks = tuple(integer(rank, "a rank", low=0, high=_MOST_RANKS) for rank in value)
+    ranks = tuple(integer(rank, "a rank", low=0, high=_MAX_RANKS) for rank in value)
     if len(set(ranks)) != len(ranks):
         raise OddField("a group names a rank twice")
     return ranks

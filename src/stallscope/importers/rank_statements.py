@@ -10,9 +10,9 @@ from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Op
 from stallscope.events.trace import Gap
 
-_MOST_STACKS = 64  # threads of one rank
-_MOST_FAILURES = 20_000
-_MOST_RANKS = 1 << 17
+_MAX_STACKS = 64  # threads of one rank
+_MAX_FAILURES = 20_000
+_MAX_RANKS = 1 << 17
 _AFTER_END_NS = 60 * 10**9
 _AFTER_TIMEOUT_NS = 1800 * 10**9  # the watchdog and the heartbeat monitor end the process within this time
 
@@ -98,12 +98,12 @@ class Statements:
     def add_stack(self, rank: int, frames: Iterable[str]) -> None:
         """Keep the stack of one thread, innermost frame first."""
         stacks = self.stacks.setdefault(rank, [])
-        if len(stacks) < _MOST_STACKS and (stack := tuple(frames)):
+        if len(stacks) < _MAX_STACKS and (stack := tuple(frames)):
             stacks.append(stack)
 
     def add_failure(self, failure: Failure) -> None:
         """Keep a failure, up to a limit."""
-        if len(self.failures) < _MOST_FAILURES:
+        if len(self.failures) < _MAX_FAILURES:
             self.failures.append(failure)
         else:
             self.omit("further errors in logs")
@@ -156,11 +156,11 @@ class Statements:
 
     def leave_out_impossible_numbers(self) -> None:
         """Leave out ranks, process ids and rounds that no job has: damaged lines state them."""
-        if self.world_size > _MOST_RANKS:
+        if self.world_size > _MAX_RANKS:
             self.world_size = UNKNOWN
         ranks = {rank for _, rank in self.progress} | set(self.stacks) | self.writers
         ranks |= {failure.rank for failure in self.failures}
-        impossible = {rank for rank in ranks if rank > _MOST_RANKS}
+        impossible = {rank for rank in ranks if rank > _MAX_RANKS}
         if impossible:
             self.omit("statements on impossible ranks", len(impossible))
         self.writers -= impossible

@@ -17,8 +17,8 @@ from stallscope.errors import BadTrace
 from stallscope.events.layout import UNKNOWN
 from stallscope.importers.texts import text_of
 
-_MOST_BYTES = 200 << 20
-_MOST_RANKS = 1 << 20
+_MAX_BYTES = 200 << 20
+_MAX_RANKS = 1 << 20
 IN_PROGRESS = 7  # ncclInProgress, nccl.h
 
 
@@ -66,7 +66,7 @@ def is_answer(head: bytes) -> bool:
 
 def answers_of(file: Path) -> list[Answer]:
     """The answers in a file, in its order. Raises BadTrace."""
-    return answers_in(text_of(file, _MOST_BYTES).replace("\r\n", "\n"), str(file))
+    return answers_in(text_of(file, _MAX_BYTES).replace("\r\n", "\n"), str(file))
 
 
 def answers_in(text: str, source: str) -> list[Answer]:
@@ -184,7 +184,7 @@ def _from_text(text: str) -> Answer | None:
             sizes[int(row[1])] = int(row[5].split("-")[-1])
             n_uneven += int(row[2]) if "MISMATCH" in row[8] else 0
         elif title := _COMM.match(line):
-            size = min(sizes.get(int(title[1]), 0), _MOST_RANKS)
+            size = min(sizes.get(int(title[1]), 0), _MAX_RANKS)
             current = comms.setdefault(title[3], _Comm(int(title[3], 16), size))
             error, operation = title[4], ""
         elif line in ("DEAD", "INCOMPLETE", "TIMEOUT"):

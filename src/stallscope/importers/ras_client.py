@@ -16,7 +16,7 @@ DEFAULT_ADDRESS = "localhost:28028"
 """NCCL_RAS_CLIENT_PORT; the environment variable NCCL_RAS_ADDR of the job changes it."""
 
 _TIMEOUT_S = 40.0  # the service collects for at most 5 s per leg
-_MOST_BYTES = 200 << 20
+_MAX_BYTES = 200 << 20
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -56,6 +56,6 @@ def _answer(connection: socket.socket, deadline_s: float) -> str:
         while part := stream.read1(1 << 16):
             parts.append(part)
             n_bytes += len(part)
-            if n_bytes > _MOST_BYTES or time.monotonic() > deadline_s:
+            if n_bytes > _MAX_BYTES or time.monotonic() > deadline_s:
                 raise OSError("the answer does not end")
     return b"".join(parts).decode("utf-8", "replace")

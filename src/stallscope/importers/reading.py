@@ -19,7 +19,7 @@ from stallscope.importers.registry import importers, why_unknown
 from stallscope.importers.statement_trace import statement_trace
 from stallscope.importers.texts import files_of, head_of
 
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 @dataclass
@@ -32,8 +32,8 @@ class Reading:
 
     def unread_lines(self) -> list[str]:
         """The files that could not be read, in words, the first few."""
-        lines = [f"{path} {reason}" for path, reason in self.unread[:_MOST_NAMED]]
-        more = len(self.unread) - _MOST_NAMED
+        lines = [f"{path} {reason}" for path, reason in self.unread[:_MAX_NAMED]]
+        more = len(self.unread) - _MAX_NAMED
         return [*lines, f"{more:,} more files could not be read"] if more > 0 else lines
 
 

@@ -37,7 +37,7 @@ _CUDA_KERNEL = re.compile(
 )
 _COMMAND_RANK = re.compile(r"(?:--rank[= ]|--global[-_]rank[= ]|\bRANK=)(\d{1,7})\b")
 _LOCAL_RANK = re.compile(r"(?:--local[-_]rank[= ]|LOCAL_RANK=)(\d{1,7})\b")
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _SEVERAL = Gap(
     "several processes have one rank: the stacks are of several jobs or attempts",
     "Give the stacks of one attempt, with the rank in each file's name.",
@@ -169,7 +169,7 @@ def _processes(file: Path) -> Iterator[_Process]:
     """The processes of one file."""
     head = head_of(file)
     if _is_json(head):
-        yield from _json_processes(text_of(file, _MOST_BYTES))
+        yield from _json_processes(text_of(file, _MAX_BYTES))
         return
     kind = _kind(head.decode("utf-8", "replace"))
     parse = {"py-spy": _pyspy, "gdb": _gdb, "faulthandler": _faulthandler, "cuda-gdb": _cuda_gdb}.get(

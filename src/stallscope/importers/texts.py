@@ -26,7 +26,7 @@ Source = Path | Sequence[Path]
 HEAD_BYTES = 1 << 16
 LINE_BYTES = 1 << 16  # longer lines are read in parts
 _BLOCK_BYTES = 1 << 20
-_MOST_FILES = 200_000
+_MAX_FILES = 200_000
 _UTF_8 = "utf-8-sig"
 _WIDE_BYTES = 64 << 20  # longer texts lose their letters beyond ASCII, so that 400 MiB do not become 1.6 GiB
 _ONLY_ASCII = bytes(range(128)) + b"?" * 128
@@ -66,8 +66,8 @@ def _below(folder: Path) -> list[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         files.extend(path for name in names if (path := Path(parent, name)).is_file())
-        if len(files) > _MOST_FILES:
-            raise BadTrace(f"{folder} holds more than {_MOST_FILES:,} files: give the folder of one job")
+        if len(files) > _MAX_FILES:
+            raise BadTrace(f"{folder} holds more than {_MAX_FILES:,} files: give the folder of one job")
     return sorted(files, key=natural_order)
 
 

@@ -28,7 +28,7 @@ _OPS = (
     ("RECV", Op.RECV),
 )
 """c10d's opTypeToString; the first entry that the name contains."""
-_MOST_GAPS = 4
+_MAX_GAPS = 4
 TIMEOUT = re.compile(
     r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
     r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<count>\d+), NumelOut=\d+)?"
@@ -91,7 +91,7 @@ def take_stuck(log: LogState, writer: Writer, match: re.Match[str], line: Line) 
         gap = Gap(
             f"rank {writer.rank} states that {words}", "Give the stacks of all ranks (py-spy dump --pid PID)."
         )
-        log.statements.gaps += [gap] if len(log.statements.gaps) < _MOST_GAPS else []
+        log.statements.gaps += [gap] if len(log.statements.gaps) < _MAX_GAPS else []
 
 
 def keep_line(log: LogState, writer: Writer) -> None:

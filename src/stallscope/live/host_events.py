@@ -9,7 +9,7 @@ from stallscope.diagnose.processes import STOPS, end, sender, signal_name
 from stallscope.events.layout import Array
 from stallscope.events.names import HostKind
 
-MOST_LINES = 4
+MAX_LINES = 4
 _SLOW_NS = 50_000_000
 
 ProcessKey = tuple[int, int]
@@ -21,7 +21,7 @@ def lines(rows: Array, processes: Mapping[ProcessKey, tuple[int, str]]) -> list[
     job_rows, texts = rows[is_own], []
     for describe in (_ends, _stops, _throttled, _disks, _memory, _driver, _network):
         texts += describe(job_rows, lambda row: _title(processes, row))
-    return texts[:MOST_LINES]
+    return texts[:MAX_LINES]
 
 
 Titled = Callable[[Array], str]

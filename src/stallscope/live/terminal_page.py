@@ -14,9 +14,9 @@ from stallscope.live.job_state import OpLine, RankLine
 from stallscope.live.page_view import HELP, Panel, View, ordered
 
 _WIDE, _WIDER = 80, 110
-_LEAST_RANKS = 4
+_MIN_RANKS = 4
 _LOW = 12  # a terminal with fewer lines shows neither the machine nor a second line of a verdict
-_MOST_VERDICTS = 3
+_MAX_VERDICTS = 3
 _MARKS = {
     "on_cpu": ("#", "green"),
     "wait_gpu": (".", "blue"),
@@ -42,7 +42,7 @@ _HOTTEST = ("#", "bold red")
 """Marks of the heat strip: lateness below this number of milliseconds, its letter and style; beyond: the hottest."""
 
 _WORST = "bold yellow"
-_LEAST_LATE_MS = 1.0
+_MIN_LATE_MS = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _verdicts(page: Page, width: int, height: int) -> list[Text]:
         return [Text("no verdict yet", style="dim")]
     newest = [*reversed([line for line in page.verdicts if not line.is_over])]
     newest += reversed([line for line in page.verdicts if line.is_over])
-    most = _MOST_VERDICTS if height >= 20 else 1
+    most = _MAX_VERDICTS if height >= 20 else 1
     lines: list[Text] = []
     for number, line in enumerate(newest[:most]):
         severity = f"{line.severity} " if line.severity else ""
@@ -174,11 +174,9 @@ def _overview(
     n_below = bool(n_helpers) + len(legend)
     n_needed = len(ranks) + 1 + n_below
     n_others = len(events) + (len(page.operations) + 2 if page.operations else 0) + min(len(page.notes), 2)
-    n_ranks = (
-        max(min(n_needed, room - 1), min(_LEAST_RANKS, room - 1)) if n_needed + n_others <= room else None
-    )
+    n_ranks = max(min(n_needed, room - 1), min(_MIN_RANKS, room - 1)) if n_needed + n_others <= room else None
     if n_ranks is None:
-        n_ranks = max(min(n_needed, room - 1 - min(len(events), 2)), min(_LEAST_RANKS, room - 1))
+        n_ranks = max(min(n_needed, room - 1 - min(len(events), 2)), min(_MIN_RANKS, room - 1))
     parts.append(_ranks(ranks, view, width=width, room=max(n_ranks - n_below, 2)))
     parts += legend
     if n_helpers:
@@ -248,7 +246,7 @@ def _ranks(lines: list[RankLine], view: View, *, width: int, room: int) -> Table
     if is_wide:
         table.add_column(f"last {heat_width} s", no_wrap=True, width=heat_width)
     for line in shown:
-        is_worst = line.worst_ms is not None and line.worst_ms == worst and worst >= _LEAST_LATE_MS
+        is_worst = line.worst_ms is not None and line.worst_ms == worst and worst >= _MIN_LATE_MS
         name = f"{line.comm} {line.pid}" if line.is_alive else f"{line.comm} {line.pid} ended"
         table.add_row(
             "?" if line.rank < 0 else str(line.rank),

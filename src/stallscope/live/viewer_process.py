@@ -31,7 +31,7 @@ from stallscope.store import node
 _EVERY_S = 1.0
 _KEY_EVERY_S = 0.2
 _PATIENCE_S = 15.0
-_MOST_VERDICTS = 20
+_MAX_VERDICTS = 20
 _LATE = "the job ran before the trace began: the lateness of its ranks is an estimate"
 _LAST_HEIGHT = 60
 """The last screen may be longer than the terminal: it scrolls."""
@@ -204,7 +204,7 @@ class _Screen:
         is_over = verdict["state"] == "closed"
         summary = verdict["summary"] + (f" Over: {verdict['closed_because']}." if is_over else "")
         self._verdicts[verdict["incident"]] = VerdictLine(moment, is_over, summary, verdict["severity"])
-        while len(self._verdicts) > _MOST_VERDICTS:
+        while len(self._verdicts) > _MAX_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
     def _current_page(self) -> Page:

@@ -21,20 +21,20 @@ from stallscope.serve.tools.explain_rank import ledger_rows
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
 
-_MOST_INCIDENTS = 20
-_MOST_LONGEST = 5
-_MOST_STACKS = 40
-_MOST_FRAMES = 24
-_MOST_LEDGER_ROWS = 1_000_000
+_MAX_INCIDENTS = 20
+_MAX_LONGEST = 5
+_MAX_STACKS = 40
+_MAX_FRAMES = 24
+_MAX_LEDGER_ROWS = 1_000_000
 """Rows of a mean ledger: a job that sends more gets the mean of its latest rounds."""
 
 _S_NS = 10**9
 _OCTAVE = 16
-_MOST_TRIES = 3
+_MAX_ATTEMPTS = 3
 """Late rounds without a round before them, as the first round of a job, have no step."""
 
-_LEAST_SHARE = 0.001
-_MOST_EVENTS = 400
+_MIN_SHARE = 0.001
+_MAX_EVENTS = 400
 
 Row = dict[str, Any]
 Window = Mapping[str, int | None]
@@ -54,7 +54,7 @@ def overview(jobs: Jobs, tenant: str, key: str, *, from_ns: int | None = None) -
     return {
         "job": row,
         "verdict": plain(shown(verdict)) if verdict else None,
-        "incidents": [_incident(each) for each in own[:_MOST_INCIDENTS]],
+        "incidents": [_incident(each) for each in own[:_MAX_INCIDENTS]],
         "n_incidents": len(own),
         "caveat": jobs.store.unexamined.reason(tenant, cluster) or jobs.store.damage.warning(tenant) or "",
     }
@@ -90,7 +90,7 @@ def timeline(store: "HubStore", job: Job, ranks: Sequence[int], *, from_ns: int,
         "pids": list(processes),
         "from_ns": from_ns,
         "to_ns": to_ns,
-        "max_rows": _MOST_EVENTS,
+        "max_rows": _MAX_EVENTS,
     }
     rows = store.ask("page_timeline", tenant=job.tenant, params=params, job=job.filter).to_pylist()
     events = [
@@ -126,7 +126,7 @@ def _incident(row: Mapping[str, Any]) -> Row:
 def _affordable(job: Job, window: Window) -> Window:
     """The window, or its end where the job has sent more rows than a mean needs."""
     rate = (job.cells.rounds_per_s if job.cells else None) or 1.0
-    longest_ns = int(max(10.0, _MOST_LEDGER_ROWS / (rate * max(job.n_ranks, 1))) * _S_NS)
+    longest_ns = int(max(10.0, _MAX_LEDGER_ROWS / (rate * max(job.n_ranks, 1))) * _S_NS)
     end_ns = window["to_ns"] or job.latest_ns
     return {"from_ns": max(window["from_ns"] or 0, end_ns - longest_ns), "to_ns": window["to_ns"]}
 
@@ -162,7 +162,7 @@ def _budget(store: "HubStore", job: Job, window: Window) -> list[Row]:
     return [
         {"category": name.replace(" ", "_"), "label": whole.label(name), "share": share}
         for name, share in whole.shares.items()
-        if share >= _LEAST_SHARE
+        if share >= _MIN_SHARE
     ]
 
 
@@ -179,7 +179,7 @@ def _latest_late_step(jobs: Jobs, job: Job, rank: int, window: Window) -> Row | 
         return None
     late = np.where((cells.late[rank] == NO_DATA) | (cells.seq < 0), -1, cells.late[rank].astype(int))
     typical = min(_code_of_verdict(jobs, job, rank, window), int(late.max()))
-    for column in np.flatnonzero((late > 0) & (late >= typical - _OCTAVE))[::-1][:_MOST_TRIES].tolist():
+    for column in np.flatnonzero((late > 0) & (late >= typical - _OCTAVE))[::-1][:_MAX_ATTEMPTS].tolist():
         step = late_step(
             jobs.store,
             job,
@@ -208,7 +208,7 @@ def _longest(store: "HubStore", job: Job, question: str, rank: int, window: Wind
         "rank": rank,
         "node": node,
         "pid": pid,
-        "max_rows": _MOST_LONGEST,
+        "max_rows": _MAX_LONGEST,
         **window,
     }
     rows = store.ask(question, tenant=job.tenant, params=params, job=job.filter).to_pylist()
@@ -218,7 +218,7 @@ def _longest(store: "HubStore", job: Job, question: str, rank: int, window: Wind
             "name": clean(row.get("category") or row.get("symbol") or row.get("op") or ""),
             "ms": round(row["duration_ns"] / 1e6, 3),
             "taken_by": clean(row.get("by_comm") or ""),
-            "stack": frames(row["frames"])[:_MOST_FRAMES],
+            "stack": frames(row["frames"])[:_MAX_FRAMES],
         }
         for row in rows
     ]
@@ -228,11 +228,11 @@ def _flame(store: "HubStore", job: Job, node: str, pid: int, window: Window) -> 
     """Stacks with their time off the CPU: outermost frame first, in ms."""
     if not pid:
         return []
-    params = {"node": node, "pid": pid, "max_rows": _MOST_STACKS, **window}
+    params = {"node": node, "pid": pid, "max_rows": _MAX_STACKS, **window}
     rows = store.ask("page_stacks", tenant=job.tenant, params=params).to_pylist()
     return [
         {
-            "frames": list(reversed(frames(row["frames"])[:_MOST_FRAMES])),
+            "frames": list(reversed(frames(row["frames"])[:_MAX_FRAMES])),
             "category": row["category"],
             "ms": round(row["duration_ns"] / 1e6, 3),
             "n": row["n"],

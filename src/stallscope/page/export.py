@@ -11,7 +11,7 @@ from stallscope.page.jobs import Job
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
 
-_MOST_ROWS = 200_000
+_MAX_ROWS = 200_000
 _TABLES = ("collectives", "calls", "offcpu")
 
 
@@ -22,14 +22,14 @@ def perfetto(store: "HubStore", job: Job, *, from_ns: int, to_ns: int) -> bytes:
     from stallscope.exporters.timeline_builder import build_track_set
     from stallscope.store.hub import traces
 
-    params: dict[str, Any] = {"from_ns": from_ns, "to_ns": to_ns, "max_rows": _MOST_ROWS}
+    params: dict[str, Any] = {"from_ns": from_ns, "to_ns": to_ns, "max_rows": _MAX_ROWS}
     tables = {
         name: store.ask(f"page_window_{name}", tenant=job.tenant, params=params, job=job.filter)
         for name in _TABLES
     }
     n_rows = sum(map(len, tables.values()))
-    if any(len(rows) >= _MOST_ROWS for rows in tables.values()):
-        raise BadInput(f"the window has more than {_MOST_ROWS:,} rows; zoom in, and export a shorter window")
+    if any(len(rows) >= _MAX_ROWS for rows in tables.values()):
+        raise BadInput(f"the window has more than {_MAX_ROWS:,} rows; zoom in, and export a shorter window")
     trace = traces.trace(tables) if n_rows else Trace()
     return b"".join(perfetto_bytes(build_track_set(trace, diagnose(trace))))
 

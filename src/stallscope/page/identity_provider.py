@@ -16,7 +16,7 @@ from stallscope.serve.tokens import Identity, checked_tenant
 
 _PATIENCE_S = 600.0
 _TIMEOUT_S = 10.0
-_MOST_PENDING = 1_000
+_MAX_PENDING = 1_000
 _DISCOVERY_S = 3600.0
 _LEEWAY_S = 60
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
@@ -70,7 +70,7 @@ class IdentityProvider:
             )
         now_s = self.clock_s()
         self._pending = {key: each for key, each in self._pending.items() if each.until_s > now_s}
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             del self._pending[next(iter(self._pending))]
         self._pending[state] = _Pending(nonce, verifier, now_s + _PATIENCE_S)
         return url, state

@@ -24,9 +24,9 @@ _QUIET_S = 30.0
 _LISTED_NS = 900 * 10**9
 """A job without data for this long leaves the list, unless a verdict about it is open."""
 
-_MOST_JOBS = 500
-_MOST_OPEN = 500
-_MOST_CLOSED = 8
+_MAX_JOBS = 500
+_MAX_OPEN = 500
+_MAX_CLOSED = 8
 _ANY: dict[str, Any] = dict.fromkeys(
     ("cluster", "node", "rank", "kind", "severity", "state", "verdict_id", "from_ns", "to_ns")
 )
@@ -66,7 +66,7 @@ class Jobs:
         object.__setattr__(self, "table", JobTable(self.store, self.memory))
 
     def rows(self, tenant: str) -> list[Row]:
-        """One row for each job, the most urgent first; at most _MOST_JOBS."""
+        """One row for each job, the most urgent first; at most _MAX_JOBS."""
         verdicts = self.verdicts(tenant, state="open")
         jobs = self._jobs(tenant, verdicts)
         key_of = _KeyOf(jobs)
@@ -78,22 +78,22 @@ class Jobs:
         rows += [_row_of_verdicts(key, verdicts, confirmed_ns) for key, verdicts in by_key.items()]
         for row in rows:
             row["urgency"] = _urgency(row)
-        return sorted(rows, key=_order)[:_MOST_JOBS]
+        return sorted(rows, key=_order)[:_MAX_JOBS]
 
-    def verdicts(self, tenant: str, *, max_rows: int = _MOST_OPEN, **chosen: object) -> list[Row]:
+    def verdicts(self, tenant: str, *, max_rows: int = _MAX_OPEN, **chosen: object) -> list[Row]:
         """The stored verdicts of a tenant that match, open verdicts first, then the newest."""
         params = _ANY | {"max_rows": max_rows} | chosen
         return self.store.ask("found_verdicts", tenant=tenant, params=params).to_pylist()
 
     def closed(self, tenant: str) -> list[Row]:
         """The newest closed incidents of a tenant."""
-        rows = self.verdicts(tenant, state="closed", max_rows=_MOST_CLOSED)
+        rows = self.verdicts(tenant, state="closed", max_rows=_MAX_CLOSED)
         key_of = _KeyOf(self._jobs(tenant, rows))
         return [{**bounded(stored_verdict(row)), **losses(row), "job": key_of(row)} for row in rows]
 
     def verdicts_of(self, tenant: str, key: str, *, cluster: str, from_ns: int | None) -> list[Row]:
         """The stored verdicts on one job."""
-        stored = self.verdicts(tenant, cluster=cluster, from_ns=from_ns, max_rows=_MOST_OPEN)
+        stored = self.verdicts(tenant, cluster=cluster, from_ns=from_ns, max_rows=_MAX_OPEN)
         job = self.table.job(tenant, key)
         key_of = _KeyOf([job] if job else [])
         return [row for row in stored if key_of(row) == (job.key if job else key)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
 
 _OWNER = "owner_"
-_MOST_PARSED = 4_000
+_MAX_PARSED = 4_000
 
 Process = tuple[str, int]
 """A process: machine and pid."""
@@ -119,7 +119,7 @@ class JobTable:
             job = _of_row(tenant, row)
         if (cells := self._cells(job)) is not job.cells:
             job = replace(job, cells=cells)
-        if len(self._parsed) >= _MOST_PARSED:
+        if len(self._parsed) >= _MAX_PARSED:
             self._parsed.clear()
         self._parsed[key] = row["updated_at"], job
         return job

@@ -17,7 +17,7 @@ from stallscope.errors import StallscopeError
 from stallscope.serve.http_errors import public_message
 
 _EVERY_S = 1.0
-_MOST_STREAMS = 64
+_MAX_STREAMS = 64
 """Streams of one tenant: a browser opens one for all of its tabs."""
 
 
@@ -68,7 +68,7 @@ class Feeds:
 
     def has_room(self, tenant: str) -> bool:
         """Whether the tenant may open another stream."""
-        return self.of(tenant).n_streams < _MOST_STREAMS
+        return self.of(tenant).n_streams < _MAX_STREAMS
 
     async def events(
         self,

@@ -15,7 +15,7 @@ from stallscope.page.memory import JobCells, JobMemory
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
 
-MOST_COLUMNS = 1200
+MAX_COLUMNS = 1200
 _S_NS = 10**9
 
 
@@ -51,8 +51,8 @@ class Matrix:
 
 def matrix(store: "HubStore", memory: JobMemory, job: Job, *, from_ns: int, to_ns: int, n: int) -> Matrix:
     """The cells of a job in n intervals of a window. Raises BadInput for an empty or too fine window."""
-    if not from_ns < to_ns or not 1 <= n <= MOST_COLUMNS:
-        raise BadInput(f"the window needs to > from and 1 to {MOST_COLUMNS} columns; correct from, to, n")
+    if not from_ns < to_ns or not 1 <= n <= MAX_COLUMNS:
+        raise BadInput(f"the window needs to > from and 1 to {MAX_COLUMNS} columns; correct from, to, n")
     cells = job.cells and _in_memory(memory, job.cells, from_ns, to_ns, n)
     return cells or _stored(store, job, from_ns, to_ns, n)
 

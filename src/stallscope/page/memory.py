@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 0.25
 _RATE_S = 5.0
-_MOST_QUEUED_ROWS = 2_000_000
-_MOST_FILL_ROWS = 3_000_000
-_MOST_JOBS = 1_000
-_MOST_BYTES = 512 << 20
-_MOST_RANKS = 1 << 16
+_MAX_QUEUED_ROWS = 2_000_000
+_MAX_FILL_ROWS = 3_000_000
+_MAX_JOBS = 1_000
+_MAX_BYTES = 512 << 20
+_MAX_RANKS = 1 << 16
 _FORGET_S = 900.0
 _P2P = pa.array(["send", "recv"])
 _COLUMNS = {
@@ -155,7 +155,7 @@ class JobMemory:
         rows = batch.tables.get("collectives")
         if rows is None or not len(rows):
             return
-        if self._n_queued + len(rows) > _MOST_QUEUED_ROWS:
+        if self._n_queued + len(rows) > _MAX_QUEUED_ROWS:
             self.n_rows_left_out += len(rows)
             return
         self._n_queued += len(rows)
@@ -179,7 +179,7 @@ class JobMemory:
         """Add the stored rows of the last minutes."""
         from_ns = time.time_ns() - SECONDS * 10**9 if self._since_ns is None else self._since_ns
         for tenant in self._store.tenants():
-            params = {"from_ns": from_ns, "max_rows": _MOST_FILL_ROWS}
+            params = {"from_ns": from_ns, "max_rows": _MAX_FILL_ROWS}
             self._add(tenant, self._store.ask("page_rows", tenant=tenant, params=params))
         self._settle()
 
@@ -220,7 +220,7 @@ class JobMemory:
         n_bytes = sum(job.ring.n_bytes for job in jobs)
         n_jobs = len(jobs)
         for job in jobs:
-            is_over = n_bytes > _MOST_BYTES or n_jobs > _MOST_JOBS
+            is_over = n_bytes > _MAX_BYTES or n_jobs > _MAX_JOBS
             if not is_over and now_s - job.fed_s <= _FORGET_S:
                 break
             self._jobs = {key: other for key, other in self._jobs.items() if other is not job}
@@ -234,7 +234,7 @@ class JobMemory:
     def _add_part(self, tenant: str, cluster: str, comm: str, rows: pa.Table) -> None:
         column = {name: _numbers(rows[name]) for name in _COLUMNS if _COLUMNS[name] == pa.int64()}
         index = np.where(column["rank"] >= 0, column["rank"], column["comm_rank"])
-        is_usable = (index >= 0) & (index < _MOST_RANKS) & (column["seq"] >= 0) & (column["ts_ns"] > 0)
+        is_usable = (index >= 0) & (index < _MAX_RANKS) & (column["seq"] >= 0) & (column["ts_ns"] > 0)
         n_ranks = int(column["nranks"].max(initial=0))
         if n_ranks < 2 or not is_usable.any():
             return

@@ -17,7 +17,7 @@ from stallscope.serve.sql.values import plain
 from stallscope.serve.tokens import Identity
 
 SHARE_SCOPE = "share"
-_MOST_MS = 253_402_300_799_999
+_MAX_MS = 253_402_300_799_999
 _MAX_TEXT = 600
 _GZIP = 31
 _COMPRESSED_FROM_BYTES = 1_000
@@ -52,11 +52,11 @@ class Params:
 
     def maybe_ns(self, name: str) -> int | None:
         """A time in ms since 1970, in ns."""
-        value = self.maybe_whole(name, most=_MOST_MS)
+        value = self.maybe_whole(name, most=_MAX_MS)
         return None if value is None else min(value * 10**6, 2**63 - 1)
 
     def ns(self, name: str) -> int:
-        return min(self.whole(name, most=_MOST_MS) * 10**6, 2**63 - 1)
+        return min(self.whole(name, most=_MAX_MS) * 10**6, 2**63 - 1)
 
 
 def reader(request: Request, key: str | None = None) -> Identity:

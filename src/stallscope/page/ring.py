@@ -16,8 +16,8 @@ SECONDS = 640
 """Seconds that a ring holds: more than the page requests, because the newest second is not over."""
 
 PATIENCE_S = 5.0
-_MOST_DONE = 8192
-_MOST_AHEAD_S = 3600
+_MAX_DONE = 8192
+_MAX_AHEAD_S = 3600
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class Ring:
             median_ns = rows.ts_ns[first + (count - 1) // 2]
             due = rows.part(of_row)
             self._enter(number, due, np.repeat(median_ns, count)[of_row])
-            known.done_seq = np.concatenate([known.done_seq, rows.seq[first][is_due]])[-_MOST_DONE:]
-            known.done_ns = np.concatenate([known.done_ns, median_ns[is_due]])[-_MOST_DONE:]
+            known.done_seq = np.concatenate([known.done_seq, rows.seq[first][is_due]])[-_MAX_DONE:]
+            known.done_ns = np.concatenate([known.done_ns, median_ns[is_due]])[-_MAX_DONE:]
             order = np.argsort(known.done_seq, kind="stable")
             known.done_seq, known.done_ns = known.done_seq[order], known.done_ns[order]
         known.open = [rows.part(~of_row)] if not of_row.all() else []
@@ -170,7 +170,7 @@ class Ring:
         self._reach(int(rows.index.max(initial=-1)) + 1)
         second = median_ns // 10**9
         newest = int(second.max(initial=-1))
-        if self.head >= 0 and newest > self.head + _MOST_AHEAD_S:
+        if self.head >= 0 and newest > self.head + _MAX_AHEAD_S:
             self.head = -1  # the job's clock was set: begin again
         self._advance(newest)
         is_kept = (second > self.head - self.n) & (second >= 0)

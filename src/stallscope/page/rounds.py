@@ -16,9 +16,9 @@ from stallscope.page.jobs import Job
 if TYPE_CHECKING:
     from stallscope.store.hub.store import HubStore
 
-_MOST_BACK = 96
+_MAX_BLOCKS_BACK = 96
 _N_PEERS = 24
-_LEAST_LATE_NS = 1_000_000
+_MIN_LATE_NS = 1_000_000
 _AROUND_NS = 600 * 10**9
 _CELL_NS = 10**9
 
@@ -71,8 +71,8 @@ def late_step(
     with the round: of its rounds near `seq`, the round that the rank entered latest counts. None: the round `seq`.
     """
     peers = [peer for peer in range(0, job.n_ranks, max(1, job.n_ranks // _N_PEERS)) if peer != rank]
-    last_seq = seq if at_ns is None else seq + _MOST_BACK
-    rows = _rows(store, job, comm, seq - _MOST_BACK, last_seq, at_ns=at_ns, ranks=[rank, *peers])
+    last_seq = seq if at_ns is None else seq + _MAX_BLOCKS_BACK
+    rows = _rows(store, job, comm, seq - _MAX_BLOCKS_BACK, last_seq, at_ns=at_ns, ranks=[rank, *peers])
     late = _lateness(rows, rank)
     if at_ns is not None:
         arrived = {row["seq"]: row["ts_ns"] for row in rows if row["rank"] == rank}
@@ -146,7 +146,7 @@ def _lateness(rows: Sequence[Row], rank: int) -> dict[int, float]:
 
 def _bounds(late: Mapping[int, float], seq: int) -> tuple[int, int, float] | None:
     """The last round before `seq` that the rank entered in time, the next round, and its lateness in ns."""
-    if late.get(seq, 0.0) < _LEAST_LATE_NS:
+    if late.get(seq, 0.0) < _MIN_LATE_NS:
         return None
     border_ns = late[seq] / 2
     first_late = seq

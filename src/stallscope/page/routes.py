@@ -21,7 +21,7 @@ from stallscope.page.export import parquet, perfetto
 from stallscope.page.job_list import Jobs
 from stallscope.page.jobs import Job
 from stallscope.page.live import Feeds
-from stallscope.page.matrix import MOST_COLUMNS, matrix
+from stallscope.page.matrix import MAX_COLUMNS, matrix
 from stallscope.page.requests import SHARE_SCOPE, Params, answered, job_of, packed, reader
 from stallscope.page.rounds import one_round
 from stallscope.page.snapshot import SnapshotView, snapshot
@@ -36,8 +36,8 @@ OPEN_PATHS = frozenset(
 _OPEN_FOLDERS = ("/ui/assets/", "/share/", "/open/")
 _RANKS = 10_000_000
 _SEQS = 2**63 - 1
-_MOST_TIMELINE_RANKS = 8
-_MOST_TIMELINE_NS = 60 * 10**9
+_MAX_TIMELINE_RANKS = 8
+_MAX_TIMELINE_NS = 60 * 10**9
 _REPEAT_S = 60.0
 
 
@@ -175,7 +175,7 @@ def _matrix(context: PageContext) -> Endpoint:
     async def of_job(request: Request) -> Response:
         params, job = await _params_and_job(context, request)
         from_ns, to_ns = params.ns("from"), params.ns("to")
-        n = params.whole("n", most=MOST_COLUMNS)
+        n = params.whole("n", most=MAX_COLUMNS)
         begin_s = time.perf_counter()
         jobs = context.jobs
         cells = await _in_thread(
@@ -235,7 +235,7 @@ def _snapshot(context: PageContext) -> Endpoint:
             job=key,
             from_ns=params.ns("from"),
             to_ns=params.ns("to"),
-            n=params.whole("n", most=MOST_COLUMNS),
+            n=params.whole("n", most=MAX_COLUMNS),
             rank=params.maybe_whole("rank", most=_RANKS),
             comm=request.query_params.get("comm", "")[:200],
             seq=params.maybe_whole("seq", most=_SEQS),
@@ -278,14 +278,14 @@ async def _parquet(request: Request) -> Response:
 
 def _ranks(text: str) -> list[int]:
     parts = text.split(",")
-    if len(parts) > _MOST_TIMELINE_RANKS or not all(part.isascii() and part.isdigit() for part in parts):
-        raise BadInput(f"ranks={text[:40]!r}: give 1 to {_MOST_TIMELINE_RANKS} ranks, separated by commas")
+    if len(parts) > _MAX_TIMELINE_RANKS or not all(part.isascii() and part.isdigit() for part in parts):
+        raise BadInput(f"ranks={text[:40]!r}: give 1 to {_MAX_TIMELINE_RANKS} ranks, separated by commas")
     return [min(int(part), _RANKS) for part in parts]
 
 
 def _check_window(from_ns: int, to_ns: int) -> None:
-    if not 0 < to_ns - from_ns <= _MOST_TIMELINE_NS:
-        raise BadInput(f"the window must be longer than 0 and at most {_MOST_TIMELINE_NS // 10**9} s")
+    if not 0 < to_ns - from_ns <= _MAX_TIMELINE_NS:
+        raise BadInput(f"the window must be longer than 0 and at most {_MAX_TIMELINE_NS // 10**9} s")
 
 
 def _note_repeat(request: Request) -> None:

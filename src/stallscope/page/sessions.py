@@ -27,8 +27,8 @@ MAX_SHARE_S = 30 * 86_400.0
 SHARE_SCOPE = "share"
 """The scope of a share link: the page's own answers about one job. No tool and no SQL accept it."""
 
-_MOST_SESSIONS = 10_000
-_MOST_SHARES = 200
+_MAX_SESSIONS = 10_000
+_MAX_SHARES = 200
 _N_BYTES = 32
 
 
@@ -70,7 +70,7 @@ class Sessions:
             raise NotAllowed("a share link cannot create share links; sign in with a token")
         with self._lock:
             n = sum(1 for each in self._sessions.values() if each.is_share and each.tenant == identity.tenant)
-        if n >= _MOST_SHARES:
+        if n >= _MAX_SHARES:
             raise TooMany(f"the tenant has {n} share links; wait until a link expires")
         return self._add(self._session(identity, (SHARE_SCOPE,), min(expires_in_s, MAX_SHARE_S), job=job))
 
@@ -125,7 +125,7 @@ class Sessions:
         with self._lock:
             now_s = self._now_s()
             self._sessions = {key: known for key, known in self._sessions.items() if known.expires_at > now_s}
-            if len(self._sessions) >= _MOST_SESSIONS:
+            if len(self._sessions) >= _MAX_SESSIONS:
                 oldest = min(self._sessions, key=lambda key: self._sessions[key].expires_at)
                 del self._sessions[oldest]
             self._sessions[_hash(secret)] = session

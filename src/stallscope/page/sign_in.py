@@ -25,7 +25,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 _STATE_COOKIE = "stallscope_sign_in"
 _STATE_S = 600
-_LEAST_SHARE_S = 60.0
+_MIN_SHARE_S = 60.0
 
 
 @dataclass
@@ -139,8 +139,8 @@ class SignIn:
             raise BadInput('the body has no job; send {"job": "...", "expires_s": 86400}')
         if isinstance(expires_s, bool) or not isinstance(expires_s, int | float):
             raise BadInput("expires_s is not a number of seconds")
-        if not _LEAST_SHARE_S <= expires_s <= MAX_SHARE_S:
-            raise BadInput(f"expires_s must be {_LEAST_SHARE_S:,.0f} to {MAX_SHARE_S:,.0f} seconds")
+        if not _MIN_SHARE_S <= expires_s <= MAX_SHARE_S:
+            raise BadInput(f"expires_s must be {_MIN_SHARE_S:,.0f} to {MAX_SHARE_S:,.0f} seconds")
         identity = reader(request, key)
         request.state.noted["shared"] = key[:200]
         secret = await anyio.to_thread.run_sync(

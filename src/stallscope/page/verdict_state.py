@@ -9,7 +9,7 @@ from stallscope.diagnose import all_causes
 from stallscope.events.verdict_fields import KINDS
 from stallscope.serve.tools.verdict_row import stored_verdict
 
-MOST_LISTED = 3
+MAX_LISTED = 3
 """Entries that a list shows; the number of all entries is next to it."""
 
 LOSSES = ("gpu_seconds_lost", "usd_lost", "gpus_lost", "usd_per_hour")
@@ -72,11 +72,11 @@ def _cause_labels() -> dict[str, str]:
 
 
 def bounded(value: Any) -> Any:
-    """The value with each list cut to MOST_LISTED entries and a last entry "and N more"."""
+    """The value with each list cut to MAX_LISTED entries and a last entry "and N more"."""
     if isinstance(value, dict):
         return {name: bounded(each) for name, each in value.items()}
     if isinstance(value, list):
-        first = [bounded(each) for each in value[:MOST_LISTED]]
+        first = [bounded(each) for each in value[:MAX_LISTED]]
         n_more = len(value) - len(first)
         return [*first, f"and {n_more:,} more"] if n_more else first
     return value

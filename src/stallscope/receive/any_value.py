@@ -4,7 +4,7 @@ import base64
 from collections.abc import Iterable
 from typing import Any
 
-MOST_NESTED = 16
+MAX_NESTED = 16
 """Maximum nesting of lists: deeper lists are cut, so that no sender can exhaust the hub's stack."""
 
 
@@ -13,7 +13,7 @@ def any_value(value: Any, depth: int = 0) -> Any:
     kind = value.WhichOneof("value")
     if kind is None:
         return None
-    if depth > MOST_NESTED:
+    if depth > MAX_NESTED:
         return "..."
     if kind == "array_value":
         return [any_value(inner, depth + 1) for inner in value.array_value.values]

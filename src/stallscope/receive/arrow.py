@@ -30,7 +30,7 @@ VERSION = 1
 """The value of the hub's capability `arrow`."""
 
 _MAX_HEAD_BYTES = 64 << 10
-_MOST_ROWS = 1_000_000
+_MAX_ROWS = 1_000_000
 _MAX_TEXT = 1000
 _HEAD_KEYS = {"batch_id", "node", "cluster", "compression", "tables", "about"}
 _ABOUT = {"gpu_model": str, "provider": str, "n_gpus": int, "agent": str}
@@ -173,7 +173,7 @@ def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> 
                 batch.validate(full=True)  # also checks that text is UTF-8: stored text must be readable
                 n_bytes += batch_bytes(batch, name) + batch.num_rows * n_place_bytes
                 n_rows += batch.num_rows
-                if n_bytes > limit or n_rows > _MOST_ROWS:
+                if n_bytes > limit or n_rows > _MAX_ROWS:
                     raise too_large(limit)
                 batches.append(batch)
             return pa.Table.from_batches(batches, reader.schema), n_bytes

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MOST_SERIES = 200_000
+MAX_SERIES = 200_000
 
 
 class CounterIncrease(NamedTuple):
@@ -30,7 +30,7 @@ class _Point:
 class Series:
     """The last points of cumulative series, by any key. Thread-safe."""
 
-    def __init__(self, most: int = MOST_SERIES):
+    def __init__(self, most: int = MAX_SERIES):
         self._most = most
         self._lock = threading.Lock()
         self._last: OrderedDict[object, _Point] = OrderedDict()

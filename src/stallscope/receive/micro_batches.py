@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 SMALL_BYTES = 1 << 18
 """Larger requests are decoded alone: decoding them together would not be faster."""
 
-_MOST_BYTES = 1 << 21  # of requests that are decoded together
-_MOST_REQUESTS = 64
+_MAX_BYTES = 1 << 21  # of requests that are decoded together
+_MAX_REQUESTS = 64
 _GATHER_S = 0.01
 """Wait if several requests came together before: senders that get their answers together send together again."""
 
@@ -90,7 +90,7 @@ class MicroBatches(Generic[Request, Decoded]):
             waiting = line.waiting
             group = [waiting.popleft()]
             n_bytes = group[0].n_bytes
-            while waiting and len(group) < _MOST_REQUESTS and n_bytes + waiting[0].n_bytes <= _MOST_BYTES:
+            while waiting and len(group) < _MAX_REQUESTS and n_bytes + waiting[0].n_bytes <= _MAX_BYTES:
                 group.append(waiting.popleft())
                 n_bytes += group[-1].n_bytes
         return group

@@ -15,7 +15,7 @@ from stallscope.receive.logs import group_of_scope
 from stallscope.receive.timestamps import moments
 
 _KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
-_MOST_NS = 1 << 62
+_MAX_NS = 1 << 62
 
 
 def decode(body: bytes, now_ns: int) -> FlatRecords:
@@ -60,7 +60,7 @@ def decode(body: bytes, now_ns: int) -> FlatRecords:
 
 def _duration_ns(span: Any) -> int | None:
     length = span.end_time_unix_nano - span.start_time_unix_nano
-    return length if span.start_time_unix_nano and 0 <= length < _MOST_NS else None
+    return length if span.start_time_unix_nano and 0 <= length < _MAX_NS else None
 
 
 def _more(span: Any, ts_ns: int) -> dict[str, str]:

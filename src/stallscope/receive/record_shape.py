@@ -19,8 +19,8 @@ _ALL, _GOES_ON, _NONE = b"\xff", b"\x80", b"\x00"
 BODY = 5
 """Field number of the record's body."""
 
-_MOST_VARINT = 10
-_MOST_SEVERITY = 24
+_MAX_VARINT = 10
+_MAX_SEVERITY = 24
 _WORD = 8
 
 
@@ -141,7 +141,7 @@ class _Reading:
         return self.any_value(*self.delimited(at, len(self.record)))
 
     def _end_of_varint(self, at: int, end: int) -> int:
-        for index in range(at, min(at + _MOST_VARINT, end)):
+        for index in range(at, min(at + _MAX_VARINT, end)):
             if self.record[index] < 0x80:
                 return index + 1
         raise MixedShapes
@@ -185,7 +185,7 @@ def values(position: Position, records: Array) -> Any:
     return numbers.astype(bool) if position.kind == "truth" else numbers.view(np.int64)
 
 
-_MOST = {"truth": 1, "severity": _MOST_SEVERITY, "uint32": (1 << 32) - 1}
+_MOST = {"truth": 1, "severity": _MAX_SEVERITY, "uint32": (1 << 32) - 1}
 
 
 def _varints(matrix: Array) -> Array:
@@ -193,7 +193,7 @@ def _varints(matrix: Array) -> Array:
     out = (matrix[:, 0] & 0x7F).astype(np.uint64)
     for number in range(1, matrix.shape[1]):
         part = matrix[:, number] & 0x7F
-        if number == _MOST_VARINT - 1 and part.max() > 1:
+        if number == _MAX_VARINT - 1 and part.max() > 1:
             raise MixedShapes  # more than 64 bits
         out |= part.astype(np.uint64) << np.uint64(7 * number)
     return out

@@ -19,7 +19,7 @@ from stallscope.receive.attributes import ABOUT_NODE, keys_of, lifted_columns
 from stallscope.receive.decoded import AlignedAttributes, Attributes, FlatRecords, Group
 from stallscope.store.hub import schema
 
-_MOST_ABOUT = 200
+_MAX_ABOUT = 200
 
 REQUEST = "request"
 """Not a column of any table: rows of several requests carry their request's number in it until they are split."""
@@ -90,7 +90,7 @@ def _of_gpu_model(attribute_table: AlignedAttributes | Attributes) -> list[tuple
     attributes = attribute_table.listed()
     about = [code for code, name in enumerate(attributes.names) if name in _keys_about_node()]
     result: dict[int, dict[str, Any]] = {}
-    for at in np.flatnonzero(np.isin(attributes.code, about))[:_MOST_ABOUT].tolist():
+    for at in np.flatnonzero(np.isin(attributes.code, about))[:_MAX_ABOUT].tolist():
         values = (attributes.text[at], attributes.integer[at], attributes.number[at])
         known = [value.as_py() for value in values if value.is_valid]
         if known:

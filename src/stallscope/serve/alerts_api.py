@@ -14,7 +14,7 @@ from stallscope.errors import BadInput
 from stallscope.events.clock_text import iso_utc
 from stallscope.serve.tokens import Identity
 
-_MOST_SILENCE_S = 30 * 86_400
+_MAX_SILENCE_S = 30 * 86_400
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -23,7 +23,7 @@ class _Silencing(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     match: Match
-    duration: Annotated[Seconds, Field(gt=0, le=_MOST_SILENCE_S)]
+    duration: Annotated[Seconds, Field(gt=0, le=_MAX_SILENCE_S)]
     comment: Annotated[str, BeforeValidator(str), Field(max_length=500)] = ""
 
 

@@ -46,7 +46,7 @@ OPEN_PATHS = frozenset({"/api/versions", "/api/v1/health"})
 """Paths that answer without a token. A token sent to them must still be valid."""
 
 _MINUTE_S = 60
-_MOST_POLLED = 10_000
+_MAX_POLLED = 10_000
 _REFUSED = frozenset({401, 429})
 """Statuses that a peer can cause any number of times; the limit per token bounds all other statuses."""
 
@@ -216,7 +216,7 @@ def _is_repetition(last_s: dict[tuple[str, str], float], fields: MutableMapping[
     key, now_s = (str(fields["token_id"]), fields["path"]), time.monotonic()
     if now_s - last_s.get(key, float("-inf")) < repeats_for_s:
         return True
-    if len(last_s) >= _MOST_POLLED:
+    if len(last_s) >= _MAX_POLLED:
         last_s.clear()
     last_s[key] = now_s
     return False

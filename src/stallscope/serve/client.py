@@ -14,7 +14,7 @@ from stallscope.serve.http_errors import kind_of
 from stallscope.serve.tokens import bearer
 
 _TIMEOUT_S = 60.0
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class HubClient:
         try:
             connection.request(method, path, text, headers)
             response = connection.getresponse()
-            data = response.read(_MOST_BYTES)
+            data = response.read(_MAX_BYTES)
         except TimeoutError:
             raise TookTooLong(f"{self.url} did not answer within {_TIMEOUT_S:g} s") from None
         except (OSError, http.client.HTTPException) as error:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from stallscope.serve.audit import AuditLog
 
 WINDOW_S = 60.0
-_MOST_PEERS = 10_000
+_MAX_PEERS = 10_000
 _OTHERS = "other addresses"
 _CHECK_EVERY_S = 1.0
 
@@ -52,7 +52,7 @@ class Refusals:
         """Count a refusal. Returns whether it gets an audit line; otherwise the summary includes it."""
         key = (network(client), token_id)
         with self._lock:
-            if key not in self._minutes and len(self._minutes) >= _MOST_PEERS:
+            if key not in self._minutes and len(self._minutes) >= _MAX_PEERS:
                 key = (_OTHERS, None)
             minute = self._minutes.setdefault(key, _MinuteCount(self._clock_s(), time.time()))
             minute.n += 1

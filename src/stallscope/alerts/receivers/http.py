@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stallscope import __version__
 
 TIMEOUT_S = 10.0
-_MOST_BYTES = 10_000
+_MAX_BYTES = 10_000
 
 
 @dataclass
@@ -53,7 +53,7 @@ def post(
         raise DeliveryFailed("the URL is not an http(s) address", is_permanent=True) from None
     try:
         with _OPENER.open(request, timeout=timeout_s) as answer:
-            return str(answer.read(_MOST_BYTES).decode("utf-8", "replace"))
+            return str(answer.read(_MAX_BYTES).decode("utf-8", "replace"))
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(host, error) from None
@@ -65,7 +65,7 @@ def post(
 def _refusal(host: str, error: urllib.error.HTTPError) -> DeliveryFailed:
     """4xx except 408 and 429 means that the request or the secret is wrong."""
     try:
-        text = " ".join(error.read(_MOST_BYTES).decode("utf-8", "replace").split())[:200]
+        text = " ".join(error.read(_MAX_BYTES).decode("utf-8", "replace").split())[:200]
     except (OSError, http.client.HTTPException):
         text = ""
     retry = error.headers.get("Retry-After", "") if error.headers else ""

@@ -7,7 +7,7 @@ from stallscope.alerts.receivers.http import post
 from stallscope.alerts.state import Delivery
 
 _PRIORITY = {"critical": "P1", "high": "P2", "medium": "P3", "low": "P5"}
-_MOST_MESSAGE, _MOST_DESCRIPTION, _MOST_NOTE = 130, 15_000, 25_000
+_MAX_MESSAGE, _MAX_DESCRIPTION, _MAX_NOTE = 130, 15_000, 25_000
 
 
 def send(receiver: Opsgenie, delivery: Delivery) -> None:
@@ -24,12 +24,12 @@ def request(delivery: Delivery) -> tuple[str, dict[str, object]]:
     if delivery.change == "resolved":
         return f"{of_alias}/close?identifierType=alias", {"source": "stallscope", "note": notice.lines[0]}
     if delivery.change == "updated":
-        note = f"Severity {notice.severity}. {notice.text}"[:_MOST_NOTE]
+        note = f"Severity {notice.severity}. {notice.text}"[:_MAX_NOTE]
         return f"{of_alias}/notes?identifierType=alias", {"source": "stallscope", "note": note}
     return "/v2/alerts", {
-        "message": notice.title[:_MOST_MESSAGE],
+        "message": notice.title[:_MAX_MESSAGE],
         "alias": notice.key,
-        "description": notice.text[:_MOST_DESCRIPTION],
+        "description": notice.text[:_MAX_DESCRIPTION],
         "priority": _PRIORITY[notice.severity],
         "source": "stallscope",
         "entity": ", ".join(notice.nodes)[:512],

@@ -6,7 +6,7 @@ from stallscope.alerts.state import Delivery
 from stallscope.events.clock_text import iso_utc
 
 _SEVERITY = {"critical": "critical", "high": "error", "medium": "warning", "low": "info"}
-_MOST_SUMMARY = 1024
+_MAX_SUMMARY = 1024
 
 
 def send(receiver: PagerDuty, delivery: Delivery) -> None:
@@ -26,7 +26,7 @@ def event(routing_key: str, delivery: Delivery) -> dict[str, object]:
         **({"client_url": notice.link} if notice.link else {}),
         "links": [{"href": notice.link, "text": "The page at this moment"}] if notice.link else [],
         "payload": {
-            "summary": notice.title[:_MOST_SUMMARY],
+            "summary": notice.title[:_MAX_SUMMARY],
             "source": ", ".join(notice.nodes)[:255] or notice.cluster or "stallscope",
             "severity": _SEVERITY[notice.severity],
             "timestamp": iso_utc(notice.begin_ns),

@@ -9,7 +9,7 @@ from stallscope.alerts.receivers.http import post
 from stallscope.alerts.state import Delivery
 
 _MARK = {"critical": ":red_circle:", "high": ":large_orange_circle:", "medium": ":large_yellow_circle:"}
-_MOST_CHARACTERS = 3000  # of a text object, by Slack's reference of blocks
+_MAX_LENGTH = 3000  # of a text object, by Slack's reference of blocks
 
 
 def send(receiver: Slack, delivery: Delivery) -> None:
@@ -33,7 +33,7 @@ def message(delivery: Delivery) -> dict[str, object]:
     if notice.link:
         blocks.append(_section(f"<{notice.link}|Open the page at this moment>"))
     blocks.append({"type": "context", "elements": [_mrkdwn(_context(notice))]})
-    return {"text": f"{head}: {_escaped(notice.title)}"[:_MOST_CHARACTERS], "blocks": blocks}
+    return {"text": f"{head}: {_escaped(notice.title)}"[:_MAX_LENGTH], "blocks": blocks}
 
 
 def _context(notice: Notice) -> str:
@@ -46,7 +46,7 @@ def _section(text: str) -> dict[str, object]:
 
 
 def _mrkdwn(text: str) -> dict[str, object]:
-    return {"type": "mrkdwn", "text": text[:_MOST_CHARACTERS]}
+    return {"type": "mrkdwn", "text": text[:_MAX_LENGTH]}
 
 
 def _escaped(text: str) -> str:

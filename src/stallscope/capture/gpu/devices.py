@@ -10,7 +10,7 @@ from pathlib import Path
 _MINOR_BITS = 20
 """linux/kdev_t.h"""
 
-_MOST_MOUNTS = 4096
+_MAX_MOUNTS = 4096
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -27,7 +27,7 @@ class Devices:
         number = f"{device >> _MINOR_BITS}:{device & (1 << _MINOR_BITS) - 1}"
         key = device, 0 if device >> _MINOR_BITS else pid
         if key not in self._names:
-            if len(self._names) > _MOST_MOUNTS:
+            if len(self._names) > _MAX_MOUNTS:
                 self._names.clear()
             self._names[key] = self._disk(number) or self._mount(number, pid) or number
         return self._names[key]

@@ -22,7 +22,7 @@ _PROCESSES_EVERY = 2
 _INFREQUENT_EVERY = 10
 """Processes, links and error counters are queried in every n-th reading."""
 
-_MOST_NVLINKS = 36
+_MAX_NVLINKS = 36
 _LOWERED = 0.97
 """A power limit below this share of the default has been lowered."""
 
@@ -250,7 +250,7 @@ def _n_nvlinks(nvml: Any, handle: Any) -> int:
     values = query(nvml, nvml.nvmlDeviceGetFieldValues, handle, [nvml.NVML_FI_DEV_NVLINK_LINK_COUNT])
     if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
         return 0
-    return min(int(values[0].value.uiVal), _MOST_NVLINKS)
+    return min(int(values[0].value.uiVal), _MAX_NVLINKS)
 
 
 def _link(nvml: Any, handle: Any, number: int) -> bool | None:

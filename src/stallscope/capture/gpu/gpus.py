@@ -20,8 +20,8 @@ from stallscope.events.layout import UNKNOWN, Array, Table
 
 EVERY_S = 1.0
 _STALE_NS = 15 * 10**9
-_MOST_WAITING = 10_000
-_MOST_XIDS = 64
+_MAX_WAITING = 10_000
+_MAX_XIDS = 64
 """Limit of errors per reading: a broken GPU may report the same error without end."""
 
 
@@ -101,7 +101,7 @@ class Gpus:
     def _queue(self, table: Table, rows: Array) -> None:
         """Queue rows for take_rows(). The oldest rows are dropped if they are not taken for a long time."""
         if len(rows):
-            self._pending[table] = [*self._pending[table], rows][-_MOST_WAITING:]
+            self._pending[table] = [*self._pending[table], rows][-_MAX_WAITING:]
 
     def _errors(self, rows: Array) -> list[Array]:
         """A separate row for each Xid since the last reading: the GPU's present state with the error number."""
@@ -135,7 +135,7 @@ class _XidEvents:
         """UUID of the GPU and number of each error since the last call."""
         nvml = self._nvml
         errors: list[tuple[bytes, int]] = []
-        while self._set is not None and len(errors) < _MOST_XIDS:
+        while self._set is not None and len(errors) < _MAX_XIDS:
             event = query(nvml, nvml.nvmlEventSetWait, self._set, 0)
             if event is None:
                 break

@@ -15,8 +15,8 @@ from stallscope.capture.process.cloud import fetched
 VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"
 _ADDRESS = re.compile(r"http://169\.254\.170\.2/v4/[0-9a-zA-Z-]{1,128}")
 _TIMEOUT_S = 1.0
-_MOST_BYTES = 256 << 10
-_MOST_TASKS = 256
+_MAX_BYTES = 256 << 10
+_MAX_TASKS = 256
 
 
 class Ecs:
@@ -47,7 +47,7 @@ class Ecs:
         address = hints.get(VARIABLE, "")
         if not _ADDRESS.fullmatch(address):
             return {}
-        if len(self._wanted) < _MOST_TASKS:
+        if len(self._wanted) < _MAX_TASKS:
             self._wanted.add(address)
         return self._labels.get(address, {})
 
@@ -70,4 +70,4 @@ def labels_of(task: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _get(address: str) -> str:
-    return fetched(address, {}, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES).decode()
+    return fetched(address, {}, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode()

@@ -14,7 +14,7 @@ ADDRESSES = "addresses"
 
 _OWN_PID = re.compile(rb"^NSpid:.*\b(\d+)$", re.MULTILINE)
 _LOCAL = re.compile(rb"\|-- ([\d.]+)\n\s+/32 host LOCAL")
-_MOST_BYTES = 1 << 18
+_MAX_BYTES = 1 << 18
 
 
 def hints(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> dict[str, str]:
@@ -23,6 +23,6 @@ def hints(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) ->
     if RAY_JOB not in variables:
         return known
     number = _OWN_PID.search(small_file(f"{proc}/{pid}/status"))
-    routes = large_file(proc / str(pid) / "net" / "fib_trie", _MOST_BYTES)
+    routes = large_file(proc / str(pid) / "net" / "fib_trie", _MAX_BYTES)
     addresses = dict.fromkeys(address.decode() for address in _LOCAL.findall(routes))
     return known | {OWN_PID: number[1].decode() if number else str(pid), ADDRESSES: ",".join(addresses)}

@@ -19,7 +19,7 @@ _TIMEOUT_S = 10.0
 _METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 """Lists and watches carry metadata only, a fraction of a pod; other servers send whole objects."""
 _PAGE = 100
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 
 
 class Gone(OSError):
@@ -61,7 +61,7 @@ class KubeApi:
         }
         with closing(self._connection(timeout_s + _TIMEOUT_S)) as connection:
             answer = self._answer(connection, f"{path}?{urlencode(query)}", _METADATA.format(""))
-            while line := answer.readline(_MOST_BYTES):
+            while line := answer.readline(_MAX_BYTES):
                 event: dict[str, Any] = json.loads(line)
                 if event.get("type") == "ERROR":
                     _raise(path, int((event.get("object") or {}).get("code") or 0))
@@ -97,9 +97,9 @@ class KubeApi:
 
 
 def _body(answer: http.client.HTTPResponse) -> bytes:
-    body = answer.read(_MOST_BYTES + 1)
-    if len(body) > _MOST_BYTES:
-        raise ValueError(f"an answer exceeds {_MOST_BYTES >> 20} MiB")
+    body = answer.read(_MAX_BYTES + 1)
+    if len(body) > _MAX_BYTES:
+        raise ValueError(f"an answer exceeds {_MAX_BYTES >> 20} MiB")
     return body
 
 

@@ -18,7 +18,7 @@ from stallscope.capture.process.time_text import wall_ns
 
 _WATCH_S = 240.0
 _KUBELET_EVERY_S = 15.0
-_MOST_OWNERS = 4096
+_MAX_OWNERS = 4096
 _PLURALS = {"ReplicaSet": "replicasets", "RayCluster": "rayclusters", "RayJob": "rayjobs"}
 
 
@@ -150,7 +150,7 @@ class Kubernetes:
         kind, name, version = (str(reference.get(key, "")) for key in ("kind", "name", "apiVersion"))
         key = (namespace, kind, name)
         if key not in self._owners:
-            if len(self._owners) >= _MOST_OWNERS:
+            if len(self._owners) >= _MAX_OWNERS:
                 self._owners.clear()
             group = f"/apis/{version}" if "/" in version else f"/api/{version}"
             plural = _PLURALS.get(kind, f"{kind.lower()}s")

@@ -11,7 +11,7 @@ Metadata = Mapping[str, Any]
 Lookup = Callable[[str, Mapping[str, Any]], Metadata | None]
 """From a namespace and an owner reference to the metadata of the owner; None if it is not known."""
 
-_MOST_OWNERS = 6
+_MAX_OWNERS = 6
 _KINDS = (
     ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
     ("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
@@ -53,7 +53,7 @@ def _owners(pod: Metadata, lookup: Lookup) -> list[tuple[str, str, Metadata]]:
     """The controlling owners, from the pod upwards: kind, name, metadata (empty if not known)."""
     owners: list[tuple[str, str, Metadata]] = []
     metadata: Metadata | None = pod
-    while metadata and len(owners) < _MOST_OWNERS and (reference := _controller(metadata)):
+    while metadata and len(owners) < _MAX_OWNERS and (reference := _controller(metadata)):
         metadata = lookup(str(pod.get("namespace", "")), reference)
         owners.append((str(reference.get("kind", "")), str(reference.get("name", "")), metadata or {}))
     return owners

@@ -19,8 +19,8 @@ from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.owner import column
 
-_MOST_BYTES = 128
-_MOST_PAUSE_S = 300.0
+_MAX_BYTES = 128
+_MAX_PAUSE_S = 300.0
 
 
 class Owners:
@@ -119,11 +119,11 @@ class Owners:
                         f"owners of {source.name} are incomplete: {error}; stallscope will retry"
                     )
                 n_failures += 1
-            pause_s = min(max(source.every_s, 1.0) * 2**n_failures, _MOST_PAUSE_S)
+            pause_s = min(max(source.every_s, 1.0) * 2**n_failures, _MAX_PAUSE_S)
             self._is_over.wait(pause_s if n_failures else source.every_s)
 
 
 def _cut(value: str) -> bytes:
     """The value as it fits into a column: printable, on a whole character."""
     text = "".join(character for character in value if character.isprintable())
-    return text.encode()[:_MOST_BYTES].decode(errors="ignore").encode()
+    return text.encode()[:_MAX_BYTES].decode(errors="ignore").encode()

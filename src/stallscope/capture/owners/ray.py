@@ -19,7 +19,7 @@ _NODES = "/api/v0/nodes?limit=10000"
 _ACTORS = f"/api/v0/actors?limit=10000{_ALIVE}"
 """10,000 rows are the most that Ray returns; actors beyond have no name here."""
 _TIMEOUT_S = 10.0
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 
 Actors = Mapping[tuple[str, str, str], str]
 """(job, address of the node, process number) -> name."""
@@ -102,6 +102,6 @@ def _get(url: str) -> str:
     token = os.environ.get("RAY_AUTH_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        return fetched(url, headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES).decode(errors="replace")
+        return fetched(url, headers, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode(errors="replace")
     except OSError as error:
         raise OSError(f"{url.partition('?')[0]} does not answer ({error or type(error).__name__})") from error

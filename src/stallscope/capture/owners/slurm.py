@@ -16,7 +16,7 @@ from typing import Any
 from stallscope.capture.owners.source import Allocation, Labels
 
 _TIMEOUT_S = 20.0
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _SHOW = ("scontrol", "show", "jobs", "--details", "--oneliner")
 _HEAD = re.compile(
     r"JobId=(?P<job>\d+) (?:ArrayJobId=\d+ ArrayTaskId=(?P<array_task>\S+) )?(?:HetJobId=\S+ HetJobOffset=\S+ "
@@ -186,4 +186,4 @@ def _rest(address: str) -> str:
     from stallscope.capture.process.cloud import fetched
 
     headers = {"X-SLURM-USER-TOKEN": os.environ.get("SLURM_JWT", "")}
-    return fetched(address, headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES).decode(errors="replace")
+    return fetched(address, headers, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode(errors="replace")

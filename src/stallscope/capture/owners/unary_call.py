@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 _TIMEOUT_S = 5.0
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GO_AWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS, _ACK, _PADDED = 1, 4, 1, 8
@@ -109,8 +109,8 @@ def _answer(line: socket.socket) -> bytes:
             data += payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload
         elif kind in (_RESET, _GO_AWAY):
             raise OSError("the server ended the call")
-        if len(data) > _MOST_BYTES:
-            raise OSError(f"the answer exceeds {_MOST_BYTES >> 20} MiB")
+        if len(data) > _MAX_BYTES:
+            raise OSError(f"the answer exceeds {_MAX_BYTES >> 20} MiB")
         if kind in (_DATA, _HEADERS) and flags & _END_STREAM:
             return data
 

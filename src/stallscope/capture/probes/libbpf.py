@@ -18,7 +18,7 @@ UPROBE_SESSION = 57
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 _LINK_CREATE, _ENABLE_STATS, _ITERATOR_CREATE = 28, 32, 33
 _TRACE_ITERATOR = 28
-_MOST_OUTPUT_BYTES = 1 << 16
+_MAX_OUTPUT_BYTES = 1 << 16
 _MULTI_RETURN = 1
 _PATTERNS = {
     "bpf_object__open_file": (c.c_void_p, (c.c_char_p, c.c_void_p)),
@@ -251,7 +251,7 @@ class Object:
             fds.append(self._library.bpf(_LINK_CREATE, attributes))
             fds.append(self._library.bpf(_ITERATOR_CREATE, struct.pack("=II", fds[0], 0)))
             output = b""
-            while len(output) < _MOST_OUTPUT_BYTES and (chunk := os.read(fds[1], _MOST_OUTPUT_BYTES)):
+            while len(output) < _MAX_OUTPUT_BYTES and (chunk := os.read(fds[1], _MAX_OUTPUT_BYTES)):
                 output += chunk
             return output
         except OSError as error:

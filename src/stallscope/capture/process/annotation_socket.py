@@ -22,10 +22,10 @@ from typing import NamedTuple
 from stallscope.errors import CannotTrace
 
 _LABEL = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
-_MOST_BYTES = 4096
-_MOST_VALUE = 128
-_MOST_CONNECTIONS = 256
-_MOST_WAITING = 100_000
+_MAX_BYTES = 4096
+_MAX_VALUE_LENGTH = 128
+_MAX_CONNECTIONS = 256
+_MAX_WAITING = 100_000
 _OLDEST_NS = 60 * 10**9
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, since Linux 4.13
 
@@ -105,10 +105,10 @@ class Labels:
         with suppress(OSError):
             line, _ = self._listening.accept()
             peer = _peer(line)
-            if len(self._lines) >= _MOST_CONNECTIONS or not self._may_set(peer):
+            if len(self._lines) >= _MAX_CONNECTIONS or not self._may_set(peer):
                 self.n_refused += 1
                 with suppress(OSError):
-                    line.send(b"not allowed\n" if len(self._lines) < _MOST_CONNECTIONS else b"too many\n")
+                    line.send(b"not allowed\n" if len(self._lines) < _MAX_CONNECTIONS else b"too many\n")
                 line.close()
                 return
             line.setblocking(False)
@@ -130,7 +130,7 @@ class Labels:
         *whole, tail = rest.split(b"\n")
         answers = "".join(f"{self._answer(peer, bytes(whole_line))}\n" for whole_line in whole)
         rest[:] = tail
-        is_over = not new or len(rest) > _MOST_BYTES
+        is_over = not new or len(rest) > _MAX_BYTES
         if answers:
             try:
                 is_over |= line.send(answers.encode()) < len(answers)
@@ -144,7 +144,7 @@ class Labels:
     def _answer(self, peer: Peer, line: bytes) -> str:
         """Accept one label. Returns "ok", or the error."""
         try:
-            message = json.loads(line[:_MOST_BYTES])
+            message = json.loads(line[:_MAX_BYTES])
             label, value = message["label"], message.get("value", "")
             pid, ts_ns = message.get("pid", peer.pid), message.get("ts_ns", self.now_ns())
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -159,9 +159,9 @@ class Labels:
         if not isinstance(ts_ns, int) or not now_ns - _OLDEST_NS <= ts_ns <= now_ns:
             ts_ns = now_ns
         with self._lock:
-            if len(self._labels) >= _MOST_WAITING:
+            if len(self._labels) >= _MAX_WAITING:
                 return "too many labels at once"
-            self._labels.append(Label(ts_ns, pid, label, str(value)[:_MOST_VALUE]))
+            self._labels.append(Label(ts_ns, pid, label, str(value)[:_MAX_VALUE_LENGTH]))
         return "ok"
 
     def _is_of(self, peer: Peer, pid: int) -> bool:

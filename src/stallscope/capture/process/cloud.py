@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 
 _ADDRESS = "http://169.254.169.254"
 _TIMEOUT_S = 0.5
-_MOST_BYTES = 64 << 10
-_MOST_CHARACTERS = 128
+_MAX_BYTES = 64 << 10
+_MAX_LENGTH = 128
 
 
 def machine_metadata(cloud: str, address: str = _ADDRESS) -> dict[str, str]:
@@ -73,7 +73,7 @@ _METADATA_READERS: Mapping[str, Callable[[str], dict[str, str]]] = {"aws": _aws,
 
 
 def _fetch(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
-    body = fetched(url, headers, method=method, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+    body = fetched(url, headers, method=method, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES)
     return body.decode()
 
 
@@ -101,4 +101,4 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _printable(value: object) -> str:
     text = value if isinstance(value, str) else ""
-    return "".join(c for c in text if c.isprintable())[:_MOST_CHARACTERS]
+    return "".join(c for c in text if c.isprintable())[:_MAX_LENGTH]

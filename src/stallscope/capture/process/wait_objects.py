@@ -19,7 +19,7 @@ from stallscope.capture.stacks.memory import Memory, Unreadable
 
 _CACHE_NS = 3 * 10**9
 _MAX_CACHED = 4096
-_MOST_POLLED = 8
+_MAX_POLLED = 8
 
 _ON_DESCRIPTOR = frozenset(
     # read, write, pread64, pwrite64, readv, writev, preadv(2), pwritev(2), fsync, fdatasync, sync_file_range,
@@ -108,7 +108,7 @@ class WaitObjects:
             pid = arguments[0] if nr == 61 else arguments[1] if arguments[0] == 1 else 0
             return (pid if 0 < pid < 1 << 22 else 0,)
         try:
-            if nr in _POLLS and memory and 0 < arguments[1] <= _MOST_POLLED:
+            if nr in _POLLS and memory and 0 < arguments[1] <= _MAX_POLLED:
                 return struct.unpack("=i", memory.read(arguments[0], 4))
             if nr in _SELECTS and memory and arguments[1]:
                 bits = int.from_bytes(memory.read(arguments[1], 8), "little")

@@ -68,7 +68,7 @@ _JOBS = (
 
 _SERVICE_ACCOUNT = "run/secrets/kubernetes.io/serviceaccount/namespace"
 _OPENAT2, _RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 437, 0x10, 0x02
-_MOST_BYTES = 128
+_MAX_BYTES = 128
 
 
 def workload(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str:
 def _plain(value: str) -> str:
     """A text chosen by a tenant and shown to other users: printable and short."""
     text = "".join(c for c in value.strip() if c.isprintable())
-    return text.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return text.encode()[:_MAX_BYTES].decode(errors="ignore")
 
 
 def _inside(home: Path, path: str) -> str:

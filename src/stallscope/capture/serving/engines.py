@@ -46,7 +46,7 @@ _MODEL = re.compile(
 )
 _AGAIN_S = (0, 1, 2, 4, 8, 15, 30, 60, 300)
 """Ages at which another process is examined again: it may load a library or change its name."""
-_MOST_BYTES = 1 << 22
+_MAX_BYTES = 1 << 22
 _TCP_LISTEN, _UNIX_LISTEN = "0A", "00010000"
 """States in /proc/PID/net: TCP_LISTEN (include/net/tcp_states.h); __SO_ACCEPTCON in the flags of a Unix socket."""
 
@@ -118,7 +118,7 @@ class Engines:
             return ""
         if not _PYTHON.search(program):
             return ""
-        maps = large_file(self.proc / str(pid) / "maps", _MOST_BYTES)
+        maps = large_file(self.proc / str(pid) / "maps", _MAX_BYTES)
         if _LLAMA.search(maps):
             return "llama.cpp"
         is_candidate = pid in self.chosen or _RUNTIME.search(maps)
@@ -142,7 +142,7 @@ def listens(proc: Path, pid: int) -> bool:
 
 
 def _rows_of(path: Path) -> list[list[str]]:
-    return [line.split() for line in large_file(path, _MOST_BYTES).decode("ascii", "replace").splitlines()]
+    return [line.split() for line in large_file(path, _MAX_BYTES).decode("ascii", "replace").splitlines()]
 
 
 def engine_of(words: str) -> str:

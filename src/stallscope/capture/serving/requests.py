@@ -19,7 +19,7 @@ _SAME = (
     *("response_bytes", "read_ns", "end_ns", "gap_ns", "blocked_ns"),
 )
 _IN_PATH = re.compile(r"/models/([^/]+)/")
-_LEAST_US, _MOST_BYTES = 1.0, 2000
+_MIN_US, _MAX_BYTES = 1.0, 2000
 
 
 def request_rows(events: Array, engines: Mapping[int, Engine], node: int) -> Array:
@@ -59,11 +59,11 @@ def token_rows(events: Array, paths: Mapping[tuple[int, int], bytes], now_ns: in
 
 def histogram(lengths_ns: Array, steps: int = STEPS_PER_DOUBLING) -> bytes:
     """Lengths by upper edge in us, as JSON. Coarser edges where the text would not fit the column."""
-    us = np.maximum(lengths_ns / 1e3, _LEAST_US)
+    us = np.maximum(lengths_ns / 1e3, _MIN_US)
     numbers, n = np.unique(np.ceil(np.log2(us) * steps).astype(np.int64), return_counts=True)
     edges = np.ceil(2.0 ** (numbers / steps)).astype(np.int64)
     text = json.dumps(dict(zip(map(str, edges.tolist()), n.tolist(), strict=True)), separators=(",", ":"))
-    return text.encode() if len(text) <= _MOST_BYTES or steps == 1 else histogram(lengths_ns, steps // 2)
+    return text.encode() if len(text) <= _MAX_BYTES or steps == 1 else histogram(lengths_ns, steps // 2)
 
 
 def server_rows(connections: Array, engines: Mapping[int, Engine], now_ns: int, node: int) -> Array:

@@ -17,7 +17,7 @@ from stallscope.capture.serving.requests import (
 from stallscope.events import kernel, layout
 from stallscope.events.layout import UNKNOWN, Array, Table
 
-_MOST_PATHS = 10_000
+_MAX_PATHS = 10_000
 STALLED_NS = 2 * 10**9
 """The code locations of an engine are recorded after this time without progress."""
 
@@ -105,7 +105,7 @@ class Serving:
         yield layout.SERVERS, servers
 
     def _keep_paths(self, requests: Array) -> None:
-        if len(self._paths) > _MOST_PATHS:
+        if len(self._paths) > _MAX_PATHS:
             self._paths.clear()
         keys = zip(requests["pid"].tolist(), requests["path_hash"].tolist(), strict=True)
         self._paths.update(zip(keys, requests["path"].tolist(), strict=True))

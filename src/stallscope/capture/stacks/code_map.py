@@ -23,10 +23,10 @@ from stallscope.capture.stacks.eh_frame import NoRules, Rules, rules_at
 from stallscope.capture.stacks.interpreter import Region, regions
 from stallscope.capture.stacks.symbols import Functions, function_at, functions_of
 
-_MOST_FILES = 64
-_MOST_FUNCTIONS = 1_500_000
+_MAX_FILES = 64
+_MAX_FUNCTIONS = 1_500_000
 """Of all files together, 20 bytes each; the least recently used files are dropped."""
-_MOST_ADDRESSES = 16384
+_MAX_ADDRESSES = 16384
 _PYTHON = re.compile(r"/(?:lib)?python3?[0-9.]*[a-z]*(?:\.so[0-9.]*)?$")
 
 
@@ -51,7 +51,7 @@ class Files:
             self._facts[key] = _FileFacts()
         self._facts.move_to_end(key)
         while len(self._facts) > 1 and (
-            len(self._facts) > _MOST_FILES or self._n_functions() > _MOST_FUNCTIONS
+            len(self._facts) > _MAX_FILES or self._n_functions() > _MAX_FUNCTIONS
         ):
             self._facts.popitem(last=False)
         return self._facts[key]
@@ -97,7 +97,7 @@ class MappedCode:
         if facts is None:
             return f"{file_offset:#x} ({_short(region.name)})"
         if file_offset not in facts.names:
-            if len(facts.names) >= _MOST_ADDRESSES:
+            if len(facts.names) >= _MAX_ADDRESSES:
                 facts.names.clear()
             facts.names[file_offset] = self._function_name(region, facts, file_offset)
         return f"{facts.names[file_offset]} ({_short(region.name)})"
@@ -110,7 +110,7 @@ class MappedCode:
             raise NoRules(f"no readable file is mapped at {address:#x}")
         file_offset = address - region.start + region.offset
         if file_offset not in facts.rules:
-            if len(facts.rules) >= _MOST_ADDRESSES:
+            if len(facts.rules) >= _MAX_ADDRESSES:
                 facts.rules.clear()
             facts.rules[file_offset] = self._rules(region, file_offset)
         rules = facts.rules[file_offset]

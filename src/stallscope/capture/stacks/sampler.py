@@ -37,10 +37,10 @@ _BACKOFF_FACTOR = 2
 _MAX_INTERVAL_NS = 30 * 10**9
 """... and examined again after twice the time each, at most this long."""
 
-_MOST_HASHES = 1 << 17
-_MOST_WALKS = 100
+_MAX_HASHES = 1 << 17
+_MAX_WALKS = 100
 """Native stacks at a time, 0.5 ms each; a stack beyond this limit comes again with a later event."""
-_MOST_THREADS = 64
+_MAX_THREADS = 64
 Keep = Callable[[int, Words], int]
 
 
@@ -94,9 +94,9 @@ class Stacks:
                 continue
             frame_names += (CUT,) * bool(row["is_cut"])
             self._keep_hash(int(row["hash"]), int(row["pid"]), frame_names)
-        for row in natives[:_MOST_WALKS]:
+        for row in natives[:_MAX_WALKS]:
             self._take_native(row)
-        for row in natives[_MOST_WALKS:]:
+        for row in natives[_MAX_WALKS:]:
             self.register_shape(int(row["hash"]), None)
 
     def _take_native(self, row: Array) -> None:
@@ -111,7 +111,7 @@ class Stacks:
         self.register_shape(stack, shape(row, calls))
 
     def _keep_hash(self, stack: int, pid: int, words: Words) -> None:
-        if len(self._by_hash) >= _MOST_HASHES:
+        if len(self._by_hash) >= _MAX_HASHES:
             self._by_hash.clear()
         self._by_hash[stack] = self.number(pid, words)
 
@@ -142,7 +142,7 @@ class Stacks:
 
     def all_thread_positions(self, pid: int, now_ns: int) -> Array:
         """Rows of POSITIONS for the Python threads of a process, or for its main thread without Python."""
-        tids = self.python_threads(pid)[:_MOST_THREADS] or [pid]
+        tids = self.python_threads(pid)[:_MAX_THREADS] or [pid]
         stacks = self.current_stacks(pid, tids)
         return _rows([(now_ns, self.node, pid, tid, number) for tid, number in stacks.items()])
 

@@ -29,7 +29,7 @@ _N_FREQUENT_EXAMINATIONS = 6
 """A process without a traced call is first examined after this time, then at this interval, and less often after this
 many examinations.
 """
-_MOST_PROCESSES = 64
+_MAX_PROCESSES = 64
 
 
 class ExaminedProcesses(NamedTuple):
@@ -62,7 +62,7 @@ class SilentRanks:
         pids = [pid for pid in self.gpu_processes() if pid not in traced]
         self._watched = {
             pid: self._watched.get(pid) or _WatchedProcess(now_ns + _SILENT_NS)
-            for pid in pids[:_MOST_PROCESSES]
+            for pid in pids[:_MAX_PROCESSES]
         }
         due = [
             pid

@@ -14,7 +14,7 @@ from stallscope.capture.probes.elf import Image
 from stallscope.events.layout import Array
 
 _MAX_NAME_BYTES = 300
-_MOST_ALIASES = 8
+_MAX_ALIASES = 8
 
 
 class Functions(NamedTuple):
@@ -49,7 +49,7 @@ def function_at(image: Image, functions: Functions, address: int) -> NamedFuncti
     if not end:
         return None
     begin = int(functions.begins[end - 1])
-    aliases = range(max(int(np.searchsorted(functions.begins, np.uint64(begin))), end - _MOST_ALIASES), end)
+    aliases = range(max(int(np.searchsorted(functions.begins, np.uint64(begin))), end - _MAX_ALIASES), end)
     holding = [i for i in aliases if address < begin + int(functions.sizes[i])]
     names = [name for i in holding if (name := _name(image, int(functions.names[i])))]
     if not names:

@@ -52,13 +52,13 @@ costs 1 to 10 us, including clearing the page.
 LEFT = -2
 """System call of a sample whose thread left its wait before the call could be read; -1 is a page fault."""
 
-_MOST_FRAMES = 48
-_MOST_CHILDREN = 2  # at a time; the next children with the next sample
-_MOST_THREADS = 4
+_MAX_FRAMES = 48
+_MAX_CHILDREN = 2  # at a time; the next children with the next sample
+_MAX_THREADS = 4
 _REFRESH_EVERY_NS = 5 * 10**9
 _LIST_EVERY_NS = 10**9
-_MOST_OTHERS_S = 1.0
-_MOST_BLOCKED = (
+_MAX_OTHERS_S = 1.0
+_MAX_BLOCKED = (
     2  # processes at a time whose other threads are sampled; the least sampled processes come first
 )
 _ON_GPU = frozenset((Category.WAIT_GPU, Category.DEVICE, Category.COPY, Category.ALLOC, Category.LAUNCH))
@@ -119,7 +119,7 @@ class _SampledProcess:
         if target.python is None or target.codes is None:
             return ()
         try:
-            stack = frames_once(target.memory, target.python, state)[:_MOST_FRAMES]
+            stack = frames_once(target.memory, target.python, state)[:_MAX_FRAMES]
             return tuple(str(target.codes.name_frame(frame)) for frame in stack)
         except (InvalidFrames, Unreadable):
             return ()
@@ -183,7 +183,7 @@ class Samples:
                 if time.monotonic() >= self._others_due_s:
                     self._sample_other_threads(blocked)
                     others_s = time.thread_time() - begin_s - cost_s
-                    self._others_due_s = time.monotonic() + min(others_s / COST_SHARE, _MOST_OTHERS_S)
+                    self._others_due_s = time.monotonic() + min(others_s / COST_SHARE, _MAX_OTHERS_S)
             except CannotTrace:
                 return
             pause_s = max(EVERY_S, cost_s / COST_SHARE)
@@ -191,7 +191,7 @@ class Samples:
     def _sample_other_threads(self, blocked: list[tuple[int, int, int]]) -> None:
         """Sample the threads that some blocked GPU threads wait for."""
         for pid, tid, waker_tid in sorted(blocked, key=lambda sample: self._n_others[sample[0]])[
-            :_MOST_BLOCKED
+            :_MAX_BLOCKED
         ]:
             self._n_others[pid] += 1
             self._count(self.other_thread_samples(pid, tid, waker_tid))
@@ -256,11 +256,11 @@ class Samples:
         process, by_tid = self._python(pid, now_ns)
         other_tids = [other_tid for other_tid in by_tid if other_tid != tid][:64]
         sampled_tids = [other_tid for other_tid in other_tids if self._state(pid, other_tid) == b"R"][
-            :_MOST_THREADS
+            :_MAX_THREADS
         ]
         if not sampled_tids:
             sampled_tids = (
-                [waker_tid] if waker_tid in by_tid and waker_tid != tid else other_tids[:_MOST_CHILDREN]
+                [waker_tid] if waker_tid in by_tid and waker_tid != tid else other_tids[:_MAX_CHILDREN]
             )
         for other_tid in sampled_tids:
             blocked_on = self._objects.blocked_call(
@@ -274,8 +274,8 @@ class Samples:
 
     def _child_samples(self, pid: int, now_ns: int) -> Iterator[_Key]:
         children = self._objects.children(pid)
-        first = self._turn * _MOST_CHILDREN % max(len(children), 1)
-        for child in (children + children)[first : first + min(_MOST_CHILDREN, len(children))]:
+        first = self._turn * _MAX_CHILDREN % max(len(children), 1)
+        for child in (children + children)[first : first + min(_MAX_CHILDREN, len(children))]:
             process, by_tid = self._python(child, now_ns)
             blocked_on = self._objects.blocked_call(child, child, process.target.memory if process else None)
             letter = self._state(child, child)
@@ -297,7 +297,7 @@ class Samples:
             stacks = process.target.current_stacks([tid], peek=self._peek, proc=self._proc)
         except Unreadable:
             return ()
-        return stacks.get(tid, ())[:_MOST_FRAMES]
+        return stacks.get(tid, ())[:_MAX_FRAMES]
 
     def _key(
         self,

@@ -110,7 +110,7 @@ class Explained:
         return self.cause.noun or self.cause.title
 
 
-_LEAST_SHARE = 0.05
+_MIN_SHARE = 0.05
 _SEPARATE_SHARE = 0.35
 
 
@@ -149,7 +149,7 @@ def explained(excess: Excess, cause_share: float = 0.8) -> list[Explained]:
     if missing >= 1 - cause_share:
         unknown = cause("unknown")
         parts.append(Explained(unknown, missing, missing * whole, unknown.evidence(excess)))
-    kept = [part for part in parts if part.share >= _LEAST_SHARE]
+    kept = [part for part in parts if part.share >= _MIN_SHARE]
     return sorted(kept, key=lambda part: -part.share)
 
 

@@ -12,7 +12,7 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
 _SAVING = (Category.IO, Category.ON_CPU, Category.COPY)
-_LEAST_SHARE = 0.5  # of the weighted stacks that must be inside a save
+_MIN_SHARE = 0.5  # of the weighted stacks that must be inside a save
 
 
 def _claims_ns(excess: Excess) -> float:
@@ -30,7 +30,7 @@ def _is_most(excess: Excess, rows: Array, weight: Array) -> bool:
     """Whether the rows whose stack is inside a save have most of the weight."""
     saving = [number for number in np.unique(rows["stack"]).tolist() if _saves(excess, number)]
     inside = float(weight[np.isin(rows["stack"], saving)].sum())
-    return inside > 0 and inside >= _LEAST_SHARE * float(weight.sum())
+    return inside > 0 and inside >= _MIN_SHARE * float(weight.sum())
 
 
 def _saves(excess: Excess, stack: int) -> bool:

@@ -10,7 +10,7 @@ from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import HostKind, OffCpuFlag
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -34,9 +34,9 @@ def disks(excess: Excess) -> CauseEvidence:
     requests = excess.on_host(HostKind.BLOCK_IO)
     by_kernel = requests[(requests["by_pid"] != UNKNOWN) & (requests["by_pid"] != requests["pid"])]
     return CauseEvidence(
-        files=_without_short(texts(most_of(waits, "file")))[:_MOST_NAMED] or None,
-        devices=texts(most_of(np.concatenate([waits, requests]), "device"))[:_MOST_NAMED] or None,
-        written_by=texts(most_of(by_kernel, "by_comm"))[:_MOST_NAMED] or None,
+        files=_without_short(texts(most_of(waits, "file")))[:_MAX_NAMED] or None,
+        devices=texts(most_of(np.concatenate([waits, requests]), "device"))[:_MAX_NAMED] or None,
+        written_by=texts(most_of(by_kernel, "by_comm"))[:_MAX_NAMED] or None,
         n_major_faults=int((waits["kind"] == HostKind.MAJOR_FAULT).sum()) or None,
     )
 
@@ -48,7 +48,7 @@ def stopped_by(excess: Excess) -> CauseEvidence:
     if not len(rows):
         return CauseEvidence()
     senders = dict.fromkeys(sender(row) for row in rows)
-    return CauseEvidence(stopped_by=list(senders)[:_MOST_NAMED], n_stops=len(rows))
+    return CauseEvidence(stopped_by=list(senders)[:_MAX_NAMED], n_stops=len(rows))
 
 
 def memory(excess: Excess) -> CauseEvidence:
@@ -65,14 +65,14 @@ def _spent_ms(rows: Array) -> float | None:
 
 def driver(excess: Excess) -> CauseEvidence:
     """The longest calls into the GPU driver; known where they were traced (trace --gpu-ioctls)."""
-    names = texts(most_of(excess.on_host(HostKind.DRIVER_CALL), "detail"))[:_MOST_NAMED]
+    names = texts(most_of(excess.on_host(HostKind.DRIVER_CALL), "detail"))[:_MAX_NAMED]
     return CauseEvidence(ioctls=[name.removeprefix("ioctl:") for name in names] or None)
 
 
 def connections(excess: Excess) -> CauseEvidence:
     """The peers that the rank waited for on a socket, and its retransmits."""
     evidence = CauseEvidence(
-        peers=texts(most_of(excess.on_host(HostKind.SOCKET_WAIT), "file"))[:_MOST_NAMED] or None
+        peers=texts(most_of(excess.on_host(HostKind.SOCKET_WAIT), "file"))[:_MAX_NAMED] or None
     )
     rows = excess.on_host(HostKind.RETRANSMIT)
     if not len(rows):
@@ -80,8 +80,8 @@ def connections(excess: Excess) -> CauseEvidence:
     return replace(
         evidence,
         n_retransmits=int(rows["value"].sum()),
-        to=texts(most_of(rows, "file"))[:_MOST_NAMED],
-        interfaces=texts(most_of(rows, "device"))[:_MOST_NAMED],
+        to=texts(most_of(rows, "file"))[:_MAX_NAMED],
+        interfaces=texts(most_of(rows, "device"))[:_MAX_NAMED],
     )
 
 

@@ -22,13 +22,13 @@ from stallscope.diagnose.timeline.excess import ledger_excess_ns
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, SUMMED, Category, CollectiveFlag, SampleRole
 
-MOST_KEPT = 1024
+MAX_KEPT = 1024
 """Limit of late steps (the latest), and of rows of calls and offcpu (the longest), that a sum keeps individually."""
 
-_MOST_EXPLAINED = 200  # late steps whose ledger is examined: the largest
+_MAX_EXPLAINED = 200  # late steps whose ledger is examined: the largest
 _SECOND_NS = 1_000_000_000
-_MOST_WAITS = 1 << 21  # late steps x processes examined for the cost: some seconds of work
-_MOST_WAITS_IN_ALL = 1 << 18  # the same for a sum only, which a sample of all sizes estimates
+_MAX_WAITS = 1 << 21  # late steps x processes examined for the cost: some seconds of work
+_MAX_TOTAL_WAITS = 1 << 18  # the same for a sum only, which a sample of all sizes estimates
 _MOST = 0.5  # share of a delay
 _UNSEEN = (
     3.0  # a GPU's delay, as a multiple of the part that its host shows: work after the last arrival is hidden
@@ -45,7 +45,7 @@ ProcessKey = tuple[int, int]
 class Delays:
     """Late steps, in order of time, and their sums.
 
-    late: the latest MOST_KEPT; their row numbers are not valid. n_late: the number of all late steps. by_process: the
+    late: the latest MAX_KEPT; their row numbers are not valid. n_late: the number of all late steps. by_process: the
     number by process. n_rounds: late rounds. rounds: by communicator, the number of late steps that peaked there, and
     their first and last round. max_late_ns: the largest lateness. since_ns, until_ns: wall time, None unknown.
     lost_ns: by process, the time it was kept waiting, at most; least_ns: at least. is_lower_bound: some late steps were
@@ -92,7 +92,7 @@ def delays_by_process(
     late = list(late)
     if not late:
         return {}
-    counted = _largest(late, _n_counted(case, _MOST_WAITS))
+    counted = _largest(late, _n_counted(case, _MAX_WAITS))
     among_all = list(
         {(late_step.process, late_step.step): late_step for late_step in [*late, *among]}.values()
     )
@@ -120,7 +120,7 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
             late_step.step: late_step for late_step in sorted(late, key=lambda late_step: late_step.late_ns)
         }.values()
     )
-    counted = _of_all_sizes(last_ones, _n_counted(case, _MOST_WAITS_IN_ALL))
+    counted = _of_all_sizes(last_ones, _n_counted(case, _MAX_TOTAL_WAITS))
     costs = list(_costs(case, counted, last_ones, uneven=late).values())
     all_ns = sum(late_step.late_ns for late_step in last_ones)
     more = all_ns / sum(late_step.late_ns for late_step in counted)
@@ -331,7 +331,7 @@ def total(parts: Iterable[Delays]) -> Delays:
     if len(result) == 1:
         return result[0]
     return Delays(
-        late=tuple(late_step for part in result for late_step in part.late)[-MOST_KEPT:],
+        late=tuple(late_step for part in result for late_step in part.late)[-MAX_KEPT:],
         n_late=sum(part.n_late for part in result),
         by_process=_added(part.by_process for part in result),
         n_incidents=sum(part.n_incidents for part in result) - _n_continued(result),
@@ -362,7 +362,7 @@ def _by_process(case: Case, late: list[LateStep]) -> dict[int, list[LateStep]]:
 
 def _excess_by_process(case: Case, late: list[LateStep]) -> dict[int, Excess]:
     """The excess of each process's late steps over their peers, from the largest late steps."""
-    largest = sorted(late, key=lambda late_step: -late_step.excess_ns)[:_MOST_EXPLAINED]
+    largest = sorted(late, key=lambda late_step: -late_step.excess_ns)[:_MAX_EXPLAINED]
     more = _more_spent(case, largest)
     knows_syscalls = not bool((case.timeline.rows["flags"] & CollectiveFlag.NO_SYSCALLS).any())
     examined = _by_process(case, largest)
@@ -534,4 +534,4 @@ def _in_all(parts: list[Excess]) -> Excess:
 def _longest(tables: list[Array]) -> Array:
     """The longest rows of all tables, in order."""
     rows = np.concatenate([table for table in tables if len(table)] or tables[:1])
-    return rows if len(rows) <= MOST_KEPT else rows[np.sort(np.argsort(-rows["duration_ns"])[:MOST_KEPT])]
+    return rows if len(rows) <= MAX_KEPT else rows[np.sort(np.argsort(-rows["duration_ns"])[:MAX_KEPT])]

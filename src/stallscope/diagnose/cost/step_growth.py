@@ -32,7 +32,7 @@ _FEWEST_FREE = 3  # degrees of freedom of a slope
 _FEWEST_STEPS = 5  # steps before a release that bound the length of a step
 _FAR = 5.0  # times the median delay from which a delay alone would determine a slope
 _TOGETHER = 0.5  # correlation of the delays of ranks that share a reason
-_MOST_QUIET = 256
+_MAX_QUIET = 256
 _NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
 
 
@@ -161,9 +161,9 @@ def baseline_before(
     if known is None:
         return new
     return Baseline(
-        n_steps=np.append(known.n_steps, new.n_steps)[-_MOST_QUIET:],
-        kind=np.append(known.kind, new.kind)[-_MOST_QUIET:],
-        length_ns=np.append(known.length_ns, new.length_ns)[-_MOST_QUIET:],
+        n_steps=np.append(known.n_steps, new.n_steps)[-_MAX_QUIET:],
+        kind=np.append(known.kind, new.kind)[-_MAX_QUIET:],
+        length_ns=np.append(known.length_ns, new.length_ns)[-_MAX_QUIET:],
         is_step=parts.is_step,
         step_at_most_ns=min(known.step_at_most_ns, new.step_at_most_ns),
     )

@@ -20,7 +20,7 @@ _ROWS_IN_BLOCK = 32
 _PROMPT_NS = 200_000  # releases that follow the ends of collectives scatter by less than this
 _FEWEST = 8
 _BLOCKS_FOR_DRIFT = 24
-_MOST_DRIFT = 1e-3  # more is an effect of odd times, not of a clock
+_MAX_DRIFT = 1e-3  # more is an effect of odd times, not of a clock
 _NO_BOUND_NS = 1e18  # beyond any difference of two offsets of one pair of clocks
 
 
@@ -158,7 +158,7 @@ def _drift(ts: Array, bound: Array, tightest: np.ufunc) -> float:
     value, times = tightest.reduceat(bound, starts), ts[starts].astype(np.float64)
     i, j = np.triu_indices(n_blocks, k=max(n_blocks // 4, 1))
     drift = float(np.median((value[j] - value[i]) / np.maximum(times[j] - times[i], 1.0)))
-    return drift if abs(drift) <= _MOST_DRIFT else 0.0
+    return drift if abs(drift) <= _MAX_DRIFT else 0.0
 
 
 def _nearby(bound: Array, tightest: np.ufunc) -> Array:

@@ -20,7 +20,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 
-_MOST_ORDERS = 32  # compared with each other
+_MAX_ORDERS = 32  # compared with each other
 _AT_WORK = frozenset(
     {
         *(Category.ON_CPU, Category.PREEMPTED, Category.IO, Category.FAULT),
@@ -162,7 +162,7 @@ def _orders_differ(timeline: Timeline, programs: Programs) -> bool:
     for program in np.unique(programs.program):
         members = np.flatnonzero(programs.program == program)
         orders = sorted({_since_release(timeline, programs, int(process)) for process in members})[
-            :_MOST_ORDERS
+            :_MAX_ORDERS
         ]
         if any(_crosses(first, second) for first in orders for second in orders):
             return True

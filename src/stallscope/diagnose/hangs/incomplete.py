@@ -22,10 +22,10 @@ from stallscope.events.names import SYNCHRONISING_OPS, CollectiveFlag, Op
 from stallscope.events.trace import Trace
 
 _OPEN = CollectiveFlag.OPEN | CollectiveFlag.NOT_STARTED
-_MOST_BEHIND = (
+_MAX_BEHIND = (
     0.5  # share of the ranks behind their peers' completions from which on the counters are considered wrong
 )
-_MOST_SILENT = 0.5  # share of the ranks without a dump from which on a missing dump is not evidence
+_MAX_SILENT_SHARE = 0.5  # share of the ranks without a dump from which on a missing dump is not evidence
 
 Process = int
 Round = tuple[int, int]
@@ -96,7 +96,7 @@ def standstill(trace: Trace) -> Standstill | None:
         stuck=frozenset(stuck),
     )
     held_by |= {p: why[p] for p in ends}
-    if len(state.silent) > _MOST_SILENT * state.n_processes or _is_silence_doubtful(held_by):
+    if len(state.silent) > _MAX_SILENT_SHARE * state.n_processes or _is_silence_doubtful(held_by):
         held_by = {p: reason for p, reason in held_by.items() if reason != "no_dump"}
     if held_by and (ahead := _ran_ahead(state, held_by)):
         held = _standstill(state, strong, held_by)
@@ -208,7 +208,7 @@ def _stuck_themselves(state: _State) -> dict[Process, str]:
 def _never_started(state: _State) -> set[Process]:
     """Processes whose GPU has started none of the open calls, while the GPUs of others have."""
     not_started = state.busy - state.started
-    return not_started if len(not_started) <= _MOST_BEHIND * state.n_processes else set()
+    return not_started if len(not_started) <= _MAX_BEHIND * state.n_processes else set()
 
 
 def _behind(state: _State) -> set[Process]:
@@ -222,7 +222,7 @@ def _behind(state: _State) -> set[Process]:
         for seq, (op, _) in rounds.items()
         if op in SYNCHRONISING_OPS and seq <= furthest.get(comm, UNKNOWN)
     }
-    return behind if len(behind) <= _MOST_BEHIND * state.n_processes else set()
+    return behind if len(behind) <= _MAX_BEHIND * state.n_processes else set()
 
 
 def _waits(state: _State, stuck: set[Process]) -> tuple[dict[Node, set[Node]], dict[Process, str]]:

@@ -20,7 +20,7 @@ from stallscope.events.names import SYNCHRONISING_OPS
 
 _TIMES_AS_LONG = 2.0  # times the baseline, for the sum of the transfers of a step
 _LASTING = 0.5  # share of the steps since the first slow one that must be slow
-_MOST_GROUPS = 0.5  # share of the groups from which the fabric is slow rather than a link
+_MAX_GROUPS = 0.5  # share of the groups from which the fabric is slow rather than a link
 
 
 @dataclass(frozen=True)
@@ -114,4 +114,4 @@ def _is_fabric(slow_links: list[SlowGroup], group: SlowGroup, comm: Array, role:
     """Whether most groups of the same role are slow."""
     same_role = np.unique(comm[role == role[comm == group.comm][0]])
     n_slow = sum(other.comm in same_role for other in slow_links)
-    return n_slow > max(1, _MOST_GROUPS * len(same_role))
+    return n_slow > max(1, _MAX_GROUPS * len(same_role))

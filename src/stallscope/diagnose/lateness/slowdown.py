@@ -19,10 +19,10 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import CATEGORY_NAMES, N_CATEGORIES
 
-_MOST_PROCESSES = 64  # ranks whose ledgers are examined: all ranks changed
+_MAX_PROCESSES = 64  # ranks whose ledgers are examined: all ranks changed
 _STEPS_AHEAD = 64  # steps per sum if hosts run ahead: single steps show only the hosts
-_BLOCK_STEPS, _FEWEST_BLOCKS, _MOST_BLOCKS = 5, 4, 40
-_MOST_ODD = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
+_BLOCK_STEPS, _FEWEST_BLOCKS, _MAX_BLOCKS = 5, 4, 40
+_MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
 _COARSE_CUTS = 128  # cuts tried in a first pass; the second pass tries all cuts near the best
 _FEWEST_BEFORE = 6  # steps before an early change, of which each must be faster than each later step
@@ -91,7 +91,7 @@ def slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown |
 def _is_lasting(values: Array, cut: int, limits: Thresholds) -> bool:
     """Whether the values after the cut are larger by more than the variation of blocks, and for the first time."""
     parts = values[:cut], values[cut:]
-    size = max(min(_BLOCK_STEPS, min(map(len, parts)) // _FEWEST_BLOCKS), len(values) // _MOST_BLOCKS, 1)
+    size = max(min(_BLOCK_STEPS, min(map(len, parts)) // _FEWEST_BLOCKS), len(values) // _MAX_BLOCKS, 1)
     before, after = (_block_medians(part, size) for part in parts)
     low, high = float(np.median(before)), float(np.median(after))
     if min(len(before), len(after)) < 2 or high < (1 + limits.change_share) * low:
@@ -100,7 +100,7 @@ def _is_lasting(values: Array, cut: int, limits: Thresholds) -> bool:
     odd = (before >= middle).mean(), (after <= middle).mean()
     deviations = np.concatenate([before - low, after - high])
     spread = 1.4826 * float(np.median(np.abs(deviations)))
-    return max(odd) <= _MOST_ODD and high - low >= _SPREADS * spread
+    return max(odd) <= _MAX_ODD_SHARE and high - low >= _SPREADS * spread
 
 
 def _block_medians(values: Array, size: int) -> Array:
@@ -114,7 +114,7 @@ def _grown_ns(
 ) -> dict[str, float]:
     """By ledger category, the growth of the median rank's time per step after the cut; the largest first."""
     examined = np.unique(table.process)
-    examined = examined[spread_out(len(examined), _MOST_PROCESSES)]
+    examined = examined[spread_out(len(examined), _MAX_PROCESSES)]
     here = np.flatnonzero(np.isin(table.process, examined) & (table.first_row > 0))
     first, last = table.first_row[here], table.end_row[here] - 1
     here_step = np.searchsorted(steps, table.step[here])

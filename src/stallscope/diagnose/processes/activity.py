@@ -27,7 +27,7 @@ from stallscope.events.trace import Trace
 
 _IDLE_SHARE = 0.9
 _IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
-_LEAST_S = 0.5
+_MIN_S = 0.5
 _PAUSE_NS = 10**9
 _HALF_SECOND_NS = 500_000_000
 _ENOUGH_INTERVALS = 4
@@ -40,7 +40,7 @@ _QUERY_NS = 10**9
 _STEADY_SHARE = 0.7
 """Of the median number of calls: seconds with fewer calls at the beginning and the end count as start and end."""
 
-_LEAST_SEEN = 100
+_MIN_SAMPLES = 100
 """Calls that an estimate needs: its standard error is then below 10 %."""
 
 _TYPICAL_LAUNCH_NS = 15_000
@@ -96,7 +96,7 @@ class Calls:
     @property
     def is_supported(self) -> bool:
         """Whether the record supports a figure."""
-        return self.n_seen > 0 and (not self.is_estimate or self.n_seen >= _LEAST_SEEN)
+        return self.n_seen > 0 and (not self.is_estimate or self.n_seen >= _MIN_SAMPLES)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     active = ~is_idle & ~is_start
     spent = spent_ns[active].sum(axis=0).astype(np.float64)
     seconds = float(spent.sum()) / 1e9
-    if seconds < _LEAST_S:
+    if seconds < _MIN_S:
         return None
     since_ns = int(begin_ns[active][0])
     calls = _calls(_steady(counted, _within(counted["ts_ns"], end_ns, ~active), since_ns), seconds)

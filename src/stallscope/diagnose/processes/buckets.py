@@ -20,7 +20,7 @@ from stallscope.events.names import Category, SampleRole
 
 _BLOCKED = ("locks", "child", "disk", "network", "sleep", "other")
 _TOGETHER = {"launches": "on_cpu"}
-_LEAST_CHILD = 0.02
+_MIN_CHILD_SHARE = 0.02
 _ENOUGH_STACKS = 5
 LEFT = -2
 """System call of a sample whose thread left its wait before the call was read: it counts as the waits at its line."""
@@ -232,7 +232,7 @@ def _stratum(activity: Activity, category: int) -> str:
 
 
 def _stratum_of(activity: Activity, item: str) -> str:
-    if item in _BLOCKED and activity.budget["child"] >= _LEAST_CHILD:
+    if item in _BLOCKED and activity.budget["child"] >= _MIN_CHILD_SHARE:
         return "blocked"
     return _TOGETHER.get(item, item)
 

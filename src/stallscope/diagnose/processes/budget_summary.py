@@ -27,9 +27,9 @@ _CALL_WORDS = {
     "free": "frees",
 }
 _BAR = 24
-_MOST_IN_FULL = 4
-_MOST_IN_LINES = 16
-_LEAST_SHARE = 0.005
+_MAX_IN_FULL = 4
+_MAX_IN_LINES = 16
+_MIN_SHARE = 0.005
 
 
 def as_data(trace: Trace, activities: Sequence[Activity]) -> list[dict[str, Any]]:
@@ -97,10 +97,10 @@ def _locations(process: Activity, role: SampleRole) -> list[dict[str, Any]]:
 
 def lines(activity: Sequence[Mapping[str, Any]]) -> list[str]:
     """The first lines of a report's text: a block per process for few processes, otherwise a line per process."""
-    if len(activity) <= _MOST_IN_FULL:
+    if len(activity) <= _MAX_IN_FULL:
         return [line for process in activity for line in ["", *_block(process)]]
-    shown = [f"  {_name(process)}: {_shares(process)}" for process in activity[:_MOST_IN_LINES]]
-    rest = len(activity) - _MOST_IN_LINES
+    shown = [f"  {_name(process)}: {_shares(process)}" for process in activity[:_MAX_IN_LINES]]
+    rest = len(activity) - _MAX_IN_LINES
     return ["", "Time budget by process", *shown, *([f"  and {rest} more"] if rest > 0 else [])]
 
 
@@ -112,7 +112,7 @@ def _name(process: Mapping[str, Any]) -> str:
 
 def _shares(process: Mapping[str, Any]) -> str:
     top = sorted(process["budget"].items(), key=lambda item: -item[1])[:4]
-    return ", ".join(f"{word(name)} {share:.0%}" for name, share in top if share >= _LEAST_SHARE)
+    return ", ".join(f"{word(name)} {share:.0%}" for name, share in top if share >= _MIN_SHARE)
 
 
 def word(item: str) -> str:
@@ -127,7 +127,7 @@ def _block(process: Mapping[str, Any]) -> list[str]:
     out = [f"{name[0].upper()}{name[1:]}, {process['seconds']:.1f} s{idle}"]
     rows: list[tuple[str, str]] = []
     for i, (item, share) in enumerate(sorted(process["budget"].items(), key=lambda pair: -pair[1])):
-        if share >= _LEAST_SHARE:
+        if share >= _MIN_SHARE:
             rows.append(
                 (
                     "time" if i == 0 else "",

@@ -26,10 +26,10 @@ _MARKS = (Op.SYNC, Op.COPY, Op.GRAPH_LAUNCH)
 CATEGORY_OF = CALL_CATEGORY | {Op.SYNC: Category.DEVICE, Op.STREAM_WAIT: Category.DEVICE}
 
 _NOTHING = 0.001  # of the time
-_LEAST_MARKS = 3  # the steps between fewer marks are not enough for a comparison
+_MIN_MARKS = 3  # the steps between fewer marks are not enough for a comparison
 _COMPLETE = 0.95
 _LONGEST_PATTERN = 6
-_LEAST_PERIODS = 6
+_MIN_PERIODS = 6
 _SIMILAR = 0.2  # durations that differ by less than 20 % on average are similar
 _REPEATS = 0.3
 """A pattern explains the durations if their spread within its positions is below this share of the total spread."""
@@ -90,7 +90,7 @@ def steps_of(trace: Trace, calls: Array) -> Iterable[Steps]:
     for number in range(int(thread[-1]) + 1):
         of_thread = calls[thread == number]
         marks = every_period(*_marks(trace, of_thread))
-        if len(marks) > _LEAST_MARKS:
+        if len(marks) > _MIN_MARKS:
             yield _steps(trace, of_thread, marks)
 
 
@@ -104,7 +104,7 @@ def steps_of_rounds(trace: Trace) -> list[Steps]:
     for process in range(timeline.n_processes):
         starts = first[(first >= timeline.first[process]) & (first < timeline.first[process + 1])]
         ts_ns, ledger_ns = timeline.rows["ts_ns"][starts], timeline.rows["ledger_ns"][starts]
-        if len(starts) > _LEAST_MARKS and ledger_ns.any():
+        if len(starts) > _MIN_MARKS and ledger_ns.any():
             node, pid = int(timeline.node[process]), int(timeline.pid[process])
             spent_ns = np.maximum(np.diff(ledger_ns, axis=0), 0).astype(np.float64)
             out.append(Steps(node, pid, pid, ts_ns[:-1], np.diff(ts_ns), spent_ns))
@@ -115,7 +115,7 @@ def _marks(trace: Trace, calls: Array) -> tuple[Array, Array]:
     """Entries and durations of the first kind of call that is frequent enough and recorded completely."""
     for op in _MARKS:
         of_kind = calls[calls["op"] == op]
-        if len(of_kind) > _LEAST_MARKS and _is_complete(trace, calls, op):
+        if len(of_kind) > _MIN_MARKS and _is_complete(trace, calls, op):
             return of_kind["ts_ns"], of_kind["duration_ns"]
     return np.array([], np.int64), np.array([], np.int64)
 
@@ -136,12 +136,12 @@ def every_period(marks: Array, duration_ns: Array) -> Array:
 
     A step with two waits of different length has two marks, so a step is two intervals.
     """
-    if len(marks) < 2 * _LEAST_PERIODS:
+    if len(marks) < 2 * _MIN_PERIODS:
         return marks
     length = np.log(np.maximum(duration_ns, 1).astype(np.float64))
     spread = _spread(length, 1)
     for n in range(2, _LONGEST_PATTERN + 1):
-        if len(length) >= _LEAST_PERIODS * n and spread > _SIMILAR and _spread(length, n) < _REPEATS * spread:
+        if len(length) >= _MIN_PERIODS * n and spread > _SIMILAR and _spread(length, n) < _REPEATS * spread:
             return marks[::n]
     return marks
 

@@ -35,7 +35,7 @@ LABELS: Mapping[Category, str] = {
 }
 NOT_RECORDED = "not recorded"
 _USEFUL = (Category.ON_CPU, Category.WAIT_GPU, Category.DEVICE, Category.LAUNCH, Category.COPY)
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Budget:
         if not self.is_recorded:
             return f"Time budget: {NOT_RECORDED} (the source has no time ledger)."
         parts = [
-            f"{share:.0%} {self.label(name)}" for name, share in self.shares.items() if share >= _LEAST_SHARE
+            f"{share:.0%} {self.label(name)}" for name, share in self.shares.items() if share >= _MIN_SHARE
         ]
         subject = "the process" if self.n_processes == 1 else f"{self.n_processes} ranks"
         return f"Time budget of {subject}: {', '.join(parts)}."
@@ -101,7 +101,7 @@ def budget(
         for i in np.argsort(-by_category, kind="stable").tolist()
     }
     remainder = round(1.0 - float(by_category.sum()), 4)
-    if remainder >= _LEAST_SHARE:
+    if remainder >= _MIN_SHARE:
         shares[NOT_RECORDED] = remainder
     return Budget(
         shares={

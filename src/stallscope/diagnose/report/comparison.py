@@ -11,7 +11,7 @@ from typing import Any
 from stallscope.diagnose.report.evidence import SLOWNESS
 from stallscope.events.names import CATEGORY_NAMES
 
-_LEAST_POINTS = 0.01
+_MIN_POINTS = 0.01
 """A budget category that changed by less than one point of its share is not listed."""
 
 MAX_GROWTH = 0.05
@@ -86,7 +86,7 @@ class Comparison:
         deltas = {
             name: self.after.budget.get(name, 0.0) - self.before.budget.get(name, 0.0) for name in names
         }
-        wanted = {name: delta for name, delta in deltas.items() if abs(delta) >= _LEAST_POINTS}
+        wanted = {name: delta for name, delta in deltas.items() if abs(delta) >= _MIN_POINTS}
         return dict(sorted(wanted.items(), key=lambda part: -abs(part[1])))
 
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 from stallscope.diagnose.report.verdict import Verdict
 
-_MOST_FRAMES = 6
+_MAX_FRAMES = 6
 
 
 def identity_text(verdict: Verdict) -> str:
@@ -21,8 +21,8 @@ def short_frame(frame: str) -> str:
 def stack_text(frames: list[str]) -> str:
     """A stack in one line, innermost frame first, without the interpreter's own frames."""
     shown = [frame for frame in frames if not frame.startswith("<frozen ")] or frames
-    more = f" <- {len(shown) - _MOST_FRAMES} more" if len(shown) > _MOST_FRAMES else ""
-    return " <- ".join(short_frame(frame) for frame in shown[:_MOST_FRAMES]) + more
+    more = f" <- {len(shown) - _MAX_FRAMES} more" if len(shown) > _MAX_FRAMES else ""
+    return " <- ".join(short_frame(frame) for frame in shown[:_MAX_FRAMES]) + more
 
 
 def ranks_text(ranks: list[int]) -> str:

@@ -6,7 +6,7 @@ from stallscope.diagnose.report.phrases import identity_text, ms_text, name_text
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.counted import counted
 
-_MOST_RANKS = 12
+_MAX_RANKS = 12
 
 
 def summary(verdict: Verdict) -> str:
@@ -59,7 +59,7 @@ def _subject(verdict: Verdict) -> str:
             f" and {len(verdict.nodes) - 4} more" if verdict.nodes[4:] else ""
         )
         ranks = (
-            f"{len(verdict.ranks)} ranks" if len(verdict.ranks) > _MOST_RANKS else ranks_text(verdict.ranks)
+            f"{len(verdict.ranks)} ranks" if len(verdict.ranks) > _MAX_RANKS else ranks_text(verdict.ranks)
         )
         return f"Node{'s' if len(verdict.nodes) > 1 else ''} {named} ({ranks})"
     return f"Rank {verdict.ranks[0]}{identity_text(verdict)}"

@@ -13,7 +13,7 @@ from stallscope.events.counted import counted
 
 __all__ = ["headline", "report", "summary"]
 
-_MOST_STACKS = 4
+_MAX_STACKS = 4
 
 
 def report(result: Report) -> str:
@@ -190,7 +190,7 @@ def _code(verdict: Verdict) -> list[str]:
     doing = verdict.evidence.doing or []
     return [
         (f"rank {activity.rank}: " if len(doing) > 1 else "") + stack_text(activity.stack)
-        for activity in doing[:_MOST_STACKS]
+        for activity in doing[:_MAX_STACKS]
         if activity.stack
     ]
 

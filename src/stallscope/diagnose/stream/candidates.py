@@ -7,7 +7,7 @@ from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import evaluation as evaluations
 from stallscope.diagnose.stream.evaluation import Evaluation
-from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS, History, quiet_steps
+from stallscope.diagnose.stream.history import MIN_QUIET_STEPS, History, quiet_steps
 from stallscope.diagnose.stream.incidents import Candidate, Incidents, worded
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.verdicts import (
@@ -71,7 +71,7 @@ def of_evaluation(
     ]
     if faults.stage:
         verdict = worded(stage(result, history))
-        out.append(Candidate(STAGE, frozenset(), verdict, -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS))
+        out.append(Candidate(STAGE, frozenset(), verdict, -1, MIN_QUIET_STEPS, _CONFIRM_STAGE_STEPS))
     if faults.uneven:
         out += _moves(result, history, named=taken, only_since=True)
     out += _once(result, history)
@@ -116,13 +116,13 @@ def report(
 
 def claimed(verdict: Verdict) -> Candidate:
     """Several processes with the same rank: no other verdict on the job is reliable."""
-    return Candidate(CLAIMED, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS)
+    return Candidate(CLAIMED, frozenset(), worded(verdict), -1, MIN_QUIET_STEPS)
 
 
 def mismatched(verdict: Verdict) -> Candidate:
     """The candidate for a round that ranks entered with different calls."""
     sort = f"mismatch {verdict.comm_hash} {verdict.first_round}"
-    return Candidate(sort, frozenset(), verdict, -1, LEAST_QUIET_STEPS)
+    return Candidate(sort, frozenset(), verdict, -1, MIN_QUIET_STEPS)
 
 
 def stage(result: Evaluation, history: History) -> Verdict:
@@ -201,13 +201,13 @@ def _moves_on_devices(result: Evaluation) -> list[Candidate]:
     """The candidate for delays that move between GPUs, from the remaining rows."""
     assert result.faults.uneven is not None
     verdict = imbalance.moving(result.faults, result.faults.uneven, result.examined)
-    return [Candidate(MOVES, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_SMALL_STEPS)]
+    return [Candidate(MOVES, frozenset(), worded(verdict), -1, MIN_QUIET_STEPS, _CONFIRM_SMALL_STEPS)]
 
 
 def _uncertain(result: Evaluation) -> list[Candidate]:
     """Candidates for clear late steps that may be chance; they must persist for many steps."""
     return [
-        Candidate(UNSURE, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
+        Candidate(UNSURE, frozenset(), worded(verdict), -1, MIN_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
         for verdict in inconclusive.doubtful(result.faults, result.examined)
     ]
 
@@ -237,7 +237,7 @@ def _once(result: Evaluation, history: History) -> list[Candidate]:
                 _processes(result, {process}),
                 worded(verdict),
                 step,
-                LEAST_QUIET_STEPS,
+                MIN_QUIET_STEPS,
                 _CONFIRM_STEPS,
             )
         )
@@ -248,7 +248,7 @@ def _links(result: Evaluation) -> list[Candidate]:
     """Candidates for slow links, by communicator."""
     return [
         Candidate(
-            f"link {verdict.comm_hash}", frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STEPS
+            f"link {verdict.comm_hash}", frozenset(), worded(verdict), -1, MIN_QUIET_STEPS, _CONFIRM_STEPS
         )
         for verdict in change.slow_links(result.case)
     ]
@@ -264,7 +264,7 @@ def _slow(result: Evaluation, incidents: Incidents) -> list[Candidate]:
         if result.case.step_ns / 1e6 >= before + _STILL_SLOW * (after - before):
             verdicts = [was]
     return [
-        Candidate(SLOW, frozenset(), worded(verdict), -1, LEAST_QUIET_STEPS, _CONFIRM_STEPS)
+        Candidate(SLOW, frozenset(), worded(verdict), -1, MIN_QUIET_STEPS, _CONFIRM_STEPS)
         for verdict in verdicts
     ]
 

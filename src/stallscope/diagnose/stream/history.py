@@ -5,16 +5,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stallscope.diagnose.cost.delays import MOST_KEPT, Delays, total
+from stallscope.diagnose.cost.delays import MAX_KEPT, Delays, total
 from stallscope.diagnose.cost.step_growth import Baseline
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream.job_members import ProcessKey
 
-LEAST_QUIET_STEPS = 20
+MIN_QUIET_STEPS = 20
 _QUIET_GAPS = 4
 _FAR_GAPS = 8
-_MOST_OVER = 64
+_MAX_CLOSED = 64
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Tracks:
                 process, beyond = beyond, beyond + 1
             late_steps += [_of(late_step, process) for part in kept for late_step in part.late]
         late_steps.sort(key=lambda late_step: late_step.step)
-        return late_steps[-MOST_KEPT:]
+        return late_steps[-MAX_KEPT:]
 
 
 @dataclass
@@ -107,7 +107,7 @@ class History:
 
     def add_over(self, verdict: Verdict) -> None:
         """Keep the verdict of a closed incident."""
-        self.over = [*self.over, verdict][-_MOST_OVER:]
+        self.over = [*self.over, verdict][-_MAX_CLOSED:]
 
 
 def quiet_steps(steps: np.ndarray) -> int:
@@ -117,11 +117,7 @@ def quiet_steps(steps: np.ndarray) -> int:
     about as many as a rank needs to be named.
     """
     gaps = np.diff(np.unique(steps))
-    return (
-        max(LEAST_QUIET_STEPS, _QUIET_GAPS * round(float(np.median(gaps))))
-        if len(gaps)
-        else LEAST_QUIET_STEPS
-    )
+    return max(MIN_QUIET_STEPS, _QUIET_GAPS * round(float(np.median(gaps)))) if len(gaps) else MIN_QUIET_STEPS
 
 
 def is_far(before: int, steps: np.ndarray) -> bool:
@@ -129,7 +125,7 @@ def is_far(before: int, steps: np.ndarray) -> bool:
     gaps = np.diff(np.unique(steps))
     if not len(gaps):
         return False
-    return int(steps[0]) - before > max(LEAST_QUIET_STEPS, _FAR_GAPS * float(np.median(gaps)))
+    return int(steps[0]) - before > max(MIN_QUIET_STEPS, _FAR_GAPS * float(np.median(gaps)))
 
 
 def _of(late_step: LateStep, process: int) -> LateStep:

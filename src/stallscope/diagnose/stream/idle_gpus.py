@@ -14,7 +14,7 @@ from stallscope.events.trace import Trace
 
 _SILENT_NS = 600_000_000_000
 """An agent repeats a row every minute; after this time without a row, the state is unknown."""
-_MOST_ROWS = 1 << 14
+_MAX_ROWS = 1 << 14
 
 
 @dataclass
@@ -35,7 +35,7 @@ class IdleGpus:
         rows = np.concatenate([self._rows, batch.idle_gpus])
         rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
         _, last = np.unique(rows[["node", "holder", "gpu"]][::-1], return_index=True)
-        self._rows = rows[len(rows) - 1 - last][-_MOST_ROWS:]
+        self._rows = rows[len(rows) - 1 - last][-_MAX_ROWS:]
         self._at_ns |= dict.fromkeys(np.unique(batch.idle_gpus["node"]).tolist(), at_ns)
 
     def changes(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:

@@ -16,7 +16,7 @@ NO_MORE_EVENTS = "the job sent no more events"
 EVENTS_ENDED = "the events have ended"
 TRACE_ENDED = "the trace has ended"
 _UNOBSERVED = frozenset({NO_MORE_EVENTS, EVENTS_ENDED, TRACE_ENDED})
-_MOST_OVER = 256  # ids of closed incidents that are kept: none of these incidents opens again
+_MAX_CLOSED = 256  # ids of closed incidents that are kept: none of these incidents opens again
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Incidents:
     """The incidents of one job."""
 
     open: list[Incident] = field(default_factory=list)
-    _over: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_OVER))
+    _over: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_CLOSED))
     _waiting: dict[tuple[str, frozenset[ProcessKey]], int] = field(default_factory=dict)
 
     def of(self, sort: str, processes: frozenset[ProcessKey]) -> Incident | None:

@@ -8,7 +8,7 @@ import numpy as np
 from stallscope.events.layout import GPU_PROCESSES, GPUS, HOST_EVENTS, SENT_TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
-_MOST_READINGS = 8  # of a node's clock: early readings far apart, late readings close together
+_MAX_READINGS = 8  # of a node's clock: early readings far apart, late readings close together
 _TIMES = ("ts_ns", "ended_ns")
 _UNTIMED = frozenset({"processes", "communicators", "owners", "idle_gpus", "gpus", "gpu_processes"})
 """Tables whose rows do not show the time of their node's latest event."""
@@ -115,7 +115,7 @@ class Nodes:
             return
         kept.append(clock)
         kept.sort(key=lambda clock: clock.monotonic_ns)
-        if len(kept) > _MOST_READINGS:
+        if len(kept) > _MAX_READINGS:
             gaps = [kept[i + 1].monotonic_ns - kept[i - 1].monotonic_ns for i in range(1, len(kept) - 1)]
             del kept[1 + gaps.index(min(gaps))]
 

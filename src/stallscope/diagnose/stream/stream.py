@@ -25,7 +25,7 @@ from stallscope.diagnose.verdicts.by_job import together
 from stallscope.events.layout import JOB_TABLES, Array
 from stallscope.events.trace import Trace
 
-_MOST_ENDED = 32
+_MAX_ENDED = 32
 _PASS_NS = 250_000_000  # least time between two checks for hangs and ended jobs
 
 
@@ -198,9 +198,9 @@ class Stream:
             changes += job.standstill(self._nodes, at_ns, is_last=True)
             changes += job.failed(self._nodes, at_ns, is_last=True)
         changes += job.end(at_ns, reason)
-        self._ended_states = [*self._ended_states, job.state(self._nodes, at_ns, is_over=True)][-_MOST_ENDED:]
+        self._ended_states = [*self._ended_states, job.state(self._nodes, at_ns, is_over=True)][-_MAX_ENDED:]
         if job.rows.n_all:
-            self._ended = [*self._ended, job.report(self._nodes, at_ns)][-_MOST_ENDED:]
+            self._ended = [*self._ended, job.report(self._nodes, at_ns)][-_MAX_ENDED:]
         self._members.forget(job.members)
         del self._jobs[group]
         return job.named(changes)

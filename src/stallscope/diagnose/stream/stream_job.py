@@ -44,8 +44,8 @@ _EVERY_BEHIND = 2  # ... and where the stream is behind
 _GROWTH = 1.5  # a job with too few steps is evaluated again with this many times the rows
 _QUIET_NS = 2_000_000_000  # agents send about once a second
 _RARELY_NS = 50_000  # for each row: evaluations of quiet jobs use a few percent of a core
-_LEAST_ROWS = 12  # of each process: fewer show no pattern
-_MOST_ONCE = 8  # long delays of a rank that happened once
+_MIN_ROWS = 12  # of each process: fewer show no pattern
+_MAX_ONE_OFF_DELAYS = 8  # long delays of a rank that happened once
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
 
 
@@ -151,7 +151,7 @@ class Job:
         is_behind: rows wait, so periodic evaluations are fewer.
         """
         n = self.rows.n
-        if not self._n_since or n < max(_LEAST_ROWS * max(len(self.members), 1), self._enough_rows):
+        if not self._n_since or n < max(_MIN_ROWS * max(len(self.members), 1), self._enough_rows):
             return False
         every = _EVERY_BEHIND if is_behind else _EVERY
         is_worth = self.trigger.is_due or self._n_since * every >= n + _FIXED_ROWS
@@ -160,7 +160,7 @@ class Job:
     def is_quiet(self, at_ns: int) -> bool:
         """Whether rows that no evaluation has examined are the last for now, so that verdicts may be out of date."""
         n = self.rows.n
-        if not self._n_since or n < _LEAST_ROWS * max(len(self.members), 1):
+        if not self._n_since or n < _MIN_ROWS * max(len(self.members), 1):
             return False
         if at_ns - self.latest_at_ns < _QUIET_NS:
             return False
@@ -566,7 +566,9 @@ class Job:
             late_step for late_step in late if (late_step.process, late_step.step) in result.once
         ]:
             track = history.late.track(case.process_key(late_step.process))
-            track.once = [*track.once, delays_by_process(case, [late_step])[late_step.process]][-_MOST_ONCE:]
+            track.once = [*track.once, delays_by_process(case, [late_step])[late_step.process]][
+                -_MAX_ONE_OFF_DELAYS:
+            ]
         late = [late_step for late_step in late if (late_step.process, late_step.step) not in result.once]
         for is_over, is_named in product((True, False), (True, False)):
             part = [

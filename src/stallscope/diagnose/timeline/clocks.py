@@ -14,7 +14,7 @@ from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.timeline.node_rounds import NodeRounds, meetings
 from stallscope.diagnose.timeline.offsets import (
     FEWEST,
-    LEAST_ERROR_NS,
+    MIN_ERROR_NS,
     SAME_CLOCK,
     WALL_ERROR_NS,
     Evidence,
@@ -105,7 +105,7 @@ def _closest(
         other = read[node]
         at = (other.monotonic_ns - other.wall_ns) - (first.monotonic_ns - first.wall_ns)
         ago_ns = max(other.monotonic_ns - latest_ns[node], 0)
-        error = first.error_ns + other.error_ns + _DRIFT * ago_ns + LEAST_ERROR_NS
+        error = first.error_ns + other.error_ns + _DRIFT * ago_ns + MIN_ERROR_NS
         if node not in out or error < out[node].error_ns:
             out[node] = Offset(float(at), 0.0, float(other.monotonic_ns), float(error))
     return out
@@ -171,7 +171,7 @@ def _root(met: NodeRounds, start: int) -> int:
     edges = np.flatnonzero(np.diff(index)) + 1
     host = np.array([np.median(part) for part in np.split(met.host_ns[usable], edges)])
     apart = np.abs(host - np.sort(host)[(len(host) - 1) // 2])
-    return int(nodes[np.flatnonzero(apart <= LEAST_ERROR_NS)[0]])
+    return int(nodes[np.flatnonzero(apart <= MIN_ERROR_NS)[0]])
 
 
 def _tree(met: NodeRounds, root: int, *, readings: Readings) -> dict[int, tuple[int, Evidence]]:

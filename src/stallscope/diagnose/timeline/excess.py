@@ -19,7 +19,7 @@ from stallscope.events.names import N_CATEGORIES
 _COUNTS = ("n_syncs", "n_allocs", "n_copies", "n_launches")
 _FEW_CALLS = 0.1  # share of the calls up to which only their rows are examined
 _QUERIED_AT_ONCE = 1 << 12  # rows whose peers are looked up at once: some million rows
-_MOST_PEERS = 512  # the median of this many peers is as accurate as the median of all
+_MAX_PEERS = 512  # the median of this many peers is as accurate as the median of all
 
 
 def excess_ns(timeline: Timeline, programs: Programs, value_ns: Array) -> Array:
@@ -93,7 +93,7 @@ def medians_in_calls(programs: Programs, value: Array, rows: Array) -> Array:
 def _baseline_ns(timeline: Timeline, programs: Programs, value: Array, rows: Array) -> Array:
     """For some rows the median over processes and steps of a value at the same position of the program's step.
 
-    The median is over all steps of up to _MOST_PEERS processes; NaN where none of them has that position.
+    The median is over all steps of up to _MAX_PEERS processes; NaN where none of them has that position.
     """
     first = first_of_steps(timeline, programs)
     some = _some_rows(timeline, programs)
@@ -116,7 +116,7 @@ def ledger_excess_ns(timeline: Timeline, programs: Programs, rows: Array) -> tup
     """The excess over the peers in the interval of each of some rows, by ledger category.
 
     Returns float64 (k, N_CATEGORIES) ns by category, and float64 (k, 4) extra synchronise calls, allocations, copies
-    and launches; 0 for intervals that are not whole. Peers make the same calls; at most _MOST_PEERS are compared.
+    and launches; 0 for intervals that are not whole. Peers make the same calls; at most _MAX_PEERS are compared.
     A process without peers is compared with its own other steps.
     """
     excess = np.zeros((len(rows), N_CATEGORIES + len(_COUNTS)))
@@ -167,11 +167,11 @@ def _peers(timeline: Timeline, programs: Programs, rows: Array) -> list[Array]:
 
 
 def _some_rows(timeline: Timeline, programs: Programs) -> Array:
-    """All rows of up to _MOST_PEERS processes of each program, evenly spread: int64, sorted."""
+    """All rows of up to _MAX_PEERS processes of each program, evenly spread: int64, sorted."""
     is_chosen = np.zeros(timeline.n_processes, bool)
     for program in range(len(programs.has_steps)):
         members = np.flatnonzero(programs.program == program)
-        is_chosen[members[spread_out(len(members), _MOST_PEERS)]] = True
+        is_chosen[members[spread_out(len(members), _MAX_PEERS)]] = True
     chosen = np.flatnonzero(is_chosen)
     if len(chosen) == timeline.n_processes:
         return np.arange(len(timeline.rows))

@@ -28,7 +28,7 @@ _ENDS_TOGETHER_NS = 100_000  # a collective ends on all ranks within this time
 _FEWEST_RELEASES = 5  # releases that each wrong shift must contradict before a shift is confirmed
 _REACH = 128  # shifts tried around the shift at which both captures contain the last round
 _COMPARED = 512  # arrivals compared
-_MOST_ROUNDS = 1 << 20  # numbers of rounds of a communicator in one comparison: a damaged number may be any
+_MAX_ROUNDS = 1 << 20  # numbers of rounds of a communicator in one comparison: a damaged number may be any
 _SAME_CALLS = 0.9
 _WAITS_DIFFER = 0.2  # share of the waits that may be after different calls of the program
 _MAY_DIFFER = 1  # calls: a rank may make one wrong call; a shift by a call makes at least two calls differ
@@ -435,7 +435,7 @@ class _Pairing:
 def _possible(reference: _Unit, unit: _Unit, *, fixed: int | None) -> list[_Pairing]:
     """The shifts at which nearly all calls are equal, near the shift at which both records end with the same round."""
     newest = int(reference.seq.max())
-    recent = np.flatnonzero(reference.seq > newest - _MOST_ROUNDS)
+    recent = np.flatnonzero(reference.seq > newest - _MAX_ROUNDS)
     first = int(reference.seq[recent].min())
     at = np.full(newest - first + 1, -1)
     at[reference.seq[recent] - first] = recent

@@ -17,10 +17,10 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Clock
 
 FEWEST = 5  # shared releases of two nodes from which on their times count as evidence
-LEAST_ERROR_NS = 50_000.0  # releases of one collective differ by this much between GPUs, steadily
+MIN_ERROR_NS = 50_000.0  # releases of one collective differ by this much between GPUs, steadily
 WALL_ERROR_NS = 5_000_000.0  # machines synchronised by NTP differ by less
 _DRIFT_SPAN_NS = 1_000_000_000  # shorter periods cannot show a drift
-_MOST_DRIFT = 2e-4  # two wall-clock readings that differ by more were taken around a step of the clock
+_MAX_DRIFT = 2e-4  # two wall-clock readings that differ by more were taken around a step of the clock
 _N_WINDOWS = 8
 
 
@@ -101,7 +101,7 @@ def combined(shown: Evidence, by_wall: Offset | None, *, wall_error_ns: float) -
     line = shown.releases or by_wall
     if shown.is_exact:
         return shown.releases
-    if line is None or shown.low_ns > shown.high_ns + 2 * LEAST_ERROR_NS:
+    if line is None or shown.low_ns > shown.high_ns + 2 * MIN_ERROR_NS:
         return shown.releases or shown.bounds  # the line drifts away from the bounds: they cannot be compared
     hard = shown.low_ns, shown.high_ns
     kinds = []
@@ -120,13 +120,11 @@ def combined(shown: Evidence, by_wall: Offset | None, *, wall_error_ns: float) -
     else:
         low, high = low.min(), high.max()
     low, high = max(low, hard[0]), min(high, hard[1])
-    return replace(
-        line, at_ns=line.at_ns + (low + high) / 2, error_ns=max(abs(high - low) / 2, LEAST_ERROR_NS)
-    )
+    return replace(line, at_ns=line.at_ns + (low + high) / 2, error_ns=max(abs(high - low) / 2, MIN_ERROR_NS))
 
 
 def _overlap(first: tuple[float, float], second: tuple[float, float]) -> bool:
-    return first[0] <= second[1] + LEAST_ERROR_NS and second[0] <= first[1] + LEAST_ERROR_NS
+    return first[0] <= second[1] + MIN_ERROR_NS and second[0] <= first[1] + MIN_ERROR_NS
 
 
 def _common(met: NodeRounds, reference: slice, other: slice) -> tuple[Array, Array]:
@@ -155,7 +153,7 @@ def _by_releases(t_ns: Array, difference_ns: Array) -> Offset:
     flat = difference_ns - drift * (t_ns - since)
     at = float(np.median(flat))
     error = 1.4826 * float(np.median(np.abs(flat - at)))
-    return Offset(at, drift, since, max(error, LEAST_ERROR_NS))
+    return Offset(at, drift, since, max(error, MIN_ERROR_NS))
 
 
 def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
@@ -183,7 +181,7 @@ def _by_bounds(t_ns: Array, low_ns: Array, high_ns: Array) -> Offset | None:
             drift = 0.0  # within the width of the bounds
     flat = drift * (times - since)
     low, high = float((lows - flat).max()), float((highs - flat).min())
-    return Offset((low + high) / 2, drift, since, max(abs(high - low) / 2, LEAST_ERROR_NS))
+    return Offset((low + high) / 2, drift, since, max(abs(high - low) / 2, MIN_ERROR_NS))
 
 
 def by_wall_clocks(clocks: Sequence[Clock]) -> dict[int, tuple[Clock, Clock]]:
@@ -206,6 +204,6 @@ def wall_offset(
     )
     run = other[1].monotonic_ns - other[0].monotonic_ns
     drift = (end - begin) / run if run >= _DRIFT_SPAN_NS else 0.0
-    if abs(drift) > _MOST_DRIFT:
+    if abs(drift) > _MAX_DRIFT:
         return Offset(end, 0.0, float(other[1].monotonic_ns), error_ns + abs(end - begin))
     return Offset(begin, drift, float(other[0].monotonic_ns), error_ns)

@@ -21,7 +21,9 @@ _SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of on
 _SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
 _FEW = 3  # calls that may be missing by chance, as lost records
 _LOST, _BY_CHANCE = 0.02, 4  # or this share of lost records, times this many standard deviations
-_MOST_ALONE = 256  # more single processes are not a coincidence, and each would be compared with all
+_MAX_SINGLE_PROCESSES = (
+    256  # more single processes are not a coincidence, and each would be compared with all
+)
 _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096
@@ -147,7 +149,7 @@ def _with_companions(program: Array, pairs: Array) -> Array:
     """
     size, out = np.bincount(program), program.copy()
     alone = np.flatnonzero(size[program] == 1).tolist()
-    if len(alone) > _MOST_ALONE or not (size > 1).any():
+    if len(alone) > _MAX_SINGLE_PROCESSES or not (size > 1).any():
         return out
     for process in alone:
         common = np.minimum(pairs, pairs[process]).sum(axis=1)

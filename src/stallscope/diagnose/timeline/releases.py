@@ -8,9 +8,7 @@ import numpy as np
 from stallscope.events.columns import is_one_value
 from stallscope.events.layout import UNKNOWN, Array
 
-_MOST_AHEAD_NS = (
-    60_000_000_000  # a host is never this far ahead of its GPU: such times are from another clock
-)
+_MAX_AHEAD_NS = 60_000_000_000  # a host is never this far ahead of its GPU: such times are from another clock
 
 
 def released(ts_ns: Array, leave_ns: Array, first: Array) -> tuple[Array, Array]:
@@ -58,6 +56,6 @@ def ends_on_host_clock(ts_ns: Array, gpu_start_ns: Array, gpu_end_ns: Array) -> 
         return None
     known = (gpu_start_ns != UNKNOWN) & (gpu_end_ns != UNKNOWN)
     after_ns = (gpu_start_ns - ts_ns)[known]
-    if not len(after_ns) or after_ns.min() < 0 or after_ns.max() > _MOST_AHEAD_NS:
+    if not len(after_ns) or after_ns.min() < 0 or after_ns.max() > _MAX_AHEAD_NS:
         return None
     return np.where(known, gpu_end_ns, UNKNOWN)

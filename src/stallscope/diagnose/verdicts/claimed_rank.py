@@ -14,7 +14,7 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.trace import Trace
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def verdicts(case: Case) -> list[Verdict]:
@@ -51,8 +51,8 @@ def verdict(trace: Trace, claims: list[tuple[int, int, int]], since_ns: int) -> 
         since_ns=wall_ns(trace, claims[0][1], since_ns),
         n_incidents=1,
         confidence=0.5,
-        abstained_because="; ".join(_claim(processes, rank) for rank in ranks[:_MOST_NAMED])
-        + (f"; and {len(ranks) - _MOST_NAMED} more ranks" if len(ranks) > _MOST_NAMED else ""),
+        abstained_because="; ".join(_claim(processes, rank) for rank in ranks[:_MAX_NAMED])
+        + (f"; and {len(ranks) - _MAX_NAMED} more ranks" if len(ranks) > _MAX_NAMED else ""),
         advice=[
             "Give each process of a job its own rank (RANK), or trace only one of the two jobs (trace --pid).",
         ],
@@ -66,7 +66,7 @@ def _claim(processes: list[ClaimingProcess], rank: int) -> str:
         for process in processes
         if process.rank == rank
     ]
-    return f"processes {' and '.join(claimants[:_MOST_NAMED])} claim rank {rank}"
+    return f"processes {' and '.join(claimants[:_MAX_NAMED])} claim rank {rank}"
 
 
 def _overlap(case: Case, processes: list[int]) -> bool:

@@ -19,7 +19,7 @@ from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
 
-_MOST_LATER = 16
+_MAX_LATER_FAILURES = 16
 
 
 def with_failures(trace: Trace, report: Report) -> Report:
@@ -45,7 +45,7 @@ def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
         function=function,
         n_failed_calls=first.n,
         asked_bytes=int(first.row["count_bytes"]) if is_refused else None,
-        also_failed_later=[_later(trace, first, failure) for failure in later[:_MOST_LATER]] or None,
+        also_failed_later=[_later(trace, first, failure) for failure in later[:_MAX_LATER_FAILURES]] or None,
     )
     verdict = Verdict(
         kind="failure",

@@ -28,7 +28,7 @@ from stallscope.events.layout import Array
 from stallscope.events.trace import Gap, Trace
 
 _LARGE_SHARE = 0.35
-_MOST_LATE = 2000
+_MAX_LATE = 2000
 """Late requests that are explained, the latest: enough for the shares of the causes."""
 
 
@@ -107,7 +107,7 @@ def _latency(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
         lost_ns = sum(each.excess_ns for each in late)
         if len(late) < limits.min_late_requests or lost_ns < limits.late_request_share * whole_ns:
             continue
-        latest = sorted(late, key=lambda each: each.begin_ns)[-_MOST_LATE:]
+        latest = sorted(late, key=lambda each: each.begin_ns)[-_MAX_LATE:]
         yield from _explained(trace, Threads.of(trace, node, pids), requests, latest)
 
 

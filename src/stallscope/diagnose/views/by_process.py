@@ -18,7 +18,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, CollectiveFlag
 from stallscope.events.trace import Trace
 
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _shares(spent_ns: Array) -> dict[str, float]:
     total = max(float(spent_ns.sum()), 1.0)
     order = np.argsort(-spent_ns, kind="stable").tolist()
     shares = {CATEGORY_NAMES[i]: round(float(spent_ns[i]) / total, 3) for i in order}
-    return {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+    return {name: share for name, share in shares.items() if share >= _MIN_SHARE}
 
 
 def _mean(each: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -21,10 +21,10 @@ SLOW_FACTOR = 10.0
 SLOW_NS = 1_000_000
 """... and from this length on: shorter calls cost too little."""
 
-LEAST_LIKE = 5
+MIN_SIMILAR_CALLS = 5
 """Fewer calls have no typical length."""
 
-_LEAST_SHARE = 0.05
+_MIN_SHARE = 0.05
 _PER_BYTE_FROM = 1 << 16  # smaller copies take a fixed time
 
 
@@ -77,7 +77,7 @@ def chains(trace: Trace, *, most: int = 50) -> list[Chain]:
     slow_calls: list[tuple[int, float, int]] = []
     for value in np.unique(kind[~is_first]):
         rows = np.flatnonzero((kind == value) & ~is_first)
-        if len(rows) < LEAST_LIKE:
+        if len(rows) < MIN_SIMILAR_CALLS:
             continue
         usual = float(np.median(cost[rows]))
         slow = rows[(cost[rows] > SLOW_FACTOR * usual) & (calls["duration_ns"][rows] >= SLOW_NS)]
@@ -139,6 +139,6 @@ def _links(trace: Trace, call: Array) -> tuple[Link, ...]:
         share = float(inside[held].sum() / max(end - begin, 1))
         longest = rows[held][np.argmax(inside[held])]
         by = longest["by_comm"].decode("utf-8", "replace") if category == Category.PREEMPTED else ""
-        if share >= _LEAST_SHARE:
+        if share >= _MIN_SHARE:
             links.append(Link(Category(int(category)), min(share, 1.0), by))
     return tuple(sorted(links, key=lambda link: -link.share))

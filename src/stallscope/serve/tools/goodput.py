@@ -17,7 +17,7 @@ from stallscope.serve.tools.tool_registry import Result, Row, Tool
 from stallscope.serve.tools.verdict_row import stored_verdicts
 
 GROUPS = ("job", "user", "account", "partition", "namespace", "queue", "model", "workload")
-_MOST_ROWS = 20_000
+_MAX_ROWS = 20_000
 _DAY_NS = 86_400 * 10**9
 
 
@@ -60,12 +60,12 @@ def goodput(context: TenantContext, params: GoodputParams) -> Goodput:
     end_ns = params.to if params.to is not None else context.hub.now_ns()
     begin_ns = params.from_ if params.from_ is not None else end_ns - _DAY_NS
     times = window(begin_ns, end_ns)
-    jobs = context.job_rows(params.choice, cluster=params.cluster, max_rows=_MOST_ROWS, **times)
+    jobs = context.job_rows(params.choice, cluster=params.cluster, max_rows=_MAX_ROWS, **times)
     verdicts = stored_verdicts(
         context,
         cluster=params.cluster,
         choice=params.choice,
-        max_rows=_MOST_ROWS,
+        max_rows=_MAX_ROWS,
         from_ns=begin_ns,
         to_ns=end_ns,
     )
@@ -75,7 +75,7 @@ def goodput(context: TenantContext, params: GoodputParams) -> Goodput:
     return Goodput(
         summary=_summary(list(cells.values())),
         rows=rows[: params.limit],
-        is_complete=max(len(jobs), len(verdicts)) < _MOST_ROWS,
+        is_complete=max(len(jobs), len(verdicts)) < _MAX_ROWS,
     )
 
 

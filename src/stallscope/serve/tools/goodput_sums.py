@@ -18,7 +18,7 @@ STRAGGLERS, HANGS, RESTARTS, INPUT, IDLE = LOSSES = ("stragglers", "hangs", "res
 INPUT_CAUSES = frozenset({"input_starvation", "block_io"})
 _HANGS = frozenset({"hang", "mismatch", "failure"})
 _DAY_NS = 86_400 * 10**9
-_MOST_PAUSE_NS = 2 * 3_600 * 10**9
+_MAX_PAUSE_NS = 2 * 3_600 * 10**9
 """A longer pause between two jobs is not a restart: the scheduler has given the GPUs to other jobs."""
 
 Row = Mapping[str, Any]
@@ -114,7 +114,7 @@ def _restarts(jobs: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     for group in groups.values():
         ordered = sorted(group, key=_times)
         for earlier, later in pairwise(ordered):
-            if 0 < _times(later)[0] - _times(earlier)[1] <= _MOST_PAUSE_NS:
+            if 0 < _times(later)[0] - _times(earlier)[1] <= _MAX_PAUSE_NS:
                 yield earlier, later
 
 

@@ -14,7 +14,7 @@ from stallscope.serve.tools.tool_registry import Row
 from stallscope.store.hub.job_filter import JobChoice
 
 Answer = Literal["healthy", "found", "inconclusive"]
-_MOST_JOBS = 100
+_MAX_JOBS = 100
 
 
 class Reason(Row):
@@ -50,7 +50,7 @@ def job_rows(
     rank: int | None = None,
 ) -> list[JobRow]:
     """The newest jobs, running jobs first. times: see window(). rank: only jobs with this rank."""
-    rows = context.job_rows(choice or JobChoice(), cluster=cluster, max_rows=_MOST_JOBS, **times)
+    rows = context.job_rows(choice or JobChoice(), cluster=cluster, max_rows=_MAX_JOBS, **times)
     return [_job_row(row) for row in rows if rank is None or _has_rank(row, rank)]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # importing the store here would load the engine
     from stallscope.store.hub.store import HubStore
 
 MAX_TEXT = 256
-_MOST_JOBS = 1000
+_MAX_JOBS = 1000
 _MAX_MS = 253_402_300_799_999
 _MIN_NS, _MAX_NS = -(2**63), 2**63 - 1
 
@@ -71,7 +71,7 @@ class TenantContext:
     def _job_filter(self, choice: JobChoice) -> JobFilter:
         from stallscope.store.hub.job_filter import JobFilter
 
-        rows = self.job_rows(choice, cluster=None, from_ns=None, to_ns=None, max_rows=_MOST_JOBS)
+        rows = self.job_rows(choice, cluster=None, from_ns=None, to_ns=None, max_rows=_MAX_JOBS)
         if not rows and choice.job and not self._rows("verdicts_exist", JobFilter.of(choice, []), {}):
             raise NotFound(f"no job {choice.job[:80]!r}; fleet.cluster.summary lists the jobs")
         return JobFilter.of(choice, rows)

@@ -20,7 +20,7 @@ from stallscope.store.hub.journal import Segment
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"PAR1"
-_LEAST_BYTES = 12
+_MIN_BYTES = 12
 POSITION_NAME, GAPS_NAME = "hub.position", "gaps.jsonl"
 _POSITION = struct.Struct("<QQ")
 
@@ -122,7 +122,7 @@ def reason_unreadable(folder: Path, segment: Segment) -> str:
             (n_footer,), end = struct.unpack("<I", file.read(4)), file.read(4)
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-    if begin != _MAGIC or end != _MAGIC or not 0 < n_footer <= size - _LEAST_BYTES:
+    if begin != _MAGIC or end != _MAGIC or not 0 < n_footer <= size - _MIN_BYTES:
         return "it is not a Parquet file"
     return ""
 

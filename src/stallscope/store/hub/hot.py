@@ -15,7 +15,7 @@ import pyarrow as pa
 from stallscope.store.hub.arrow_tables import joined
 from stallscope.store.hub.journal import Segment
 
-_MOST_ROWS_OF_A_PIECE = 16_384
+_MAX_PIECE_ROWS = 16_384
 """Larger pieces gain nothing from being contiguous: engines read a few thousand rows at a time."""
 _JOINED_AT_ONCE = 8
 """Joining has a cost for each column, so several pieces are joined at once."""
@@ -163,7 +163,7 @@ def _n_to_join(pieces: Sequence[CommittedRows], border_us: int) -> int:
     n, n_rows, largest = 0, 0, _JOINED_AT_ONCE * len(pieces[-1].rows)
     for piece in reversed(pieces):
         n_rows += len(piece.rows)
-        if piece.last_us == border_us or len(piece.rows) >= largest or n_rows > _MOST_ROWS_OF_A_PIECE:
+        if piece.last_us == border_us or len(piece.rows) >= largest or n_rows > _MAX_PIECE_ROWS:
             break
         n += 1
     return n if n >= _JOINED_AT_ONCE else 0

@@ -33,7 +33,7 @@ _SUMS = pa.schema(
         ("n_unmatched", pa.int64()),
     ]
 )
-_MOST_ROWS = 2_000_000
+_MAX_ROWS = 2_000_000
 """Cached sums, about 100 bytes each: enough for 30,000 files with 64 ranks, or for 200 files with 10,000 ranks."""
 
 
@@ -41,7 +41,7 @@ class SealedLateness:
     """Sums by file and threshold. Thread-safe."""
 
     def __init__(self, folder: Path, sql: str):
-        self.by_file = FileSums(folder, sql, _SUMS, _MOST_ROWS)
+        self.by_file = FileSums(folder, sql, _SUMS, _MAX_ROWS)
 
     def prepare(
         self,

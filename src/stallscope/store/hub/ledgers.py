@@ -22,7 +22,7 @@ _SUMS = pa.schema(
         *((f"{end}_{name}_ns", pa.int64()) for name in CATEGORY_NAMES for end in ("least", "most")),
     ]
 )
-_MOST_ROWS = 500_000
+_MAX_ROWS = 500_000
 """Cached sums, about 350 bytes each."""
 
 
@@ -30,7 +30,7 @@ class SealedLedgers:
     """Sums by file. Thread-safe."""
 
     def __init__(self, folder: Path, sql: str):
-        self.by_file = FileSums(folder, sql, _SUMS, _MOST_ROWS)
+        self.by_file = FileSums(folder, sql, _SUMS, _MAX_ROWS)
 
     def prepare(
         self,

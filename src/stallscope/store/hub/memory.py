@@ -7,7 +7,7 @@ from pathlib import Path
 _STATM = Path("/proc/self/statm")
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _DEFAULT_SHARE = 4
-_LEAST_BYTES = 1 << 30
+_MIN_BYTES = 1 << 30
 
 
 def resident_bytes() -> int:
@@ -20,4 +20,4 @@ def default_bytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no container, or a container without a limit
         total = min(total, int(_CGROUP.read_text()))
-    return max(_LEAST_BYTES, total // _DEFAULT_SHARE)
+    return max(_MIN_BYTES, total // _DEFAULT_SHARE)

@@ -14,7 +14,7 @@ from stallscope.store.hub.packing import shared_text
 
 WRITTEN_EVERY_US = 5_000_000
 _ABOUT = ("gpu_model", "provider", "n_gpus", "agent")
-_MOST_NODES = 100_000
+_MAX_NODES = 100_000
 """Limit of listed machines, because senders choose the names; the rows of further machines are still stored."""
 
 Key = tuple[str, str, str]
@@ -69,7 +69,7 @@ class Nodes:
     def _note(self, key: Key, about: dict[str, object], received_us: int) -> set[Key]:
         known = self._nodes.get(key)
         if known is None:
-            if len(self._nodes) < _MOST_NODES:
+            if len(self._nodes) < _MAX_NODES:
                 self._nodes[key] = _Node(received_us, received_us, received_us, dict(about))
                 return {key}
             return set()
