@@ -27,7 +27,7 @@ def labels(path: Path):
 
 def told(labels: Labels, note: Annotator) -> list[tuple[str, str]]:
     assert note.flush(20)
-    return [(label.label, label.value) for label in labels.taken()]
+    return [(label.label, label.value) for label in labels.take_labels()]
 
 
 def test_steps_epochs_and_phases_arrive_in_order(path, labels):
@@ -55,7 +55,7 @@ def test_the_time_is_that_of_the_call(path, labels):
     note.step(1)
     after = time.monotonic_ns()
     assert note.flush(20)
-    assert before <= labels.taken()[0].ts_ns <= after
+    assert before <= labels.take_labels()[0].ts_ns <= after
 
 
 def test_without_an_agent_labels_are_dropped_and_counted(path):
@@ -99,7 +99,7 @@ def test_a_forked_process_sends_labels_with_its_own_pid(path, labels):
         "assert os.waitpid(pid, 0)[1] == 0; print(pid)"
     )
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    by_value = {label.value: label.pid for label in labels.taken()[1:]}
+    by_value = {label.value: label.pid for label in labels.take_labels()[1:]}
     assert by_value["2"] == int(done.stdout) != by_value["1"]
 
 
@@ -158,4 +158,4 @@ def test_the_pid_of_the_sender_comes_from_the_kernel(path, labels):
     note = Annotator(str(path))
     note.step(1)
     assert note.flush(20)
-    assert labels.taken()[0].pid == os.getpid()
+    assert labels.take_labels()[0].pid == os.getpid()

@@ -27,7 +27,7 @@ from running import CTRL_C_S, Failed, Program, end, wait_until_said
 from stallscope import agent, cli
 from stallscope.capture.probes import program as kernel_side
 from stallscope.capture.probes.governor import Count, Governor, counts_by_group
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.operations import Hook
 from stallscope.capture.probes.optional_programs import ON_REQUEST, OptionalPrograms
 from stallscope.capture.probes.program import Link
@@ -182,7 +182,7 @@ def _obey(loaded: Switched) -> None:
                 word = json.dumps(Told.last.tells())
             else:
                 loaded.switch(is_on=word == "on")
-        except Refused as refusal:
+        except KernelRefused as refusal:
             word = str(refusal)
         print(word, flush=True)
 

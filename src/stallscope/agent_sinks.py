@@ -36,7 +36,7 @@ class NodeSink:
     def stack(self, pid: int, frames: Sequence[str]) -> int:
         return self._store.stack(self._node, pid, frames)
 
-    def annotated(self, labels: Sequence[Label]) -> None:
+    def add_labels(self, labels: Sequence[Label]) -> None:
         rows = [(label.ts_ns, self._node, label.pid, label.label, label.value) for label in labels]
         self._store.insert("annotations", ("ts_ns", "node", "pid", "label", "value"), rows)
 
@@ -46,11 +46,11 @@ class NodeSink:
     def process_ended(self, pid: int, ended_ns: int) -> None:
         self._store.process_ended(self._node, pid, ended_ns)
 
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
-        self._store.process_placed(self._node, pid, rank, nranks=nranks)
+    def process_rank_known(self, pid: int, rank: int, *, nranks: int) -> None:
+        self._store.process_rank_known(self._node, pid, rank, nranks=nranks)
 
-    def process_located(self, pid: int, device: int) -> None:
-        self._store.process_located(self._node, pid, device)
+    def process_device_known(self, pid: int, device: int) -> None:
+        self._store.process_device_known(self._node, pid, device)
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         self._store.communicator_ended(self._node, pid, comm_hash, ended_ns=ended_ns)
@@ -86,11 +86,11 @@ class HubSink(PartialSink):
     def process_ended(self, pid: int, ended_ns: int) -> None:
         self._output.process_ended(pid, ended_ns)
 
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
-        self._output.process_placed(pid, rank, nranks=nranks)
+    def process_rank_known(self, pid: int, rank: int, *, nranks: int) -> None:
+        self._output.process_rank_known(pid, rank, nranks=nranks)
 
-    def process_located(self, pid: int, device: int) -> None:
-        self._output.process_located(pid, device)
+    def process_device_known(self, pid: int, device: int) -> None:
+        self._output.process_device_known(pid, device)
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         self._output.communicator_ended(pid, comm_hash, ended_ns=ended_ns)

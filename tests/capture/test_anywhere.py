@@ -15,7 +15,7 @@ import pytest
 
 from stallscope.capture.probes.attaching import Attacher
 from stallscope.capture.probes.discovery import Discovery
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.mmap_watch import MmapWatch
 from stallscope.capture.probes.operations import Hook
 from stallscope.capture.probes.program import Link, Options, Program
@@ -315,6 +315,6 @@ def test_an_image_that_two_containers_share_is_hooked_once(agent: Agent, child, 
 def test_attaching_to_a_directory_is_refused(program: Program, tmp_path: Path):
     path = tmp_path / "libnccl.so.2"
     path.mkdir()
-    with pytest.raises(Refused):
+    with pytest.raises(KernelRefused):
         program.attach(str(path), [Hook(64, 0, "nccl", "x")])
     assert os.geteuid() == 0

@@ -12,7 +12,7 @@ import pytest
 from stallscope.capture.probes.attaching import Attacher, probe_offsets
 from stallscope.capture.probes.discovery import Discovery
 from stallscope.capture.probes.elf import Entry, Symbol
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.operations import Hook
 
 pytestmark = pytest.mark.compiler
@@ -93,7 +93,7 @@ def test_a_library_without_traced_functions_is_reported(tmp_path):
 @x86_64
 def test_a_refused_attach_is_reported_once(tmp_path):
     def refuse(path: str, hooks: list[Hook]) -> None:
-        raise Refused("cannot attach: Invalid argument", 22)
+        raise KernelRefused("cannot attach: Invalid argument", 22)
 
     with loaded(assembled(tmp_path / "libnccl.so.2", {"cudaFree": "push %rbp; pop %rbp"})) as pid:
         attaching = Attacher(Discovery(pids=frozenset({pid})), refuse)
@@ -111,7 +111,7 @@ def test_a_file_is_retried_with_the_next_process_if_the_first_one_ended(tmp_path
     def gone(path: str, hooks: list[Hook]) -> None:
         os.kill(first, 9)
         os.waitid(os.P_PID, first, os.WEXITED)
-        raise Refused("cannot attach: No such file or directory", 2)
+        raise KernelRefused("cannot attach: No such file or directory", 2)
 
     discovery = Discovery(pids=frozenset({os.getpid()}))
     with loaded(path) as first:

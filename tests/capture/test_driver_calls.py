@@ -21,7 +21,7 @@ from stallscope import agent
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.drivers import Driver, device_name, majors
 from stallscope.capture.host import HostEvents
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.maps import Entries
 from stallscope.capture.probes.operations import FIRST_IOCTL, SYMBOLS
 from stallscope.capture.probes.optional_programs import IOCTL_WAYS
@@ -197,7 +197,7 @@ def test_ioctl_programs_are_loaded_only_on_request(tracing: Callable[..., Progra
 def test_a_program_that_is_loaded_and_cannot_be_attached_is_named(tracing: Callable[..., Program]):
     program = tracing()
     hook = "nccl_session" if program.mode == "session" else "nccl_enter"
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(KernelRefused) as refusal:
         program._object.attach(hook)  # its section does not say where
     assert refusal.value.program == hook
 

@@ -41,18 +41,18 @@ def test_a_label_is_taken_with_the_teller_that_the_kernel_names(path, labels):
         "ok",
         "ok",
     ]
-    first, second = labels.taken()
+    first, second = labels.take_labels()
     assert first[1:] == (os.getpid(), "step", "7")
     assert second[1:] == (os.getpid(), "epoch", "3")
     assert before <= first.ts_ns <= time.monotonic_ns()
-    assert labels.taken() == []
+    assert labels.take_labels() == []
 
 
 def test_a_plausible_sender_timestamp_is_used(path, labels):
     now = time.monotonic_ns()
     times = [now - 10**9, now + 10**9, now - 10**12, "soon", -1]
     assert send_labels([{"label": "step", "ts_ns": at} for at in times], str(path)) == ["ok"] * 5
-    taken = [label.ts_ns for label in labels.taken()]
+    taken = [label.ts_ns for label in labels.take_labels()]
     assert taken[0] == times[0]
     assert all(now <= at <= time.monotonic_ns() for at in taken[1:])
 
@@ -87,12 +87,12 @@ def test_nonsense_is_answered_and_the_next_label_taken(path, labels, line):
             answer += teller.recv(4096)
     assert answer.splitlines()[0] != b"ok"
     assert answer.splitlines()[1] == b"ok"
-    assert [label.value for label in labels.taken()] == ["1"]
+    assert [label.value for label in labels.take_labels()] == ["1"]
 
 
 def test_long_values_are_cut(path, labels):
     assert send_labels([{"label": "note", "value": "x" * 500}], str(path)) == ["ok"]
-    assert labels.taken()[0].value == "x" * 128
+    assert labels.take_labels()[0].value == "x" * 128
 
 
 def test_a_line_without_end_closes_the_connection(path, labels):
@@ -122,7 +122,7 @@ def test_many_tellers_at_once(path, labels):
     for number, teller in enumerate(tellers):
         teller.sendall(json.dumps({"label": "step", "value": number}).encode() + b"\n")
     assert [teller.recv(10) for teller in tellers] == [b"ok\n"] * 50
-    assert sorted(int(label.value) for label in labels.taken()) == list(range(50))
+    assert sorted(int(label.value) for label in labels.take_labels()) == list(range(50))
     for teller in tellers:
         teller.close()
 
@@ -154,7 +154,7 @@ def test_peer_credentials_are_checked_even_if_the_socket_is_world_writable(path,
     answer = answer_as(path, uid=NOBODY, gid=NOBODY, told={"label": "step"})
     assert "not allowed" in answer or "BrokenPipeError" in answer or "ConnectionResetError" in answer
     assert labels.n_refused == 1
-    assert labels.taken() == []
+    assert labels.take_labels() == []
 
 
 @ROOT_ONLY
@@ -166,7 +166,7 @@ def test_group_members_may_annotate_only_their_own_processes(path):
         output = answer_as(path, uid=NOBODY, gid=GROUP, told={"label": "step", "pid": os.getpid()})
         assert "not allowed" in output
         assert "PermissionError" in answer_as(path, uid=NOBODY, gid=NOBODY, told={"label": "step"})
-        assert len(labels.taken()) == 1
+        assert len(labels.take_labels()) == 1
     finally:
         labels.close()
 

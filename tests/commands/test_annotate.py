@@ -14,12 +14,12 @@ def labels(tmp_path):
 
 def test_labels_reach_the_agent(run, labels):
     assert run("annotate", "step=100", "phase=evaluation", "--annotate-socket", labels.path) == (0, "", "")
-    assert [label[1:] for label in labels.taken()] == [(0, "step", "100"), (0, "phase", "evaluation")]
+    assert [label[1:] for label in labels.take_labels()] == [(0, "step", "100"), (0, "phase", "evaluation")]
 
 
 def test_a_process_can_be_named(run, labels):
     assert run("annotate", "step=1", "--pid", "42", "--annotate-socket", labels.path)[0] == 0
-    assert labels.taken()[0].pid == 42
+    assert labels.take_labels()[0].pid == 42
 
 
 @pytest.mark.parametrize(("words", "code"), [(("step",), 2), (("STEP=1",), 2), (("=1",), 2)])

@@ -45,7 +45,7 @@ def test_a_final_out_of_memory_error_is_reported():
     healthy = dp_trace()
     verdict = only(report_of(with_calls(healthy, failing(healthy, 1, OUT_OF_MEMORY, op=Op.ALLOC))))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([1], "out_of_memory")
-    assert verdict.evidence.asked_bytes == 1 << 30
+    assert verdict.evidence.requested_bytes == 1 << 30
 
 
 def test_an_allocation_that_succeeds_on_retry_is_benign():

@@ -57,7 +57,7 @@ def test_a_clock_held_by_heat_explains_a_slow_gpu():
     name, evidence = cause_of(with_gpus(slow_trace(), sm_mhz=1200, clock_reasons=0x40))
     assert name == "gpu_slow"
     assert evidence.clock_held_by == ["hardware thermal slowdown"]
-    assert (evidence.clock_mhz, evidence.usual_mhz) == (1200, 1980)
+    assert (evidence.clock_mhz, evidence.typical_mhz) == (1200, 1980)
 
 
 @pytest.mark.parametrize("expected", [{"xid": 79}, {"xid": 48}])

@@ -6,7 +6,8 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from stallscope.diagnose.evidence_fields import VerdictEvidence
+from stallscope.diagnose import evidence_fields
+from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence, without_old_names
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, as_json, wall_text
 from stallscope.events.names import Category
@@ -186,3 +187,19 @@ def test_two_causes_of_equal_share_are_both_reported():
     assert both.summary.endswith(f", {first.state} and {second.state}.")
     assert {cause.cause.name for cause in both.causes} == {"block_io", "lock_contention"}
     assert both.advice == [*first.cause.advice(first.evidence), *second.cause.advice(second.evidence)]
+
+
+def test_renamed_facts_have_both_names_in_json_and_one_name_for_a_reader():
+    cause = CauseEvidence(typical_mhz=1980, clock_mhz=1200)
+    facts = {
+        "evidence": {"doing": [{"stands": "waits", "standstill_state": "waits"}]},
+        "causes": [evidence_fields.as_json(cause)],
+    }
+    assert evidence_fields.as_json(cause) == {"typical_mhz": 1980, "usual_mhz": 1980, "clock_mhz": 1200}
+    assert without_old_names(facts) == {
+        "evidence": {"doing": [{"standstill_state": "waits"}]},
+        "causes": [{"typical_mhz": 1980, "clock_mhz": 1200}],
+    }
+    assert without_old_names({"said": "stored by the previous release"}) == {
+        "said": "stored by the previous release"
+    }

@@ -61,7 +61,7 @@ def test_the_starved_loop_is_named_and_its_first_launch_is_not(shared, tmp_path)
     verdict = only(report)
     assert (verdict.kind, verdict.causes[0].cause.name) == ("process", "input_starvation")
     assert verdict.evidence.pid == 2233
-    assert verdict.evidence.step_ms_usual == pytest.approx(62, rel=0.05)
+    assert verdict.evidence.typical_step_ms == pytest.approx(62, rel=0.05)
     assert 6200 <= verdict.evidence.step_ms_late <= 6600
     assert any("first cudaLaunchKernel" in remark["what"] for remark in report.benign)
 

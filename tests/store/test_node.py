@@ -351,8 +351,8 @@ def test_rank_and_gpu_of_a_running_process_may_be_learnt_later(tmp_path):
     rows["node"], rows["pid"], rows["ended_ns"] = store.node("here"), 7, [5, -1]
     rows["rank"] = rows["nranks"] = rows["device"] = -1
     store.append(layout.PROCESSES, rows)
-    store.process_placed(int(rows["node"][0]), 7, 3, nranks=8)
-    store.process_located(int(rows["node"][0]), 7, 6)
+    store.process_rank_known(int(rows["node"][0]), 7, 3, nranks=8)
+    store.process_device_known(int(rows["node"][0]), 7, 6)
     store.close()
     processes = node.read(path).processes
     assert sorted(processes[["rank", "nranks", "device"]].tolist()) == [(-1, -1, -1), (3, 8, 6)]

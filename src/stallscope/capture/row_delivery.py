@@ -125,7 +125,7 @@ class Delivery:
                 layout.SAMPLES, self.samples.take_rows(self._node, now_ns, self._stacks.number)
             )
         self._append(layout.HOST_EVENTS, self._host.rows(events, self._processes.pids(), now_ns))
-        self._annotate(self._labels.taken() if self._labels else [])
+        self._annotate(self._labels.take_labels() if self._labels else [])
         self._append_idle_gpus(now_ns)
         for table, rows in self._gpus.take_rows() if self._gpus else ():
             self._append(table, rows)
@@ -144,7 +144,7 @@ class Delivery:
         self.counts.add_rounds(tables["collectives"])
         for process in self._processes.update_devices(tables["collectives"]):
             self._gpu_calls.located(process.pid, process.device)
-            self._sink.process_located(process.pid, process.device)
+            self._sink.process_device_known(process.pid, process.device)
         if self._raw_file:
             with self._raw_file.open("ab") as file:
                 records.raw(events).tofile(file)
@@ -163,7 +163,7 @@ class Delivery:
         rows = self._owners.rows(variables, node=self._node, now_ns=now_ns, first_ns=first_ns)
         self._append_named(layout.OWNERS, rows)
         for process in self._processes.update_ranks():
-            self._sink.process_placed(process.pid, process.rank, nranks=process.nranks)
+            self._sink.process_rank_known(process.pid, process.rank, nranks=process.nranks)
         self._append(layout.SNAPSHOTS, self._snapshots.remember(snapshots(states, node=self._node)))
         if self._stacks:
             self._stacks.follow(states.pids.tolist())
@@ -222,7 +222,7 @@ class Delivery:
 
     def _annotate(self, labels: list[Label]) -> None:
         if labels:
-            self._sink.annotated(labels)
+            self._sink.add_labels(labels)
 
     def _append(self, table: Table, rows: Array) -> None:
         """Deliver rows whose GPUs and stacks have the kernel's numbers."""

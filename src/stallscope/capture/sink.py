@@ -19,7 +19,7 @@ class Sink(Protocol):
     def stack(self, pid: int, frames: Sequence[str]) -> int:
         """The number of a stack, innermost frame first; events.layout.UNKNOWN in a sink without stacks."""
 
-    def annotated(self, labels: Sequence[Label]) -> None:
+    def add_labels(self, labels: Sequence[Label]) -> None:
         """New labels of processes."""
 
     def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
@@ -28,10 +28,10 @@ class Sink(Protocol):
     def process_ended(self, pid: int, ended_ns: int) -> None:
         """The end of a process whose row was appended before."""
 
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
+    def process_rank_known(self, pid: int, rank: int, *, nranks: int) -> None:
         """The rank of a process, where a communicator and no launcher states it."""
 
-    def process_located(self, pid: int, device: int) -> None:
+    def process_device_known(self, pid: int, device: int) -> None:
         """The number of a process's GPU, once it is known."""
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
@@ -46,15 +46,15 @@ class PartialSink:
     def stack(self, pid: int, frames: Sequence[str]) -> int:
         return UNKNOWN
 
-    def annotated(self, labels: Sequence[Label]) -> None: ...
+    def add_labels(self, labels: Sequence[Label]) -> None: ...
 
     def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None: ...
 
     def process_ended(self, pid: int, ended_ns: int) -> None: ...
 
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None: ...
+    def process_rank_known(self, pid: int, rank: int, *, nranks: int) -> None: ...
 
-    def process_located(self, pid: int, device: int) -> None: ...
+    def process_device_known(self, pid: int, device: int) -> None: ...
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None: ...
 
@@ -72,9 +72,9 @@ class Sinks:
     def stack(self, pid: int, frames: Sequence[str]) -> int:
         return self._sinks[0].stack(pid, frames)
 
-    def annotated(self, labels: Sequence[Label]) -> None:
+    def add_labels(self, labels: Sequence[Label]) -> None:
         for sink in self._sinks:
-            sink.annotated(labels)
+            sink.add_labels(labels)
 
     def lost(self, ts_ns: int, losses: Sequence[tuple[str, int | None, int]]) -> None:
         for sink in self._sinks:
@@ -84,13 +84,13 @@ class Sinks:
         for sink in self._sinks:
             sink.process_ended(pid, ended_ns)
 
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
+    def process_rank_known(self, pid: int, rank: int, *, nranks: int) -> None:
         for sink in self._sinks:
-            sink.process_placed(pid, rank, nranks=nranks)
+            sink.process_rank_known(pid, rank, nranks=nranks)
 
-    def process_located(self, pid: int, device: int) -> None:
+    def process_device_known(self, pid: int, device: int) -> None:
         for sink in self._sinks:
-            sink.process_located(pid, device)
+            sink.process_device_known(pid, device)
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         for sink in self._sinks:

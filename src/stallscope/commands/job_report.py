@@ -268,9 +268,12 @@ def clock(text: str | None) -> str:
 
 def _evidence(each: Report) -> list[str]:
     """Short facts of the evidence: numbers and texts; lists and tables are in JSON."""
+    from stallscope.diagnose import without_old_names
+
     values = dict(each["evidence"])
     for cause in each["causes"]:
         values |= cause.get("evidence") or {}
+    values = without_old_names(values)
     stack = values.pop("stack", None)
     plain = [
         f"{name.replace('_', ' ')} {value:,g}"

@@ -37,7 +37,7 @@ def stored_row(
         "verdict": json.dumps(
             verdict_as_json(verdict)
             | ({"closed_because": change.reason} if change.reason else {})
-            | ({"n_rows_not_looked_at": n_left_out} if n_left_out else {})
+            | ({"n_rows_not_examined": n_left_out} if n_left_out else {})
             | ({"examined_every_nth_round": every} if every > 1 else {})
         ),
     }

@@ -9,6 +9,7 @@ Other parts import this module, and the names that arrays, timeline, processes a
 
 from stallscope.diagnose.causes import all_causes
 from stallscope.diagnose.engine import can_diagnose, diagnose, has_calls, standstill
+from stallscope.diagnose.evidence_fields import without_old_names
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.budget import LABELS, budget
 from stallscope.diagnose.report.comparison import Measures, compared, measures
@@ -70,4 +71,5 @@ __all__ = [
     "verdict_as_json",
     "verdict_row",
     "wall_text",
+    "without_old_names",
 ]

@@ -6,12 +6,22 @@ needs a line here, and its value where the verdict or the cause is made.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Facts = TypeVar("Facts", bound="DataclassInstance")
+
+_OLD_NAMES = {
+    "error_text": "said",
+    "requested_bytes": "asked_bytes",
+    "exit_requested_by": "asked_by",
+    "standstill_state": "stands",
+    "typical_step_ms": "step_ms_usual",
+    "typical_mhz": "usual_mhz",
+}
+"""Names of the previous release by their names now: JSON has both until the next release."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +38,12 @@ class RankActivity:
     exit_status: int | None = None  # as in a shell
     oom_killed: bool | None = None
     ended_by: str | None = None  # the signal that ended the process, and its sender
-    asked_by: str | None = None  # the signal after which the process exited itself, and its sender
+    exit_requested_by: str | None = None  # the signal after which the process exited itself, and its sender
     has_hung: bool | None = None  # the process hung before it ended
     pid: int | None = None
-    stands: str | None = None  # waits, elsewhere, unknown: in a standstill that began before the capture
+    standstill_state: str | None = (
+        None  # waits, elsewhere or unknown, in a hang that began before the capture
+    )
     state: str | None = None  # category of the time ledger
     stopped_by: str | None = None  # the signal that stopped the process, and its sender
     syscall_nr: int | None = None
@@ -142,10 +154,10 @@ class VerdictEvidence:
     # A failure
     pid: int | None = None
     error: int | None = None  # result of the failed call
-    said: str | None = None  # the same in words
+    error_text: str | None = None  # the meaning of the error
     function: str | None = None
     n_failed_calls: int | None = None
-    asked_bytes: int | None = None  # of an allocation that failed
+    requested_bytes: int | None = None  # of an allocation that failed
     also_failed_later: list[LaterFailure] | None = None
     stated: str | None = None  # the words of a log
     statements: list[str] | None = None
@@ -154,7 +166,7 @@ class VerdictEvidence:
     exit_status: int | None = None  # as in a shell
     oom_killed: bool | None = None
     ended_by: str | None = None  # the signal that ended the process, and its sender
-    asked_by: str | None = None  # the signal after which the process exited itself, and its sender
+    exit_requested_by: str | None = None  # the signal after which the process exited itself, and its sender
     failed_call: str | None = None  # before the end of the process
 
     # A process without peers
@@ -163,7 +175,7 @@ class VerdictEvidence:
     gain_at_most: float | None = None  # times faster without the fault
     gpu_busy: float | None = None  # share of its time
     largest_item: str | None = None  # of its time budget
-    step_ms_usual: float | None = None
+    typical_step_ms: float | None = None
     step_ms_late: float | None = None
     in_gpu_calls_share: float | None = None  # of the late steps
 
@@ -273,7 +285,7 @@ class CauseEvidence:
     also_on_this_gpu: list[str] | None = None
     clock_held_by: list[str] | None = None
     clock_mhz: int | None = None
-    usual_mhz: int | None = None
+    typical_mhz: int | None = None
     pcie_lanes: int | None = None  # in use
     pcie_max_lanes: int | None = None
     reason: str | None = None  # for a low clock
@@ -297,8 +309,19 @@ def merged(first: Facts, *others: Facts) -> Facts:
 
 def as_json(evidence: "DataclassInstance") -> dict[str, object]:
     """The known facts by name, as plain lists and dicts."""
-    known = ((field.name, getattr(evidence, field.name)) for field in fields(evidence))
-    return {name: _plain(value) for name, value in known if value is not None}
+    values = ((field.name, getattr(evidence, field.name)) for field in fields(evidence))
+    known = {name: _plain(value) for name, value in values if value is not None}
+    return known | {old: known[new] for new, old in _OLD_NAMES.items() if new in known}
+
+
+def without_old_names(evidence: Any) -> Any:
+    """Evidence from JSON, each fact once: under its name of this release, if it has that name."""
+    if isinstance(evidence, list):
+        return [without_old_names(entry) for entry in evidence]
+    if not isinstance(evidence, Mapping):
+        return evidence
+    old_names = {old for new, old in _OLD_NAMES.items() if new in evidence}
+    return {name: without_old_names(value) for name, value in evidence.items() if name not in old_names}
 
 
 def _plain(value: object) -> object:

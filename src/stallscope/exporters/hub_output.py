@@ -86,14 +86,14 @@ class HubOutput:
         for key in [key for key in self._communicators if key[0] == pid]:
             del self._communicators[key]
 
-    def process_placed(self, pid: int, rank: int, *, nranks: int) -> None:
+    def process_rank_known(self, pid: int, rank: int, *, nranks: int) -> None:
         """Send the row of a process again with the next offer(), with a rank that was not known before."""
         row = self._processes.get(pid)
         if row is not None:
             row["rank"], row["nranks"] = rank, nranks
             self._ended.setdefault("processes", []).append(row.copy())
 
-    def process_located(self, pid: int, device: int) -> None:
+    def process_device_known(self, pid: int, device: int) -> None:
         """Send the row of a process again with the next offer(), with a GPU that was not known before."""
         row = self._processes.get(pid)
         if row is not None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from stallscope.diagnose import all_causes
+from stallscope.diagnose import all_causes, without_old_names
 from stallscope.events.verdict_fields import KINDS
 from stallscope.serve.tools.verdict_row import stored_verdict
 
@@ -41,7 +41,7 @@ def losses(row: Mapping[str, Any]) -> dict[str, list[float] | None]:
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict for its card: the fields of the tool `verdicts`, causes, and evidence with bounded lists."""
-    whole = json.loads(row["verdict"]) if row["verdict"] else {}
+    whole = without_old_names(json.loads(row["verdict"])) if row["verdict"] else {}
     flat = stored_verdict(row)
     return {
         **bounded(flat),
@@ -52,7 +52,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         "causes": bounded([_with_label(cause) for cause in whole.get("causes") or []]),
         "evidence": bounded(whole.get("evidence") or {}),
         "closed_because": whole.get("closed_because"),
-        "n_rows_not_examined": whole.get("n_rows_not_looked_at"),
+        "n_rows_not_examined": whole.get("n_rows_not_examined", whole.get("n_rows_not_looked_at")),
     }
 
 

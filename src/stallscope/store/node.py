@@ -180,7 +180,7 @@ class NodeTrace:
                 (ended_ns, node, pid),
             )
 
-    def process_placed(self, node: int, pid: int, rank: int, *, nranks: int) -> None:
+    def process_rank_known(self, node: int, pid: int, rank: int, *, nranks: int) -> None:
         """Record the rank of a running process that was not known at its first record."""
         with _storage_errors(self.path):
             self._connection.execute(
@@ -188,7 +188,7 @@ class NodeTrace:
                 (rank, nranks, node, pid),
             )
 
-    def process_located(self, node: int, pid: int, device: int) -> None:
+    def process_device_known(self, node: int, pid: int, device: int) -> None:
         """Record the GPU of a running process that was not known at its first record."""
         with _storage_errors(self.path):
             self._connection.execute(

@@ -13,7 +13,7 @@ from typing import Protocol
 from stallscope.capture.probes import elf, operations
 from stallscope.capture.probes.discovery import Discovery, Library, functions
 from stallscope.capture.probes.elf import Entry, FileKey, NotElf, Symbol
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.operations import Hook
 from stallscope.events.kernel import HookGroup
 
@@ -29,14 +29,14 @@ class ProbeSwitch(Protocol):
     """Switches the probes of some groups on and off: governor.Governor."""
 
     def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
-        """Probes of a file, by group. Raises Refused."""
+        """Probes of a file, by group. Raises KernelRefused."""
 
     def remove(self, key: FileKey) -> None:
         """The file is no longer used."""
 
 
 Attach = Callable[[str, Sequence[Hook]], Closable]
-"""attach(path, hooks): the method of a loaded Program. Raises Refused."""
+"""attach(path, hooks): the method of a loaded Program. Raises KernelRefused."""
 
 _ENDBR_BYTES = 4
 
@@ -65,7 +65,7 @@ class Attacher:
         for library in self.discovery.scan(now_ns):
             try:
                 notes += self._attach_library(library)
-            except (OSError, NotElf, Refused) as error:
+            except (OSError, NotElf, KernelRefused) as error:
                 if (self.proc / str(library.pid)).exists():
                     notes.append(f"calls of {library.name} are not traced: {error}")
                 else:

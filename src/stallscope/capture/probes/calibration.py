@@ -23,7 +23,7 @@ from statistics import fmean, median
 from stallscope.capture.probes import elf
 from stallscope.capture.probes.attaching import probe_offsets
 from stallscope.capture.probes.elf import Entry, NotElf
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.operations import Hook
 from stallscope.capture.probes.program import Program
 
@@ -65,7 +65,7 @@ def probe_cost_ratio(program: Program) -> float:
                 return ASSUMED
             offset = probe_offsets(symbols, entries)[cheap[0]]
             return AFTERMATH * fmean(_measure_ratios(program, image.path, cheap[0], offset))
-    except (OSError, NotElf, Refused, StopIteration):
+    except (OSError, NotElf, KernelRefused, StopIteration):
         return ASSUMED
 
 

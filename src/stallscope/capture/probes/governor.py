@@ -28,7 +28,7 @@ import numpy as np
 
 from stallscope.capture.probes.calibration import SCHEDULER_TIMES
 from stallscope.capture.probes.elf import FileKey
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.maps import Entries
 from stallscope.capture.probes.operations import GOVERNED, Hook
 from stallscope.capture.probes.program import Link, Program
@@ -204,7 +204,7 @@ class Governor:
         return self.budget > 0 and self.program.mode != "perf"
 
     def add(self, key: FileKey, path: str, hooks: Mapping[HookGroup, Sequence[Hook]]) -> None:
-        """Govern the probes of a file. path: opens it now. Raises Refused, OSError."""
+        """Govern the probes of a file. path: opens it now. Raises KernelRefused, OSError."""
         with self._lock:
             self._files[key] = (os.open(path, os.O_RDONLY | os.O_CLOEXEC), hooks)
             for group, state in self.groups.items():
@@ -362,7 +362,7 @@ class Governor:
                     self._attach(key, group)
                 else:
                     self._detach(key, group)
-            except Refused as refusal:
+            except KernelRefused as refusal:
                 self._note_once(f"probes on hot functions stay off: {refusal}")
         if is_on:
             state.record_switch(self.clock_ns(), is_on=True)

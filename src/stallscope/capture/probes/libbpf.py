@@ -62,7 +62,7 @@ class _UprobeOptions(c.Structure):
     )
 
 
-class Refused(CannotTrace):
+class KernelRefused(CannotTrace):
     """The kernel refused a program or a link; `errno` has the reason if there is one. program: the failed program."""
 
     def __init__(self, message: str, errno: int = 0, program: str = ""):
@@ -175,10 +175,10 @@ class Object:
         c.memmove(start + offset, value, len(value))
 
     def load(self) -> None:
-        """Create the maps, verify the programs. Raises Refused."""
+        """Create the maps, verify the programs. Raises KernelRefused."""
         error = -self._library.bpf_object__load(self._handle)
         if error:
-            raise Refused(f"the kernel refused the programs: {self._reason(error)}", error)
+            raise KernelRefused(f"the kernel refused the programs: {self._reason(error)}", error)
 
     def map_fd(self, name: str) -> int:
         """File descriptor of a loaded map."""
@@ -189,22 +189,22 @@ class Object:
         return int(self._library.bpf_program__fd(self.programs[name]))
 
     def attach(self, program: str) -> int:
-        """Attach to the tracepoint that its section names. Returns the link, for detach(). Raises Refused."""
+        """Attach to the tracepoint that its section names. Returns the link, for detach(). Raises KernelRefused."""
         link = self._library.bpf_program__attach(self.programs[program])
         if not link:
             error = c.get_errno()
-            raise Refused(f"cannot attach {program}: {self._reason(error)}", error, program)
+            raise KernelRefused(f"cannot attach {program}: {self._reason(error)}", error, program)
         return int(link)
 
     def attach_uprobe(self, program: str, path: str, offset: int, cookie: int, *, is_return: bool) -> int:
-        """One perf-event link, for kernels without multi links. Raises Refused."""
+        """One perf-event link, for kernels without multi links. Raises KernelRefused."""
         options = _UprobeOptions(c.sizeof(_UprobeOptions), 0, cookie, is_return, None)
         link = self._library.bpf_program__attach_uprobe_opts(
             self.programs[program], -1, os.fsencode(path), offset, c.byref(options)
         )
         if not link:
             error = c.get_errno()
-            raise Refused(f"cannot attach to {path} at {offset:#x}: {self._reason(error)}", error)
+            raise KernelRefused(f"cannot attach to {path} at {offset:#x}: {self._reason(error)}", error)
         return int(link)
 
     def detach(self, link: int) -> None:
@@ -222,7 +222,7 @@ class Object:
         is_return: bool,
         pid: int = 0,
     ) -> MultiLink:
-        """One link for many offsets in a file, in one process if pid is given. Raises Refused."""
+        """One link for many offsets in a file, in one process if pid is given. Raises KernelRefused."""
         n = len(offsets)
         name = c.create_string_buffer(os.fsencode(path))
         locations, values = (c.c_uint64 * n)(*offsets), (c.c_uint64 * n)(*cookies)
@@ -235,10 +235,10 @@ class Object:
         try:
             return MultiLink(self._library.bpf(_LINK_CREATE, attributes))
         except OSError as error:
-            raise Refused(f"cannot attach to {path}: {error.strerror}", error.errno or 0) from None
+            raise KernelRefused(f"cannot attach to {path}: {error.strerror}", error.errno or 0) from None
 
     def thread_output(self, program: str, tid: int) -> bytes:
-        """The output of an iterator over threads for one thread; empty without such a thread. Raises Refused.
+        """The output of an iterator over threads for one thread; empty without such a thread. Raises KernelRefused.
 
         Before Linux 6.1 the kernel passes all threads to the program, which has to choose.
         """
@@ -257,7 +257,7 @@ class Object:
         except OSError as error:
             if error.errno in (errno.ESRCH, errno.EINVAL):  # the thread has ended
                 return b""
-            raise Refused(f"{program}: {error.strerror}", error.errno or 0) from None
+            raise KernelRefused(f"{program}: {error.strerror}", error.errno or 0) from None
         finally:
             for fd in fds:
                 os.close(fd)

@@ -30,10 +30,10 @@ from stallscope.capture.probes import btf, maps, operations, preflight
 from stallscope.capture.probes.libbpf import (
     UPROBE_MULTI,
     UPROBE_SESSION,
+    KernelRefused,
     Library,
     MultiLink,
     Object,
-    Refused,
     statistics_fd,
 )
 from stallscope.capture.probes.maps import Entries, Reader
@@ -167,7 +167,7 @@ class Program:
                     bpf_object = _load_object(
                         library, path, types, options, mode, switch, optional.programs()
                     )
-                except Refused as refusal:
+                except KernelRefused as refusal:
                     refusals.append(refusal)
                     if not optional.give_up([*library.failed_programs(), refusal.program]):
                         break
@@ -187,7 +187,7 @@ class Program:
         """Attach probes to functions of a file, in all processes that map it now or later, or in one process.
 
         path: a path that opens the file now, such as /proc/PID/map_files/...; the link holds the file itself. If a file
-        is attached twice, under any names, its calls are reported once but cost twice. Raises Refused.
+        is attached twice, under any names, its calls are reported once but cost twice. Raises KernelRefused.
         """
         link = Link(self._object)
         try:
@@ -195,7 +195,7 @@ class Program:
                 part_hooks = [hook for hook in hooks if hook.part == part]
                 if part_hooks:
                     self._attach_hooks(link, part, path, part_hooks, pid)
-        except Refused:
+        except KernelRefused:
             link.close()
             raise
         self._links.append(link)
@@ -218,7 +218,7 @@ class Program:
         return all(name in self._object.programs and self._object.program_fd(name) >= 0 for name in SERVING)
 
     def record_requests(self, pids: Iterable[int]) -> None:
-        """Record the requests to these processes, which belong to inference engines. Raises Refused."""
+        """Record the requests to these processes, which belong to inference engines. Raises KernelRefused."""
         for pid in pids:
             self._update_map("engines", pid, np.ones(1, np.uint8))
         if not self._is_serving:
@@ -277,7 +277,7 @@ class Program:
         self._update_map("peek_requests", 0, np.array([(address, tid, n_pieces)], kernel.PEEK_REQUEST))
         try:
             return self._object.thread_output("peek", tid)
-        except Refused:
+        except KernelRefused:
             return b""
 
     def operations(self) -> Entries:
@@ -429,14 +429,14 @@ class Program:
                 continue
             try:
                 self._tracepoints.append(self._object.attach(name))
-            except Refused:
+            except KernelRefused:
                 optional.give_up([name])
         self.missing = optional.missing()
         self._put_functions()
         try:
             for name in (switch, *_TRACEPOINTS):
                 self._tracepoints.append(self._object.attach(name))
-        except Refused:
+        except KernelRefused:
             self.close()
             raise
 
@@ -540,14 +540,14 @@ def _load_object(
         # Some kernels load programs that they cannot attach.
         for name in set(optional) & set(IOCTL_WAYS["function"]):
             bpf_object.detach(bpf_object.attach(name))
-    except Refused:
+    except KernelRefused:
         bpf_object.close()
         raise
     return bpf_object
 
 
 def _try_link(bpf_object: Object, program: str, path: Path, *, is_session: bool) -> None:
-    """Link to an offset that no process runs: the object's own file. Raises Refused where the kernel cannot."""
+    """Link to an offset that no process runs: the object's own file. Raises KernelRefused where the kernel cannot."""
     bpf_object.multi_link(program, str(path), [64], [0], is_session=is_session, is_return=False).close()
 
 

@@ -73,7 +73,7 @@ class Labels:
         self._thread = threading.Thread(target=self._serve, name="labels", daemon=True)
         self._thread.start()
 
-    def taken(self) -> list[Label]:
+    def take_labels(self) -> list[Label]:
         """The labels received since the last call."""
         with self._lock:
             labels, self._labels = self._labels, []

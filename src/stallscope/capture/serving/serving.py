@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 
-from stallscope.capture.probes.libbpf import Refused
+from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.program import Program
 from stallscope.capture.serving.engines import PYTHON, Engine, Engines
 from stallscope.capture.serving.requests import (
@@ -80,7 +80,7 @@ class Serving:
     def _record(self, new: list[Engine]) -> None:
         try:
             self._probes.record_requests([engine.pid for engine in new])
-        except Refused as refusal:
+        except KernelRefused as refusal:
             self._is_supported = False
             self._requests.clear()
             self._tokens.clear()

@@ -138,7 +138,7 @@ def _held(
         CauseEvidence(
             clock_held_by=reasons,
             clock_mhz=round(mhz),
-            usual_mhz=round(reference),
+            typical_mhz=round(reference),
             share_of_time=round(float(weight[is_held].sum() / weight.sum()), 3),
         ),
     )

@@ -48,7 +48,9 @@ def end(events: Array, node: int, pid: int) -> RankActivity:
             ended_by=f"the loss of {child}, which the kernel's out-of-memory killer ended",
         )
     if status <= BY_SIGNAL:
-        return RankActivity(exit_status=status, asked_by=_asked_by(of_process, int(exits["ts_ns"][-1])))
+        return RankActivity(
+            exit_status=status, exit_requested_by=_exit_requested_by(of_process, int(exits["ts_ns"][-1]))
+        )
     number = status - BY_SIGNAL
     sent = of_process[(of_process["kind"] == HostKind.SIGNAL) & (of_process["value"] == number)]
     sent = sent[sent["ts_ns"] >= exits["ts_ns"][-1] - JUST_BEFORE_NS]
@@ -74,7 +76,7 @@ def killed_child(events: Array, node: int, pid: int, *, until_ns: int) -> str | 
     return f"its child {name} (pid {killed['pid'][-1]})"
 
 
-def _asked_by(of_process: Array, end_ns: int) -> str | None:
+def _exit_requested_by(of_process: Array, end_ns: int) -> str | None:
     """The signal that a process received before it exited itself, for example from Ctrl-C."""
     sent = of_process[(of_process["kind"] == HostKind.SIGNAL) & np.isin(of_process["value"], ASK)]
     sent = sent[(sent["ts_ns"] >= end_ns - JUST_BEFORE_NS) & (sent["ts_ns"] <= end_ns)]

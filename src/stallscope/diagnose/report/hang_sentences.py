@@ -23,7 +23,7 @@ def failure_sentence(verdict: Verdict) -> str:
     title = verdict.causes[0].title if verdict.causes else "made a call that failed"
     return (
         f"{subject}{host} failed{first}: it {title} "
-        f"(error {facts.error}, {facts.said}, in {facts.function or 'a CUDA call'})."
+        f"(error {facts.error}, {facts.error_text}, in {facts.function or 'a CUDA call'})."
     )
 
 
@@ -141,5 +141,5 @@ def _failed_call(facts: RankActivity | VerdictEvidence) -> str:
 def _ended(facts: RankActivity | VerdictEvidence) -> str:
     status, by = facts.exit_status, facts.ended_by
     code = f" (exit status {status})" if status is not None else ""
-    signal = f" after {facts.asked_by}" if facts.asked_by else ""
+    signal = f" after {facts.exit_requested_by}" if facts.exit_requested_by else ""
     return f"was ended by {by}{code}" if by else f"has ended{signal}{code}"

@@ -83,7 +83,7 @@ def _device(verdict: Verdict) -> str:
     if held and held.clock_held_by and verdict.late_ms is None:
         return (
             f"The GPU of {ranks_text(verdict.ranks)}{identity_text(verdict)} runs at {held.clock_mhz} MHz instead of "
-            f"{held.usual_mhz} MHz, held down by {', '.join(held.clock_held_by)}; the other ranks wait for it."
+            f"{held.typical_mhz} MHz, held down by {', '.join(held.clock_held_by)}; the other ranks wait for it."
         )
     late = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "some time"
     return (
@@ -105,7 +105,7 @@ def _process(verdict: Verdict) -> str:
     return (
         f"Process {facts.pid} ({facts.command}){where} keeps its GPU waiting: "
         f"{facts.n_late_steps} of {facts.n_steps} steps take {_ms_of(facts.step_ms_late)} "
-        f"instead of {_ms_of(facts.step_ms_usual)}{_because(verdict)}."
+        f"instead of {_ms_of(facts.typical_step_ms)}{_because(verdict)}."
     )
 
 

@@ -116,7 +116,7 @@ def _doing(trace: Trace, rank: StillRank) -> RankActivity:
         rank.rank,
         is_alive=True,
         pid=rank.pid,
-        stands=rank.state.value,
+        standstill_state=rank.state.value,
         at=user_frame.in_own_code(rank.frames) if rank.frames else None,
         stack=list(rank.frames) or None,
     )

@@ -41,10 +41,10 @@ def _verdict(trace: Trace, ended: list[Failure]) -> Verdict:
     evidence = VerdictEvidence(
         pid=first.pid,
         error=int(first.row["result"]),
-        said=words,
+        error_text=words,
         function=function,
         n_failed_calls=first.n,
-        asked_bytes=int(first.row["count_bytes"]) if is_refused else None,
+        requested_bytes=int(first.row["count_bytes"]) if is_refused else None,
         also_failed_later=[_later(trace, first, failure) for failure in later[:_MAX_LATER_FAILURES]] or None,
     )
     verdict = Verdict(

@@ -67,7 +67,7 @@ def held_down(trace: Trace, report: Report) -> list[Verdict]:
 
 def _lacking(held: CauseEvidence) -> float:
     """The share of its clock that a GPU lacks, over the whole time."""
-    return (1.0 - (held.clock_mhz or 0) / max(held.usual_mhz or 1, 1)) * (held.share_of_time or 1.0)
+    return (1.0 - (held.clock_mhz or 0) / max(held.typical_mhz or 1, 1)) * (held.share_of_time or 1.0)
 
 
 def _with_link(verdict: Verdict, narrow: Mapping[int, CauseEvidence]) -> Verdict:

@@ -208,7 +208,7 @@ def _judged(
         command=process[1],
         n_late_steps=int(is_late.sum()),
         n_steps=len(steps.length_ns),
-        step_ms_usual=round(usual_ns / 1e6, 3),
+        typical_step_ms=round(usual_ns / 1e6, 3),
         step_ms_late=round(float(np.median(steps.length_ns[is_late])) / 1e6, 3),
         in_gpu_calls_share=round(in_calls, 4),
     )

@@ -44,7 +44,7 @@ def _verdict(trace: Trace, end: ProcessEnd) -> Verdict:
             exit_status=activity.exit_status,
             oom_killed=activity.oom_killed,
             ended_by=activity.ended_by,
-            asked_by=activity.asked_by,
+            exit_requested_by=activity.exit_requested_by,
             failed_call=activity.failed_call,
             error=activity.error,
         ),
