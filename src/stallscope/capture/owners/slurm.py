@@ -1,15 +1,16 @@
 """Jobs of Slurm on this machine, with the GPUs that they hold: from scontrol, or from slurmrestd.
 
 scontrol prints JSON if it was built with it (from 21.08), otherwise text. The format of the JSON changes with the
-version: a number is plain, or an object with `number`; a state is a text, or a list.
+version: a number is plain, or an object with `number`; a state is a text, or a list. The components of a heterogeneous
+job have numbers of their own; its processes and users know the number of the whole job (SLURM_JOB_ID).
 """
 
 import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,19 +20,24 @@ _TIMEOUT_S = 20.0
 _MAX_BYTES = 256 << 20
 _SHOW = ("scontrol", "show", "jobs", "--details", "--oneliner")
 _HEAD = re.compile(
-    r"JobId=(?P<job>\d+) (?:ArrayJobId=\d+ ArrayTaskId=(?P<array_task>\S+) )?(?:HetJobId=\S+ HetJobOffset=\S+ "
-    r"(?:HetJobIdSet=\S+ )?)?JobName=(?P<job_name>.*?) UserId=(?P<user>[^\s(]+)\(\d+\) GroupId=\S+ MCS_label=\S+ "
+    r"JobId=(?P<number>\d+) (?:ArrayJobId=\d+ ArrayTaskId=(?P<array_task>\S+) (?:ArrayTaskThrottle=\d+ )?)?"
+    r"(?:HetJobId=(?P<whole>\d+) HetJobOffset=\d+ )?JobName=(?P<job_name>.*?) (?:HetJobIdSet=\S+ )?"
+    r"UserId=(?P<user>[^\s(]+)\(\d+\) GroupId=\S+ MCS_label=\S+ "
     r"Priority=\d+ Nice=-?\d+ Account=(?P<account>\S+) QOS=(?P<qos>\S+) (?:WCKey=\S+ )?JobState=(?P<state>\S+)"
 )
 """The order of slurm_sprint_job_info in src/api/job_info.c; a job name may contain blanks."""
 _ON_NODES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S+ GRES=(\S*)")
 _GPUS = re.compile(r"gpu(?::[^:(,\s]+)?:(\d+)(?:\(IDX:([\d,-]+)\))?")
+_GPUS_IN_ALL = re.compile(r"\bgres/gpu=(\d+)")
 _RANGES = re.compile(r"([^,\[]+)(?:\[([^\]]*)\])?([^,\[]*),?")
 _LABELS = ("job", "array_task", "job_name", "user", "account", "partition", "qos", "node_list")
 
 
 @dataclass(frozen=True)
 class _Job:
+    """A job on this machine. number: of a component of a heterogeneous job; otherwise as labels["job"]."""
+
+    number: str
     labels: dict[str, str]
     gpus: tuple[str, ...]
     since_ns: int
@@ -46,15 +52,19 @@ class Slurm:
         self.every_s = every_s
         self._node, self._address = node, address
         self._jobs: dict[str, _Job] = {}
+        self._numbers: dict[str, str] = {}
         self._has_json = True
 
     def refresh(self) -> None:
         """See Source."""
-        self._jobs = {job.labels["job"]: job for job in self._read()}
+        found = list(self._read())
+        self._jobs = _whole_jobs(found)
+        self._numbers = {job.number: job.labels["job"] for job in found}
 
     def labels(self, known: Labels, hints: Labels) -> Labels:
-        """See Source."""
-        job = self._jobs.get(known.get("job", ""))
+        """See Source. Control groups have the number of a component, the environment that of the whole job."""
+        number = known.get("job", "")
+        job = self._jobs.get(number) or self._jobs.get(self._numbers.get(number, ""))
         if job is None:
             return {}
         return job.labels | ({"gpus": ",".join(job.gpus)} if job.gpus else {})
@@ -86,41 +96,76 @@ def of_text(text: str, node: str) -> Iterator[_Job]:
             continue
         rest = line[head.end() :]
         nodes = _value(rest, "NodeList")
-        if node not in expanded(nodes):
+        if _index(node, nodes) is None:
             continue
         gpus = [
-            index
+            gpu
             for names, gres in _ON_NODES.findall(rest)
-            if node in expanded(names)
-            for index in _gpus(gres)
+            if _index(node, names) is not None
+            for gpu in _gpus(gres)
         ]
-        found = head.groupdict() | {"partition": _value(rest, "Partition"), "node_list": nodes}
         start = _value(rest, "StartTime")
         since_ns = int(datetime.fromisoformat(start).timestamp()) * 10**9 if start[:1].isdigit() else 0
-        yield _Job(_known(found), tuple(gpus), since_ns)
+        labels = head.groupdict() | {
+            "job": head["whole"] or head["number"],
+            "partition": _value(rest, "Partition"),
+            "node_list": nodes,
+        }
+        yield _Job(head["number"], _known(labels), tuple(gpus), since_ns)
 
 
 def of_json(text: str, node: str) -> Iterator[_Job]:
-    """The running jobs of a node, from the JSON of scontrol or slurmrestd. Raises ValueError."""
+    """The running jobs of a node, from the JSON of scontrol or slurmrestd. Raises ValueError, OSError."""
     answer = json.loads(text)
-    for job in answer.get("jobs", ()):
-        states = job.get("job_state")
-        nodes = job.get("nodes") or ""
-        names = expanded(nodes)
-        if "RUNNING" not in (states if isinstance(states, list) else [states]) or node not in names:
+    jobs = answer.get("jobs") or ()
+    if not jobs and (errors := answer.get("errors")):
+        raise OSError(f"Slurm refuses the list of jobs: {_complaint(errors[0])}")
+    for job in jobs:
+        states, nodes = job.get("job_state"), job.get("nodes") or ""
+        at = _index(node, nodes)
+        if "RUNNING" not in (states if isinstance(states, list) else [states]) or at is None:
             continue
-        detail = job.get("gres_detail") or []
-        at = names.index(node)
-        found = {
-            "job": str(_number(job["job_id"])),
-            "array_task": _text(job.get("array_task_id")),
+        number = _text(job["job_id"])
+        is_of_array = _number(job.get("array_job_id", 1))
+        labels = {
+            "job": str(_number(job.get("het_job_id")) or number),
+            "array_task": _text(job.get("array_task_id")) if is_of_array else "",
             "job_name": job.get("name"),
-            "user": job.get("user_name"),
+            "user": job.get("user_name") or _text(job.get("user_id")),
             "node_list": nodes,
             **{name: job.get(name) for name in ("account", "partition", "qos")},
         }
-        gpus = tuple(_gpus(detail[at])) if at < len(detail) else ()
-        yield _Job(_known(found), gpus, int(_number(job.get("start_time")) or 0) * 10**9)
+        since_ns = int(_number(job.get("start_time")) or 0) * 10**9
+        yield _Job(number, _known(labels), tuple(_json_gpus(job, at, nodes)), since_ns)
+
+
+def _json_gpus(job: Mapping[str, Any], at: int, nodes: str) -> list[str]:
+    """The GPUs on one node of a job. Without details, the number in the whole job is known only."""
+    if detail := job.get("gres_detail"):
+        return _gpus(detail[at]) if at < len(detail) else []
+    match = _GPUS_IN_ALL.search(str(job.get("tres_alloc_str") or ""))
+    return ["?"] * int(match[1]) if match and len(expanded(nodes)) == 1 else []
+
+
+def _whole_jobs(found: Iterable[_Job]) -> dict[str, _Job]:
+    """The jobs by the number that users know. Components of one job on this machine hold their GPUs together."""
+    jobs: dict[str, _Job] = {}
+    for job in found:
+        number = job.labels["job"]
+        other = jobs.get(number)
+        jobs[number] = job if other is None else replace(other, gpus=other.gpus + job.gpus)
+    return jobs
+
+
+def _index(node: str, nodes: str) -> int | None:
+    """The position of a node in a host list, by its whole name or its short name; None if it is not there."""
+    names = expanded(nodes)
+    return next((names.index(name) for name in (node, node.partition(".")[0]) if name in names), None)
+
+
+def _complaint(error: Any) -> str:
+    words = error.get("description") or error.get("error") if isinstance(error, dict) else error
+    return str(words)[:200]
 
 
 def expanded(nodes: str) -> list[str]:
@@ -169,8 +214,11 @@ def _text(value: Any) -> str:
 
 def _run(*command: str) -> str:
     """The output of a command. Raises OSError."""
+    environ = os.environ | {"SLURM_TIME_FORMAT": "standard"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, errors="replace")
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, errors="replace", env=environ
+        )
     except FileNotFoundError:
         raise OSError(f"{command[0]} is not installed") from None
     except subprocess.TimeoutExpired:
