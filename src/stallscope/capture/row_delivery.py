@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from stallscope.capture.gpu.driver_calls import DriverCalls
@@ -155,13 +155,8 @@ class Delivery:
         starts = records.of_kind(events, Kind.PROCESS)
         first_ns = dict.fromkeys(states.pids.tolist(), now_ns)
         first_ns |= dict(zip(starts["pid"].tolist(), starts["ts_ns"].tolist(), strict=True))
-        new_processes = self._processes.add(first_ns)
-        self._append(layout.PROCESSES, new_processes)
-        if len(new_processes):
+        if len(self._append_processes(first_ns, now_ns)):
             self._governor.renew()
-        variables = {pid: self._processes.take_environment(pid) for pid in new_processes["pid"].tolist()}
-        rows = self._owners.rows(variables, node=self._node, now_ns=now_ns, first_ns=first_ns)
-        self._append_named(layout.OWNERS, rows)
         for process in self._processes.update_ranks():
             self._sink.process_rank_known(process.pid, process.rank, nranks=process.nranks)
         self._append(layout.SNAPSHOTS, self._snapshots.remember(snapshots(states, node=self._node)))
@@ -177,15 +172,31 @@ class Delivery:
         self._append_ends(dict(zip(exits["pid"].tolist(), exits["ts_ns"].tolist(), strict=True)), now_ns)
         self.counts.n_processes = len(self._processes)
 
+    def _append_processes(self, first_ns: Mapping[int, int], now_ns: int) -> Array:
+        """Deliver new processes, their owners and changed owners. Returns the new processes."""
+        new_processes = self._processes.add(first_ns)
+        self._append(layout.PROCESSES, new_processes)
+        variables = {pid: self._processes.take_environment(pid) for pid in new_processes["pid"].tolist()}
+        rows = self._owners.rows(variables, node=self._node, now_ns=now_ns, first_ns=first_ns)
+        self._append_named(layout.OWNERS, rows)
+        return new_processes
+
     def _append_idle_gpus(self, now_ns: int) -> None:
         if self._idle_gpus:
-            processes = self._gpu_calls.processes(
-                self._processes.pids(),
-                self._owners.labels,
-                self._processes.members(),
-                self._owners.gpu_uuid,
+            calls, owners, pids = self._gpu_calls, self._owners, self._processes.pids()
+            processes = calls.processes(
+                pids,
+                owners.labels,
+                lambda pid: max(owners.n_peers(pid), self._processes.n_members(pid)),
+                owners.gpu_uuid,
             )
-            rows = self._idle_gpus.rows(now_ns, self._owners.allocations(), processes)
+            rows = self._idle_gpus.rows(
+                now_ns,
+                owners.allocations(),
+                processes,
+                number=calls.number,
+                occupied=calls.occupied(frozenset(pids)),
+            )
             self._append_named(layout.IDLE_GPUS, rows)
 
     def _append_ends(self, exit_ns: dict[int, int], now_ns: int) -> None:
@@ -204,7 +215,7 @@ class Delivery:
 
     def _append_silent_ranks(self, examined: ExaminedProcesses, now_ns: int) -> None:
         """Ranks that have made no call yet, and their code locations."""
-        self._append(layout.PROCESSES, self._processes.add(dict.fromkeys(examined.pids, now_ns)))
+        self._append_processes(dict.fromkeys(examined.pids, now_ns), now_ns)
         self._append_named(layout.SNAPSHOTS, examined.snapshots)
         self._append_named(layout.POSITIONS, examined.positions)
 

@@ -51,6 +51,26 @@ def test_a_row_is_written_at_the_start_and_after_a_change():
     assert rows_of(owned, {}) == {}
 
 
+def test_labels_of_a_scheduler_stay_when_it_forgets_the_job_before_the_process_ends():
+    scheduler = Scheduler({"1": {"user": "ann"}})
+    owned = owners(scheduler)
+    assert rows_of(owned, {7: {"job": "1", "user": "root"}}) == {7: (50, "ann")}
+    scheduler.answers = {}
+    assert rows_of(owned, {}) == {}
+    assert owned.labels(7) == {"job": "1", "user": "ann"}
+    assert rows_of(owned, {7: {"job": "2", "user": "bob"}}) == {7: (50, "bob")}
+
+
+def test_a_scheduler_is_asked_once_a_second_for_each_process():
+    scheduler, asked = Scheduler(), []
+    scheduler.labels = lambda known, hints: asked.append(known) or {}
+    owned = owners(scheduler)
+    owned.rows({7: {}, 8: {}}, node=0, now_ns=1, first_ns={})
+    for pid in (7, 8, 7):
+        owned.labels(pid)
+    assert len(asked) == 2
+
+
 def test_long_and_unprintable_values_are_cut():
     owned = owners()
     rows = owned.rows({7: {"job_name": "\x1b[31mä" * 60}}, node=0, now_ns=1, first_ns={})

@@ -1,13 +1,14 @@
 """GPUs that a job holds without using them, as rows of IDLE_GPUS.
 
-A GPU is idle if its holder has no process that uses a GPU, or only processes without GPU calls for some minutes. Three
-kinds of processes are never idle: a member of a communicator (it may wait for its peers), a process inside a call, and
-a process that, with its descendants and the other processes of its job, computes or moves data.
+A GPU is idle if its holder has no process that uses a GPU, or only processes without GPU calls for some minutes. These
+processes are never idle: a process inside a call; a process that, with its descendants and the other processes of its
+job, computes or moves data; a process that may wait for a peer that is not here, or that is at work.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from stallscope.capture.owners.proc_activity import JobProcess
 from stallscope.capture.owners.source import Allocation
 from stallscope.events import layout
 from stallscope.events.layout import Array
@@ -20,29 +21,42 @@ _MEASURED_EVERY_NS = 10 * 10**9
 _BUSY_CPU_SHARE = 0.03
 _BUSY_BYTES_PER_S = 100_000
 _UNUSED_AFTER_NS = 30 * 10**9
-"""GPUs without a process are listed after this time; a job that starts is at work on the CPU."""
+"""GPUs of a job without any process are listed after this time; a job with processes may be starting."""
 NO_PROCESS, NO_CALLS = "no process uses it", "no GPU call"
+_KEEPERS = frozenset({"slurmstepd", "pause", "sleep", "tail"})
+"""Programs that keep an allocation, a container or a step open."""
+_SHELLS = frozenset(
+    {"sh", "bash", "dash", "zsh", "fish", "tmux: server", "screen", "sshd", "slurm_script"}
+)
+"""Programs that wait for a user, or for a program that they started."""
 
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A traced process. used_ns: time of its last GPU call, 0 for none. gpu: number of its only GPU; empty, unknown."""
+    """A traced process. used_ns: time of its last GPU call, 0 for none. gpus: names, see gpu_calls.py; empty, unknown.
+
+    n_peers: processes of its group, with itself; 1 without a group.
+    """
 
     pid: int
     labels: Mapping[str, str]
     used_ns: int
-    gpu: str = ""
-    is_in_communicator: bool = False
+    gpus: tuple[str, ...] = ()
+    n_peers: int = 1
 
 
 @dataclass
 class _Measured:
-    """cpu_ns, n_bytes: of a holder's processes. busy_ns: time of the last measurement that showed work."""
+    """cpu_ns, n_bytes: of a holder's processes. busy_ns: time of the last measurement that showed work, 0 none.
+
+    is_known: False before the second measurement, and while the processes may be starting or waiting for a peer.
+    """
 
     at_ns: int
     cpu_ns: int
     n_bytes: int
-    busy_ns: int
+    busy_ns: int = 0
+    is_known: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,33 @@ class _Idle:
     reason: str
     pid: int
     owner: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """A job, pod or process. own: its traced processes. others: all its processes on this machine."""
+
+    key: tuple[str, str]
+    owner: Mapping[str, str]
+    own: Sequence[GpuProcess]
+    others: Sequence[JobProcess] = ()
+    since_ns: int = 0
+
+    @property
+    def may_wait_for_peers(self) -> bool:
+        """Whether a process belongs to a group that is not here as a whole."""
+        if self.own:
+            return any(process.n_peers > len(self.own) for process in self.own)
+        return any(process.has_peers for process in self.others)
+
+    @property
+    def at_work(self) -> list[JobProcess]:
+        """The processes that may prepare the use of a GPU. A shell that waits for them, or for a user, does not."""
+        return [
+            process
+            for process in self.others
+            if process.comm not in _KEEPERS | _SHELLS and process.labels.get("job_step") != "extern"
+        ]
 
 
 @dataclass
@@ -63,7 +104,7 @@ class IdleGpus:
     node: int
     after_ns: int
     used: Callable[[Iterable[int]], tuple[int, int]]
-    with_label: Callable[[str, str], Sequence[int]]
+    with_label: Callable[[str, str], Sequence[JobProcess]]
     wall_offset_ns: Callable[[], int] = lambda: 0
     private: Callable[[Mapping[str, str]], dict[str, str]] = dict
     _measured: dict[tuple[str, str], _Measured] = field(default_factory=dict)
@@ -71,44 +112,58 @@ class IdleGpus:
     _process_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     _reported: dict[tuple[tuple[str, str], str], tuple[int, _Idle]] = field(default_factory=dict)
 
-    def rows(self, now_ns: int, allocations: Sequence[Allocation], processes: Sequence[GpuProcess]) -> Array:
-        """The rows to store now: GPUs that became idle, are still idle after AGAIN_NS, or are no longer idle."""
+    def rows(
+        self,
+        now_ns: int,
+        allocations: Sequence[Allocation],
+        processes: Sequence[GpuProcess],
+        *,
+        number: Callable[[str], str] = str,
+        occupied: Collection[str] = frozenset(),
+    ) -> Array:
+        """The rows to store now: GPUs that became idle, are still idle after AGAIN_NS, or are no longer idle.
+
+        number: the name of a GPU in `processes`, from its name in `allocations`. occupied: GPUs that a process uses
+        that is not in `processes`.
+        """
         idle: dict[tuple[tuple[str, str], str], _Idle] = {}
         held: set[int] = set()
         for allocation in allocations:
             own = [process for process in processes if _is_of(process, allocation)]
             held |= {process.pid for process in own}
-            for gpu, found in self._of_allocation(allocation, own, now_ns).items():
-                idle[allocation.key, gpu] = found
+            for gpu, reason in self._of_allocation(allocation, own, now_ns, number).items():
+                if number(gpu) not in occupied:
+                    idle[allocation.key, gpu] = reason
         for process in processes:
             if process.pid not in held and process.used_ns:
-                key = ("pid", str(process.pid))
-                if found_alone := self._of_processes(key, [process], process.labels, now_ns):
-                    idle[key, process.gpu] = found_alone
+                holder = _Holder(("pid", str(process.pid)), process.labels, [process])
+                if reason_alone := self._why_idle(holder, now_ns):
+                    idle |= {(holder.key, gpu): reason_alone for gpu in process.gpus or ("",)}
         keys = {allocation.key for allocation in allocations}
         self._free_ns = {key: since_ns for key, since_ns in self._free_ns.items() if key[0] in keys}
-        self._process_ns = {key: seen_ns for key, seen_ns in self._process_ns.items() if key in keys}
+        self._process_ns = {key: last_ns for key, last_ns in self._process_ns.items() if key in keys}
         self._measured = {
             key: value for key, value in self._measured.items() if now_ns - value.at_ns < self.after_ns
         }
         return self._changed(idle, now_ns)
 
     def _of_allocation(
-        self, allocation: Allocation, own: Sequence[GpuProcess], now_ns: int
+        self, allocation: Allocation, own: Sequence[GpuProcess], now_ns: int, number: Callable[[str], str]
     ) -> dict[str, _Idle]:
         """The idle GPUs of an allocation."""
         if own:
             self._process_ns[allocation.key] = now_ns
-        all_gpus = [gpu if gpu != "?" else f"?{number}" for number, gpu in enumerate(allocation.gpus)]
-        found = self._of_processes(
-            allocation.key, own, allocation.owner, now_ns, since_ns=allocation.since_ns
-        )
-        if found is not None:
-            return dict.fromkeys(all_gpus, found)
-        in_use = {process.gpu for process in own}
-        if not own or "" in in_use or not in_use <= set(all_gpus):
+        names = {
+            number(gpu) if gpu != "?" else f"?{index}": gpu if gpu != "?" else f"?{index}"
+            for index, gpu in enumerate(allocation.gpus)
+        }
+        holder = _Holder(allocation.key, allocation.owner, own, since_ns=allocation.since_ns)
+        if reason := self._why_idle(holder, now_ns):
+            return dict.fromkeys(names.values(), reason)
+        in_use = {gpu for process in own for gpu in process.gpus}
+        if not own or not all(process.gpus for process in own) or not in_use <= names.keys():
             return {}
-        free = {(allocation.key, gpu) for gpu in all_gpus if gpu not in in_use}
+        free = {(allocation.key, name) for gpu, name in names.items() if gpu not in in_use}
         self._free_ns = {
             key: since_ns
             for key, since_ns in self._free_ns.items()
@@ -120,48 +175,44 @@ class IdleGpus:
             if now_ns - self._free_ns[key, gpu] >= self.after_ns
         }
 
-    def _of_processes(
-        self,
-        key: tuple[str, str],
-        own: Sequence[GpuProcess],
-        owner: Mapping[str, str],
-        now_ns: int,
-        *,
-        since_ns: int = 0,
-    ) -> _Idle | None:
-        """Why and since when these processes leave the GPUs of a holder unused; None if they use them."""
-        begin_ns = max(self._monotonic(since_ns), *(process.used_ns for process in own), 0)
+    def _why_idle(self, holder: _Holder, now_ns: int) -> _Idle | None:
+        """Why and since when a holder leaves its GPUs unused; None if it uses them."""
+        own, key = holder.own, holder.key
+        begin_ns = max(self._monotonic(holder.since_ns), *(process.used_ns for process in own), 0)
         if not own:
             begin_ns = max(begin_ns, self._process_ns.get(key, 0))
-        after_ns = self.after_ns if own else min(self.after_ns, _UNUSED_AFTER_NS)
-        if now_ns - begin_ns < after_ns or any(process.is_in_communicator for process in own):
+        quiet_ns = now_ns - begin_ns
+        if quiet_ns < (self.after_ns if own else min(self.after_ns, _UNUSED_AFTER_NS)):
             self._measured.pop(key, None)
             return None
-        busy_ns = self._busy_ns(key, own, now_ns)
-        if busy_ns is None or (busy_ns and now_ns - busy_ns < self.after_ns):
+        measured = self._measurement(holder, now_ns, quiet_ns)
+        if not measured.is_known or (measured.busy_ns and now_ns - measured.busy_ns < self.after_ns):
             return None
         if not own:
-            return _Idle(begin_ns, NO_PROCESS, 0, owner)
-        return _Idle(begin_ns, NO_CALLS, own[0].pid, {**owner, **own[0].labels})
+            return _Idle(begin_ns, NO_PROCESS, 0, holder.owner)
+        return _Idle(begin_ns, NO_CALLS, own[0].pid, {**holder.owner, **own[0].labels})
 
-    def _busy_ns(self, key: tuple[str, str], own: Sequence[GpuProcess], now_ns: int) -> int | None:
-        """When the holder's processes last worked on the CPU or moved data, 0 never; None before two measurements."""
-        last = self._measured.get(key)
+    def _measurement(self, holder: _Holder, now_ns: int, quiet_ns: int) -> _Measured:
+        """The present measurement of a holder's processes. quiet_ns: time without a GPU call."""
+        last = self._measured.get(holder.key)
         if last and now_ns - last.at_ns < _MEASURED_EVERY_NS:
-            return last.busy_ns if last.busy_ns >= 0 else None
-        others = self.with_label(*key) if key[0] != "pid" else ()
-        cpu_ns, n_bytes = self.used({*(process.pid for process in own), *others})
-        if last is None:
-            self._measured[key] = _Measured(now_ns, cpu_ns, n_bytes, -1)
-            return None
-        taken_ns = now_ns - last.at_ns
-        is_busy = (
-            cpu_ns - last.cpu_ns > _BUSY_CPU_SHARE * taken_ns
-            or n_bytes - last.n_bytes > _BUSY_BYTES_PER_S * taken_ns / 1e9
-        )
-        busy_ns = now_ns if is_busy else max(last.busy_ns, 0)
-        self._measured[key] = _Measured(now_ns, cpu_ns, n_bytes, busy_ns)
-        return busy_ns
+            return last
+        holder = replace(holder, others=self._others(holder))
+        pids = {process.pid for process in holder.own} | {process.pid for process in holder.others}
+        cpu_ns, n_bytes = self.used(pids)
+        is_starting = not holder.own and bool(holder.at_work) and quiet_ns < self.after_ns
+        present = _Measured(now_ns, cpu_ns, n_bytes)
+        if last:
+            present.busy_ns = now_ns if _shows_work(last, present) else last.busy_ns
+            present.is_known = not is_starting and not holder.may_wait_for_peers
+        self._measured[holder.key] = present
+        return present
+
+    def _others(self, holder: _Holder) -> Sequence[JobProcess]:
+        if holder.key[0] == "pid":
+            return ()
+        pod_uid = holder.owner.get("pod_uid")
+        return self.with_label("pod_uid", pod_uid) if pod_uid else self.with_label(*holder.key)
 
     def _monotonic(self, wall_ns: int) -> int:
         return wall_ns - self.wall_offset_ns() if wall_ns else 0
@@ -184,6 +235,15 @@ class IdleGpus:
             for label, value in self.private(found.owner).items():
                 row[column(label)] = value.encode()
         return rows
+
+
+def _shows_work(last: _Measured, present: _Measured) -> bool:
+    """A decrease is work that belonged to processes that have ended."""
+    seconds = (present.at_ns - last.at_ns) / 1e9
+    return (
+        abs(present.cpu_ns - last.cpu_ns) > _BUSY_CPU_SHARE * seconds * 1e9
+        or abs(present.n_bytes - last.n_bytes) > _BUSY_BYTES_PER_S * seconds
+    )
 
 
 def _is_of(process: GpuProcess, allocation: Allocation) -> bool:

@@ -11,7 +11,7 @@ A scheduler that does not answer costs one line for the user; the other labels s
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from stallscope.capture.owners.hints import hints
+from stallscope.capture.owners.hints import N_PEERS, hints
 from stallscope.capture.owners.privacy import Privacy
 from stallscope.capture.owners.source import VISIBLE, Allocation, Source
 from stallscope.capture.process.workload import workload
@@ -38,6 +38,8 @@ class Owners:
         self._process_labels = process_labels
         self._known: dict[int, dict[str, str]] = {}
         self._hints: dict[int, dict[str, str]] = {}
+        self._of_scheduler: dict[int, dict[str, str]] = {}
+        self._labels: dict[int, dict[str, str]] = {}
         self._stored: dict[int, dict[str, str]] = {}
         self._remarks: list[str] = []
         self._is_over = threading.Event()
@@ -62,11 +64,14 @@ class Owners:
         """
         while self._remarks:
             self._note(self._remarks.pop(0))
+        for pid in new:
+            self.forget(pid)
         self._known |= {pid: self._process_labels(pid, variables) for pid, variables in new.items()}
         self._hints |= {pid: hints(pid, variables) for pid, variables in new.items()}
         changed = {}
         for pid in self._known:
-            owner = self.owner(pid)
+            self._labels[pid] = self._completed(pid)
+            owner = self._privacy.applied(self._labels[pid])
             if owner != self._stored.get(pid, {}):
                 changed[pid] = self._stored[pid] = owner
         rows = layout.empty(layout.OWNERS, len(changed))
@@ -77,21 +82,25 @@ class Owners:
                 row[column(label)] = _cut(value)
         return rows
 
-    def owner(self, pid: int) -> dict[str, str]:
-        """The labels of a process that may be stored."""
-        return self._privacy.applied(self.labels(pid))
-
     def labels(self, pid: int) -> dict[str, str]:
-        """All labels of a process."""
-        known, facts = self._known.get(pid, {}), self._hints.get(pid, {})
+        """All labels of a process, as of the last call of rows()."""
+        return self._labels.get(pid, {})
+
+    def _completed(self, pid: int) -> dict[str, str]:
+        """All labels now. A label stays when its scheduler forgets the job, which may end before its processes."""
+        known, more = self._known[pid], self._of_scheduler.setdefault(pid, {})
         for source in self._sources:
-            known = known | dict(source.labels(known, facts))
-        return known
+            more |= source.labels(known | more, self._hints[pid])
+        return known | more
 
     def gpu_uuid(self, pid: int) -> str:
         """The only GPU or MIG instance that a process sees, if its environment names it by UUID; otherwise empty."""
         named = [self._hints.get(pid, {}).get(name, "") for name in VISIBLE]
         return next((text for text in named if text.startswith(("GPU-", "MIG-")) and "," not in text), "")
+
+    def n_peers(self, pid: int) -> int:
+        """The number of processes of the group that started this process; 1 without a group."""
+        return int(self._hints.get(pid, {}).get(N_PEERS, 1))
 
     def allocations(self) -> list[Allocation]:
         """The GPUs that jobs hold, by all sources."""
@@ -103,9 +112,8 @@ class Owners:
 
     def forget(self, pid: int) -> None:
         """This process has ended."""
-        self._known.pop(pid, None)
-        self._hints.pop(pid, None)
-        self._stored.pop(pid, None)
+        for of_process in (self._known, self._hints, self._of_scheduler, self._labels, self._stored):
+            of_process.pop(pid, None)
 
     def _run(self, source: Source) -> None:
         n_failures = 0

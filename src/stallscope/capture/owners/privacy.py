@@ -10,11 +10,11 @@ from stallscope.events.owner import OWNER_LABELS
 
 @dataclass(frozen=True)
 class Privacy:
-    """dropped, hashed: labels. key: of the hash; machines with the same key give the same hash."""
+    """dropped, hashed: labels. key: of the hash, at most 64 bytes; machines with the same key give the same hash."""
 
     dropped: frozenset[str] = frozenset()
     hashed: frozenset[str] = frozenset()
-    key: str = ""
+    key: bytes = b""
 
     @staticmethod
     def of(dropped: str, hashed: str, key: str) -> "Privacy":
@@ -26,7 +26,7 @@ class Privacy:
             raise BadInput(f"unknown owner label {unknown[0]!r}: choose from {', '.join(OWNER_LABELS)}")
         if lists[1] and not key:
             raise BadInput("owner_hash needs owner_hash_key: without a key, short names can be guessed")
-        return Privacy(lists[0], lists[1], key)
+        return Privacy(lists[0], lists[1], hashlib.blake2b(key.encode()).digest())
 
     def applied(self, labels: Mapping[str, str]) -> dict[str, str]:
         """The labels that may be stored and sent."""
@@ -37,5 +37,4 @@ class Privacy:
         }
 
     def _hash(self, value: str) -> str:
-        key = hashlib.blake2b(self.key.encode()).digest()
-        return "#" + hashlib.blake2b(value.encode(), digest_size=6, key=key).hexdigest()
+        return "#" + hashlib.blake2b(value.encode(), digest_size=6, key=self.key).hexdigest()

@@ -123,7 +123,8 @@ def of_json(text: str, node: str) -> Iterator[_Job]:
     for job in jobs:
         states, nodes = job.get("job_state"), job.get("nodes") or ""
         at = _index(node, nodes)
-        if "RUNNING" not in (states if isinstance(states, list) else [states]) or at is None:
+        states = set(states if isinstance(states, list) else [states])
+        if "RUNNING" not in states or "CONFIGURING" in states or at is None:
             continue
         number = _text(job["job_id"])
         is_of_array = _number(job.get("array_job_id", 1))

@@ -34,6 +34,7 @@ class Processes:
     gpus: GpuNumbers = field(default_factory=GpuNumbers)
     _running: dict[int, Identity] = field(default_factory=dict)
     _largest_communicator: dict[int, Member] = field(default_factory=dict)
+    _own_ranks: dict[int, set[int]] = field(default_factory=dict)
     _environments: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -76,14 +77,21 @@ class Processes:
                 Member(*(int(row[name]) for name in ("nranks", "comm_rank", "comm_hash"))),
             )
             largest = self._largest_communicator.get(pid)
-            if largest and largest.comm_hash == joined.comm_hash and largest.rank != joined.rank:
-                self._largest_communicator[pid] = largest._replace(rank=UNKNOWN)
-            elif not largest or joined.nranks > largest.nranks:
-                self._largest_communicator[pid] = joined
+            if not largest or joined.nranks > largest.nranks:
+                self._largest_communicator[pid], self._own_ranks[pid] = joined, {joined.rank}
+            elif largest.comm_hash == joined.comm_hash:
+                self._own_ranks[pid].add(joined.rank)
+                if largest.rank != joined.rank:
+                    self._largest_communicator[pid] = largest._replace(rank=UNKNOWN)
 
     def members(self) -> Collection[int]:
         """The processes that share a communicator with other processes."""
         return self._largest_communicator.keys()
+
+    def n_members(self, pid: int) -> int:
+        """At most this many processes share its largest communicator, with itself; 1 without a communicator."""
+        member = self._largest_communicator.get(pid)
+        return member.nranks - len(self._own_ranks[pid]) + 1 if member else 1
 
     def update_ranks(self) -> list[Identity]:
         """Set ranks from communicators where the launcher set none. Returns the changed processes."""
@@ -140,6 +148,7 @@ class Processes:
         for pid in ended_pids:
             del self._running[pid]
             self._largest_communicator.pop(pid, None)
+            self._own_ranks.pop(pid, None)
         return ended_pids
 
 
