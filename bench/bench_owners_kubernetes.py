@@ -108,9 +108,7 @@ def main() -> None:
         from stallscope.capture.owners.kube_api import KubeApi
         from stallscope.capture.owners.kubernetes import Kubernetes
 
-        source = Kubernetes(
-            KubeApi(f"http://127.0.0.1:{port}"), "node-7", socket=Path("/nonexistent"), watch_s=WATCH_S
-        )
+        source = Kubernetes(KubeApi(f"http://127.0.0.1:{port}"), "node-7", watch_s=WATCH_S)
         is_over = threading.Event()
 
         def run() -> None:

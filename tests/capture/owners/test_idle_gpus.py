@@ -222,7 +222,9 @@ def test_gpus_of_a_pod_are_compared_by_the_numbers_of_the_driver():
     assert {row[1:4] for row in rows} == {("GPU-b", 1, NO_PROCESS)}
 
 
-def proc_folder(tmp_path, pid: int, parent: int, *, comm="python3", environ="", command="x", ticks=(0, 0, 0, 0)):
+def proc_folder(
+    tmp_path, pid: int, parent: int, *, comm="python3", environ="", command="x", ticks=(0, 0, 0, 0)
+):
     """A process in a folder like /proc. ticks: own user and system time, and of ended children."""
     folder = tmp_path / str(pid)
     folder.mkdir(exist_ok=True)

@@ -57,7 +57,9 @@ THROTTLED = ARRAY.replace("ArrayTaskId=3 ", "ArrayTaskId=3 ArrayTaskThrottle=2 "
 def component(number: int, offset: int, node: str) -> str:
     """A component of a heterogeneous job; the number of the whole job is 93."""
     return (
-        HELD.replace("JobId=1 JobName=holder", f"JobId={number} HetJobId=93 HetJobOffset={offset} JobName=het x")
+        HELD.replace(
+            "JobId=1 JobName=holder", f"JobId={number} HetJobId=93 HetJobOffset={offset} JobName=het x"
+        )
         .replace(" UserId=", " HetJobIdSet=93-94 UserId=")
         .replace("NodeList=vm", f"NodeList={node}")
         .replace("Nodes=vm", f"Nodes={node}")

@@ -70,9 +70,7 @@ class GpuCalls:
 
     def occupied(self, traced: Collection[int]) -> set[str]:
         """The GPUs on which the driver lists a process that is not traced."""
-        return {
-            self._name(*gpu) for pid, gpus in self._gpus.items() if pid not in traced for gpu in gpus
-        }
+        return {self._name(*gpu) for pid, gpus in self._gpus.items() if pid not in traced for gpu in gpus}
 
     def _name(self, gpu: int, mig: int) -> str:
         return str(gpu) if mig < 0 else self._uuids.get((gpu, mig), f"{gpu}:{mig}")

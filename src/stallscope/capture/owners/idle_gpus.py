@@ -25,9 +25,7 @@ _UNUSED_AFTER_NS = 30 * 10**9
 NO_PROCESS, NO_CALLS = "no process uses it", "no GPU call"
 _KEEPERS = frozenset({"slurmstepd", "pause", "sleep", "tail"})
 """Programs that keep an allocation, a container or a step open."""
-_SHELLS = frozenset(
-    {"sh", "bash", "dash", "zsh", "fish", "tmux: server", "screen", "sshd", "slurm_script"}
-)
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "tmux: server", "screen", "sshd", "slurm_script"})
 """Programs that wait for a user, or for a program that they started."""
 
 

@@ -26,6 +26,10 @@ class Gone(OSError):
     """The resource version of a watch is too old: list again (HTTP 410)."""
 
 
+class Absent(OSError):
+    """The object does not exist, or the service account may not read it (HTTP 401, 403, 404)."""
+
+
 @dataclass(frozen=True)
 class KubeApi:
     """address: https://HOST:PORT. account: folder with token and ca.crt. verifies: check the server's certificate."""
@@ -53,7 +57,10 @@ class KubeApi:
                 return
 
     def watch(self, path: str, *, timeout_s: float, **params: str) -> Iterator[dict[str, Any]]:
-        """The events of a watch of metadata until the server ends it. Raises OSError, ValueError, Gone."""
+        """The events of a watch of metadata until the server ends it. Raises OSError, ValueError, Gone.
+
+        A proxy may end a watch in the middle of an event; the next watch then repeats it.
+        """
         query = params | {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -61,7 +68,7 @@ class KubeApi:
         }
         with closing(self._connection(timeout_s + _TIMEOUT_S)) as connection:
             answer = self._answer(connection, f"{path}?{urlencode(query)}", _METADATA.format(""))
-            while line := answer.readline(_MAX_BYTES):
+            while (line := answer.readline(_MAX_BYTES)).endswith(b"\n"):
                 event: dict[str, Any] = json.loads(line)
                 if event.get("type") == "ERROR":
                     _raise(path, int((event.get("object") or {}).get("code") or 0))
@@ -108,7 +115,7 @@ def _raise(path: str, status: int) -> None:
     if status == http.client.GONE:
         raise Gone(f"{what}: the resource version is too old")
     if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
-        raise OSError(
-            f"{what} is forbidden (HTTP {status}): grant get, list and watch to the service account"
-        )
+        raise Absent(f"{what} is forbidden (HTTP {status}): grant get, list and watch to the service account")
+    if status == http.client.NOT_FOUND:
+        raise Absent(f"{what}: HTTP {status}")
     raise OSError(f"{what}: HTTP {status}")

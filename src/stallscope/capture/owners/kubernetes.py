@@ -1,25 +1,23 @@
 """Pods of this machine, with owner chain, queue and chosen labels, and the GPUs of their containers.
 
 Pods come from a watch of the API, limited to this machine, or from the kubelet's list. Only the labels of owners are
-kept of a pod. A watch that ends continues at its resource version; one that is too old begins with a list again.
+kept of a pod. A watch that ends continues at its resource version; if that is too old, pods are listed again. While
+the API does not answer requests for owners, a pod has the owners that its own labels name.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from stallscope.capture.owners.kube_api import Gone, KubeApi
-from stallscope.capture.owners.owner_chain import Metadata, chain
-from stallscope.capture.owners.pod_resources import SOCKET, ContainerGpus, container_gpus
+from stallscope.capture.owners.owner_chain import chain
+from stallscope.capture.owners.owner_lookup import OwnerLookup
+from stallscope.capture.owners.pod_resources import ContainerGpus, PodGpus
 from stallscope.capture.owners.source import Allocation, Labels
 from stallscope.capture.process.time_text import wall_ns
 
 _WATCH_S = 240.0
 _KUBELET_EVERY_S = 15.0
-_MAX_OWNERS = 4096
-_PLURALS = {"ReplicaSet": "replicasets", "RayCluster": "rayclusters", "RayJob": "rayjobs"}
 
 
 @dataclass(frozen=True)
@@ -34,31 +32,34 @@ class Pod:
 
 @dataclass
 class Kubernetes:
-    """is_kubelet: api is the address of a kubelet. chosen: labels and annotations to keep. socket: of PodResources."""
+    """is_kubelet: api is the address of a kubelet. chosen: labels and annotations to keep. gpus: of containers."""
 
     api: KubeApi
     node: str
     is_kubelet: bool = False
     chosen: Sequence[str] = ()
-    socket: Path = SOCKET
+    gpus: PodGpus = field(default_factory=PodGpus)
     watch_s: float = _WATCH_S
     name: str = "Kubernetes"
     every_s: float = 1.0
     _pods: dict[str, Pod] = field(default_factory=dict)
     _of_container: dict[str, str] = field(default_factory=dict)
-    _gpus: list[ContainerGpus] = field(default_factory=list)
     _version: str = ""
-    _owners: dict[tuple[str, str, str], Metadata | None] = field(default_factory=dict)
+    _incomplete: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lookup = OwnerLookup(self.api)
 
     def refresh(self) -> None:
         """See Source. With the API, this is one watch: it takes minutes."""
-        self._gpus = container_gpus(self.socket) if self.socket.exists() else []
         if self.is_kubelet:
             self.every_s = _KUBELET_EVERY_S
             self._replace(self.api.get("/pods").get("items") or [])
             return
         try:
-            self._list() if not self._version else None
+            if not self._version:
+                self._list()
+            self._complete()
             self._watch()
         except Gone:
             self._version = ""
@@ -69,7 +70,7 @@ class Kubernetes:
         pod = self._pods.get(uid)
         if pod is None:
             return {}
-        gpus = [gpu for each in self._gpus if self._is_of(each, pod) for gpu in each.gpus]
+        gpus = [gpu for each in self.gpus.current if self._is_of(each, pod) for gpu in each.gpus]
         return pod.labels | ({"gpus": ",".join(gpus)} if gpus else {})
 
     def allocations(self) -> list[Allocation]:
@@ -78,7 +79,7 @@ class Kubernetes:
             (pod.labels.get("namespace"), pod.labels.get("pod")): pod for pod in list(self._pods.values())
         }
         by_pod: dict[tuple[str, str], list[str]] = {}
-        for each in self._gpus:
+        for each in self.gpus.current:
             by_pod.setdefault((each.namespace, each.pod), []).extend(each.gpus)
         out = []
         for (namespace, name), gpus in by_pod.items():
@@ -108,6 +109,12 @@ class Kubernetes:
     def _replace(self, items: Sequence[Mapping[str, Any]]) -> None:
         self._take({pod.uid: pod for pod in map(self._reduced, items)})
 
+    def _complete(self) -> None:
+        """Ask again for the owners of pods whose owners were not answered."""
+        if not self._lookup.is_paused:
+            items, self._incomplete = self._incomplete, {}
+            self._pods |= {uid: self._reduced(item) for uid, item in items.items() if uid in self._pods}
+
     def _take(self, pods: dict[str, Pod]) -> None:
         self._of_container = {container: pod.uid for pod in pods.values() for container in pod.containers}
         self._pods = pods
@@ -121,43 +128,31 @@ class Kubernetes:
                 pod = self._reduced(item)
                 self._pods[pod.uid] = pod
                 self._of_container |= dict.fromkeys(pod.containers, pod.uid)
-                self._gpus = container_gpus(self.socket) if self.socket.exists() else []
             elif event.get("type") == "DELETED":
-                gone = self._pods.pop(str((item.get("metadata") or {}).get("uid")), None)
+                uid = str((item.get("metadata") or {}).get("uid"))
+                self._incomplete.pop(uid, None)
+                gone = self._pods.pop(uid, None)
                 for container in gone.containers if gone else ():
                     self._of_container.pop(container, None)
 
     def _reduced(self, item: Mapping[str, Any]) -> Pod:
         metadata, status = item.get("metadata") or {}, item.get("status") or {}
+        uid, self._lookup.is_unanswered = str(metadata.get("uid") or ""), False
+        owners = chain(metadata) if self.is_kubelet else chain(metadata, self._lookup.metadata)
+        self._incomplete.pop(uid, None)
+        if self._lookup.is_unanswered:
+            kept = {name: value for name, value in metadata.items() if name != "managedFields"}
+            self._incomplete[uid] = {"metadata": kept, "status": status}
         words = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
         labels = {
             "pod": str(metadata.get("name") or ""),
-            "pod_uid": str(metadata.get("uid") or ""),
+            "pod_uid": uid,
             "namespace": str(metadata.get("namespace") or ""),
-            **chain(metadata, self._owner),
+            **owners,
             "tags": ",".join(f"{name}={words[name]}" for name in self.chosen if name in words),
         }
         states = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
         ids = [str(state.get("containerID") or "").rpartition("//")[2][:12] for state in states]
         started_ns = wall_ns(str(status.get("startTime") or metadata.get("creationTimestamp") or ""))
         known = {label: value for label, value in labels.items() if value}
-        return Pod(labels["pod_uid"], known, tuple(filter(None, ids)), started_ns)
-
-    def _owner(self, namespace: str, reference: Mapping[str, Any]) -> Metadata | None:
-        """The metadata of an owner from the API; None if it cannot be read. Each owner is read once."""
-        if self.is_kubelet:
-            return None
-        kind, name, version = (str(reference.get(key, "")) for key in ("kind", "name", "apiVersion"))
-        key = (namespace, kind, name)
-        if key not in self._owners:
-            if len(self._owners) >= _MAX_OWNERS:
-                self._owners.clear()
-            group = f"/apis/{version}" if "/" in version else f"/api/{version}"
-            plural = _PLURALS.get(kind, f"{kind.lower()}s")
-            path = f"{group}/namespaces/{quote(namespace)}/{plural}/{quote(name)}"
-            try:
-                metadata = self.api.get(path).get("metadata") or {}
-                self._owners[key] = {part: metadata.get(part) for part in ("labels", "ownerReferences")}
-            except (OSError, ValueError):
-                self._owners[key] = None
-        return self._owners[key]
+        return Pod(uid, known, tuple(filter(None, ids)), started_ns)

@@ -1,7 +1,7 @@
 """From the metadata of a pod to its workload, queue and model, by the labels that controllers set on pods.
 
 Sources: the API reference of Kubernetes 1.34 (Job), and the documentation of JobSet 0.8, Kubeflow trainer 1.9, KubeRay
-1.4, Kueue 0.13, LeaderWorkerSet 0.7, KServe 0.15, llm-d 0.3, Volcano 1.12.
+1.4, Kueue 0.13, LeaderWorkerSet 0.7, KServe 0.16, llm-d 0.3, Volcano 1.12.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,12 @@ Lookup = Callable[[str, Mapping[str, Any]], Metadata | None]
 """From a namespace and an owner reference to the metadata of the owner; None if it is not known."""
 
 _MAX_OWNERS = 6
+_LLM_SERVICE = "serving.kserve.io/llminferenceservice"
 _KINDS = (
     ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
     ("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
     ("serving.kserve.io/inferenceservice", "InferenceService"),
-    ("serving.kserve.io/llminferenceservice", "LLMInferenceService"),
+    (_LLM_SERVICE, "LLMInferenceService"),
     ("ray.io/cluster", "RayCluster"),
     ("volcano.sh/job-name", "VolcanoJob"),
     ("training.kubeflow.org/job-name", "TrainingJob"),
@@ -29,15 +30,17 @@ _ORIGIN = ("ray.io/originated-from-crd", "ray.io/originated-from-cr-name")
 """Kind and name of the object that made a RayCluster: RayJob, RayService."""
 
 _QUEUES = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/local-queue-name", "volcano.sh/queue-name")
-_MODELS = ("llm-d.ai/model", "serving.kserve.io/inferenceservice", "serving.kserve.io/llminferenceservice")
+_MODELS = ("llm-d.ai/model", "serving.kserve.io/inferenceservice", _LLM_SERVICE)
 
 
 def chain(pod: Metadata, lookup: Lookup = lambda namespace, reference: None) -> dict[str, str]:
     """workload_kind, workload, queue and model of a pod. lookup: asked for owners above the pod's own owner."""
     owners = _owners(pod, lookup)
     labels = _merged([pod, *(metadata for _, _, metadata in owners)])
+    if labels.get("app.kubernetes.io/part-of") == "llminferenceservice":
+        labels.setdefault(_LLM_SERVICE, labels.get("app.kubernetes.io/name", ""))
     top = owners[-1][:2] if owners else None
-    kind, name = _by_labels(labels, top) or top or ("", "")
+    kind, name = _by_labels(labels, [name for _, name, _ in owners]) or top or ("", "")
     if kind == "ReplicaSet" and (hash_ := labels.get("pod-template-hash")):
         kind, name = "Deployment", name.removesuffix(f"-{hash_}")
     found = {
@@ -74,7 +77,7 @@ def _merged(objects: Sequence[Metadata]) -> dict[str, str]:
     return labels
 
 
-def _by_labels(labels: Mapping[str, str], top: tuple[str, str] | None) -> tuple[str, str] | None:
+def _by_labels(labels: Mapping[str, str], owners: Sequence[str]) -> tuple[str, str] | None:
     """Kind and name by the labels; None if the owner references reach at least as high."""
     if all(labels.get(name) for name in _ORIGIN):
         return labels[_ORIGIN[0]], labels[_ORIGIN[1]]
@@ -82,8 +85,7 @@ def _by_labels(labels: Mapping[str, str], top: tuple[str, str] | None) -> tuple[
         name = labels.get(label)
         if not name:
             continue
-        is_same = top is not None and (kind == "Job" or top[1] == name)
-        return top if is_same else (kind, name)
+        return None if name in owners or (owners and kind == "Job") else (kind, name)
     return None
 
 

@@ -33,7 +33,9 @@ def group_size(variables: Mapping[str, str]) -> int:
 def has_peers(variables: Mapping[str, str], command: bytes = b"") -> bool:
     """command: the command line, separated by zero bytes."""
     nodes = _NODES.search(command)
-    return group_size(variables) > 1 or (nodes is not None and _largest(nodes[1].decode("ascii", "replace")) > 1)
+    return group_size(variables) > 1 or (
+        nodes is not None and _largest(nodes[1].decode("ascii", "replace")) > 1
+    )
 
 
 def _largest(text: str) -> int:

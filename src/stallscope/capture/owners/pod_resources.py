@@ -3,15 +3,23 @@
 Message and field numbers: staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto of Kubernetes 1.34.
 """
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from stallscope.capture.owners.source import Allocation, Labels
 from stallscope.capture.owners.unary_call import fields, unary_call
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 _LIST = "/v1.PodResourcesLister/List"
-_GPU_WORDS = ("gpu", "mig", "nvidia", "amd")
+_GPU = re.compile(r"(?:^|\.)gpu\.|/.*gpu|/mig-")
+"""nvidia.com/gpu, nvidia.com/mig-1g.10gb, amd.com/gpu, gpu.intel.com/i915; drivers such as gpu.nvidia.com. Other
+devices of these companies are network cards and channels."""
+
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Device plugins that share a GPU add a number to its UUID."""
 
 
 class ContainerGpus(NamedTuple):
@@ -21,6 +29,28 @@ class ContainerGpus(NamedTuple):
     pod: str
     container: str
     gpus: tuple[str, ...]
+
+
+@dataclass
+class PodGpus:
+    """The GPUs of containers, as a source of its own: pods are known while the kubelet's socket does not answer."""
+
+    socket: Path = SOCKET
+    every_s: float = 10.0
+    name: str = "the kubelet's GPUs"
+    current: list[ContainerGpus] = field(default_factory=list)
+
+    def refresh(self) -> None:
+        """See Source."""
+        self.current = container_gpus(self.socket)
+
+    def labels(self, known: Labels, hints: Labels) -> Labels:
+        """Kubernetes adds the GPUs to the labels of a pod."""
+        return {}
+
+    def allocations(self) -> list[Allocation]:
+        """See Kubernetes."""
+        return []
 
 
 def container_gpus(socket: Path = SOCKET) -> list[ContainerGpus]:
@@ -48,7 +78,8 @@ def _of_plugin(message: bytes) -> list[str]:
     parts = fields(message)
     if not _is_gpu(_text(parts, 1)):
         return []
-    return [value.decode(errors="replace").partition("::")[0] for number, value in parts if number == 2]
+    ids = [value.decode(errors="replace").partition("::")[0] for number, value in parts if number == 2]
+    return [uuid[0] if (uuid := _UUID.match(each)) else each for each in ids]
 
 
 def _of_claim(message: bytes) -> list[str]:
@@ -64,7 +95,7 @@ def _of_claim(message: bytes) -> list[str]:
 
 
 def _is_gpu(name: str) -> bool:
-    return any(word in name.lower() for word in _GPU_WORDS)
+    return bool(_GPU.search(name.lower()))
 
 
 def _text(parts: list[tuple[int, bytes]], number: int) -> str:

@@ -38,23 +38,23 @@ def owner_sources(options: OwnerOptions, environ: Mapping[str, str] = os.environ
         raise BadInput(
             f"owners: {unknown[0]!r} is not known; choose from {', '.join(KINDS)}, or leave it empty"
         )
-    return [_source(kind, options, environ) for kind in kinds]
+    return [source for kind in kinds for source in _sources(kind, options, environ)]
 
 
-def _source(kind: str, options: OwnerOptions, environ: Mapping[str, str]) -> Source:
+def _sources(kind: str, options: OwnerOptions, environ: Mapping[str, str]) -> list[Source]:
     """Imports here, because HTTP and TLS cost megabytes that most agents do not need."""
     if kind == "slurm":
         from stallscope.capture.owners.slurm import Slurm
 
-        return Slurm(environ.get("SLURMD_NODENAME") or options.node, address=options.slurm_address)
+        return [Slurm(environ.get("SLURMD_NODENAME") or options.node, address=options.slurm_address)]
     if kind == "ecs":
         from stallscope.capture.owners.ecs import Ecs
 
-        return Ecs()
+        return [Ecs()]
     if kind == "ray":
         from stallscope.capture.owners.ray import Ray
 
-        return Ray(options.ray_address)
+        return [Ray(options.ray_address)]
     from stallscope.capture.owners.kube_api import KubeApi
     from stallscope.capture.owners.kubernetes import Kubernetes
 
@@ -66,7 +66,8 @@ def _source(kind: str, options: OwnerOptions, environ: Mapping[str, str]) -> Sou
         raise BadInput("owners: kubernetes outside a pod needs kubernetes_address: https://HOST:PORT")
     # A kubelet signs its certificate itself, as a rule, and listens on the machine of the agent.
     api = KubeApi(address, verifies=not is_kubelet)
-    return Kubernetes(api, node, is_kubelet=is_kubelet, chosen=tags)
+    pods = Kubernetes(api, node, is_kubelet=is_kubelet, chosen=tags)
+    return [pods.gpus, pods]
 
 
 def _address(environ: Mapping[str, str], *, is_kubelet: bool) -> str:

@@ -19,8 +19,9 @@ from stallscope.capture.process.process_identity import small_file
 _CONTAINER = re.compile(r"(?:^|[/:.-])([0-9a-f]{12})[0-9a-f]{52}(?:\.scope)?(?:/|$)", re.MULTILINE)
 _ECS = re.compile(r"/ecs/(?:[^/\s]+/)*([0-9a-f]{32})[-/]([0-9a-f]{32}-\d+|[0-9a-f]{64})")
 _POD = re.compile(
-    r"kubepods[^\s]*?[/-]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})\b"
+    r"(?:kubepods[^\s]*?[/-]|/\.\./)pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})\b"
 )
+"""An agent in a control group namespace of its own sees a pod of the same class as /../../podUID."""
 _RAY = re.compile(rb"ray::([^\0\s]+)")
 """Ray names its workers after the task or method that they run."""
 _SLURM_STEP = re.compile(r"/job_\d+/step_([^/\s]+)")
