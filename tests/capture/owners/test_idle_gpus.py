@@ -192,7 +192,7 @@ def test_the_last_use_follows_from_rows_of_the_capture():
 
 
 def driver_rows(alive: int = 1) -> GpuCalls:
-    """Two GPUs, the second with a partition; process 7 on the first GPU and on the partition, process 9 on the second."""
+    """Two GPUs, the second with a partition. Process 7: the first and the partition. Process 9: the second."""
     gpus = layout.empty(layout.GPUS, 3)
     gpus["gpu"], gpus["mig"], gpus["uuid"] = [0, 1, 1], [-1, -1, 2], [b"GPU-a", b"GPU-b", b"MIG-c"]
     listed = layout.empty(layout.GPU_PROCESSES, 3)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -263,8 +264,7 @@ def test_a_chain_is_followed_through_owners_that_only_the_api_knows():
 def test_the_chain_of_the_api_reaches_the_topmost_owner(above, labels, expected):
     references = [owner(kind, name) for kind, name in above]
     metadata = {
-        (lower["kind"], lower["name"]): {"ownerReferences": [upper]}
-        for lower, upper in zip(references, references[1:], strict=False)
+        (lower["kind"], lower["name"]): {"ownerReferences": [upper]} for lower, upper in pairwise(references)
     }
     found = pod("p", labels=labels, owners=references[:1])["metadata"]
     result = chain(found, lambda namespace, each: metadata.get((each["kind"], each["name"])))
