@@ -46,6 +46,7 @@ static int ring_fd = -1;
 static int *_Atomic nccl_mask;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* of communicators only */
 static int is_following;
+static uint32_t graph_mask; /* NCCL latches a captured collective's mask: without it, replays of a graph have no events */
 
 static uint64_t now_ns(void)
 {
@@ -89,6 +90,9 @@ static void open_ring(void)
 	made->version = 1;
 	made->pid = (uint32_t)getpid();
 	made->magic = RING_MAGIC;
+	const char *graphs = getenv("STALLSCOPE_NCCL_GRAPHS");
+
+	graph_mask = graphs && *graphs == '1' ? EVENT_COLL | EVENT_P2P | EVENT_KERNEL_CH : 0;
 	ring_fd = fd;
 	ring = made;
 	if (!is_registered) {
@@ -110,7 +114,7 @@ static void apply_mask(void)
 
 	atomic_store(&ring->active, want);
 	if (mask)
-		__atomic_store_n(mask, (int)want | __atomic_load_n(&chained_mask, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+		__atomic_store_n(mask, (int)(want | graph_mask) | __atomic_load_n(&chained_mask, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 }
 
 /* A mask of 0 starts no event, so events cannot switch the plugin on: a thread follows the agent's wishes. */

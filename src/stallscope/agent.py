@@ -23,6 +23,7 @@ from stallscope.capture.session import (
     SOURCE,
     Capture,
     Driver,
+    GpuTimes,
     OwnerOptions,
     Sink,
     Sinks,
@@ -79,6 +80,7 @@ class Options:
     annotate_socket: socket for jobs' labels; None: no labels. annotate_group: group of other users who may send labels.
     cloud: cloud whose metadata service describes this machine (aws, gcp, azure); empty: none.
     owners: schedulers that are asked for owners, and the treatment of private labels.
+    gpu_times: when NCCL's profiler plugin records in the traced processes.
     confined: give up all privileges that are no longer needed; for a process that only traces.
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
     separate process. alerts: the file of alerts. event_socket: where
@@ -102,6 +104,7 @@ class Options:
     annotate_group: str = ""
     cloud: str = ""
     owners: OwnerOptions = field(default_factory=OwnerOptions)
+    gpu_times: GpuTimes = GpuTimes.SAMPLE
     prometheus: str = ""
     otlp: str = ""
     serve: str = ""
@@ -159,7 +162,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         stack.enter_context(
             incident_finder(
                 options.db,
-                lambda line: _report(line, journal, exports, events),
+                lambda line: _report(line, journal, exports, events, capture),
                 options.thresholds,
                 options.usd_per_gpu_hour,
                 options.alerts,
@@ -200,14 +203,21 @@ def _captured(options: Options) -> CaptureOptions:
         annotate_group=options.annotate_group,
         cloud=options.cloud,
         owners=options.owners,
+        gpu_times=options.gpu_times,
         delivers_often=options.hub is not None,
     )
 
 
 def _report(
-    line: dict[str, Any], journal: VerdictJournal, exports: Outputs | None, events: EventSocket | None
+    line: dict[str, Any],
+    journal: VerdictJournal,
+    exports: Outputs | None,
+    events: EventSocket | None,
+    capture: Capture,
 ) -> None:
     """Pass on a change of an incident, in the thread that reads the diagnosis."""
+    if line.get("needs_gpu_times"):
+        capture.record_gpu_times()
     journal.take(line)
     if events:
         events.take(line)

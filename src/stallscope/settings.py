@@ -93,6 +93,14 @@ class Settings:
             maximum=1,
         ),
     ] = 0
+    gpu_times: Annotated[
+        str,
+        About(
+            "when NCCL's profiler plugin records in traced processes that load it: sample (short windows within a "
+            "budget of 0.2 % of their time), on, off",
+            "--gpu-times",
+        ),
+    ] = "sample"
     annotate_socket: Annotated[
         Path,
         About("socket on which the agent accepts labels (step, epoch, phase) from jobs", "--annotate-socket"),

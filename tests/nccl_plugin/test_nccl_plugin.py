@@ -172,6 +172,18 @@ def test_nothing_is_recorded_until_the_agent_asks_and_after_its_lease(start, ver
     job.ends()
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_with_graphs_keeps_its_mask_and_records_only_when_asked(start, version: int):
+    """NCCL latches the mask of a collective at the capture of its graph, long before the agent asks."""
+    job, ring = start(version, STALLSCOPE_NCCL_GRAPHS="1")
+    assert job.does("mask")["mask"] == int(KERNELS)
+    job.does("run 50 4")
+    assert len(ring.drain()) == 0
+    switch(ring, job)
+    job.does("run 50 4")
+    assert len(ring.drain()) == 50 and ring.n_dropped == 0
+
+
 def test_a_full_ring_counts_lost_records_and_keeps_the_newest(start):
     job, ring = start(5)
     switch(ring, job)

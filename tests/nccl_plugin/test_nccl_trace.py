@@ -8,6 +8,7 @@ import pytest
 from stallscope.capture.gpu.nccl_ring import COLL, RECORD, RecordFlag, RingComm
 from stallscope.capture.gpu.nccl_trace import Recorded, nccl_trace
 from stallscope.diagnose import diagnose
+from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Clock, Trace
 
@@ -81,11 +82,11 @@ def test_records_that_begin_at_different_rounds_meet_in_the_same_rounds():
     recorded = job(Fault(2), runs_ahead=True)
     recorded[101].records = recorded[101].records[7:]
     recorded[103].records = recorded[103].records[3:]
-    rows = trace_of(recorded).collectives
+    rows = gpu_arrivals(trace_of(recorded).gpu_kernels)
     assert len(rows) == N_RANKS * (N_ROUNDS - 7)
     _, sizes = np.unique(rows["seq"], return_counts=True)
     assert set(sizes) == {N_RANKS}
-    ends = [np.ptp(rows["wait_leave_ns"][rows["seq"] == seq]) for seq in range(1, 400)]
+    ends = [np.ptp(rows["wait_leave_ns"][rows["seq"] == seq]) for seq in range(8, 400)]
     assert max(ends) < 10_000  # kernels of a round end together: the clocks of the GPUs are aligned
 
 
@@ -99,14 +100,12 @@ def test_parts_of_one_kernel_are_one_collective_and_open_kernels_are_counted():
     last["flags"] = 0
     recorded[102].records = np.concatenate([parts, rows[1:-1], last])
     trace = trace_of(recorded)
-    own = trace.collectives[trace.collectives["pid"] == 102]
-    assert (
-        len(own) == N_ROUNDS
-        and own["gpu_start_ns"][0] == rows["start_ns"][0]
-        and own["gpu_end_ns"][0] == rows["stop_ns"][0]
-    )
-    assert own["gpu_start_ns"][-1] == UNKNOWN
+    own = trace.gpu_kernels[trace.gpu_kernels["pid"] == 102]
+    assert len(own) == N_ROUNDS
+    assert (own["start_ns"][0], own["end_ns"][0]) == (rows["start_ns"][0], rows["stop_ns"][0])
+    assert own["start_ns"][-1] == UNKNOWN
     assert trace.coverage.omitted == {"collectives without GPU times": 1}
+    assert len(gpu_arrivals(trace.gpu_kernels)) == N_RANKS * (N_ROUNDS - 1)  # the last round is not whole
 
 
 def test_a_record_without_a_collective_is_inconclusive():

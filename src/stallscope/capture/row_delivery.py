@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.gpus import Gpus
+from stallscope.capture.gpu.kernel_records import KernelRecords
 from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.host import HostEvents
 from stallscope.capture.owners.gpu_calls import GpuCalls
@@ -64,6 +65,7 @@ class Delivery:
         raw_file: Path | None = None,
         owners: Owners | None = None,
         idle_gpus: IdleGpus | None = None,
+        kernels: KernelRecords | None = None,
     ):
         self.counts = RecordCounts()
         self.collector = Collector(
@@ -74,6 +76,7 @@ class Delivery:
         self._probes, self._sink, self._node, self._raw_file = probes, sink, node, raw_file
         self._labels, self._gpus, self._driver_calls = labels, gpus, driver_calls
         self._owners, self._idle_gpus, self._gpu_calls = owners or Owners(), idle_gpus, GpuCalls()
+        self._kernels, self._n_calls = kernels, 0
         self._governor = governor
         numbers = gpus.gpu_numbers if gpus else GpuNumbers()
         self._processes = Processes(node, gpus=numbers)
@@ -130,6 +133,11 @@ class Delivery:
         for table, rows in self._gpus.take_rows() if self._gpus else ():
             self._append(table, rows)
         losses = self._losses.new_losses(self._probes.counters(), n_dropped=self.collector.n_dropped)
+        if self._kernels:
+            kernels = self._kernels.second(self._processes.pids(), n_calls=self._n_calls)
+            self._append(layout.GPU_KERNELS, kernels)
+            n_lost, self._n_calls = self._kernels.take_lost(), 0
+            losses += [("gpu_kernels", None, n_lost)] if n_lost else []
         self._sink.lost(now_ns, losses)
         self.counts.n_lost = self._losses.n_lost
 
@@ -142,6 +150,7 @@ class Delivery:
             self._sink.communicator_ended(int(pid), int(comm_hash), ended_ns=int(ended_ns))
         self._processes.add_communicators(tables["communicators"])
         self.counts.add_rounds(tables["collectives"])
+        self._n_calls += len(tables["collectives"])
         for process in self._processes.update_devices(tables["collectives"]):
             self._gpu_calls.located(process.pid, process.device)
             self._sink.process_device_known(process.pid, process.device)

@@ -26,6 +26,8 @@ from pathlib import Path
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.drivers import Driver, majors
 from stallscope.capture.gpu.gpus import Gpus, watch_gpus
+from stallscope.capture.gpu.kernel_records import KernelRecords
+from stallscope.capture.gpu.plugin_windows import GpuTimes, PluginWindows
 from stallscope.capture.owners.privacy import Privacy
 from stallscope.capture.owners.schedulers import OwnerOptions, idle_gpus, opened_owners, owner_sources
 from stallscope.capture.probes import clock, mmap_watch, preflight, privileges, program
@@ -49,6 +51,7 @@ __all__ = [
     "SYMBOLS",
     "Capture",
     "Driver",
+    "GpuTimes",
     "Label",
     "Options",
     "OwnerOptions",
@@ -83,7 +86,7 @@ class Options:
     driver; gpu_majors: finds its devices. annotate_socket: socket for jobs' labels; None: no labels. annotate_group:
     group of other users who may send labels. cloud: cloud whose metadata service describes this machine (aws, gcp,
     azure); empty: none. owners: schedulers that are asked for owners. delivers_often: deliver records several times
-    a second.
+    a second. gpu_times: when NCCL's profiler plugin records in the traced processes.
     """
 
     pids: tuple[int, ...] = ()
@@ -97,6 +100,7 @@ class Options:
     cloud: str = ""
     owners: OwnerOptions = field(default_factory=OwnerOptions)
     delivers_often: bool = False
+    gpu_times: GpuTimes = GpuTimes.SAMPLE
 
 
 class Capture:
@@ -106,6 +110,7 @@ class Capture:
         self._options, self._probes, self._note, self._stack = options, probes, note, stack
         self._driver_calls: DriverCalls | None = None
         self._gpus: Gpus | None = None
+        self._kernels: KernelRecords | None = None
         self._delivery: Delivery | None = None
         self._followed: set[int] = set()
         self._next_ns = self._next_records_ns = 0
@@ -174,6 +179,8 @@ class Capture:
             self._discovery, probes.attach, governor=self._governor, essential_only=probes.mode == "perf"
         )
         self._owners = self._stack.enter_context(closing(opened_owners(options.owners, self._note)))
+        self._kernels = KernelRecords(node, PluginWindows(options.gpu_times))
+        self._stack.enter_context(closing(self._kernels))
         self._delivery = Delivery(
             probes,
             sink,
@@ -190,6 +197,7 @@ class Capture:
             raw_file=options.raw_file,
             owners=self._owners,
             idle_gpus=idle_gpus(options.owners, self._owners, node),
+            kernels=self._kernels,
         )
         self._delivery.collector.start()
         self._governor.start()
@@ -257,6 +265,11 @@ class Capture:
     def n_processes(self) -> int:
         """Traced processes at present."""
         return self._active_delivery().counts.n_processes
+
+    def record_gpu_times(self) -> None:
+        """Let NCCL's profiler plugin record soon, because the diagnosis is undecided. Safe from any thread."""
+        if self._kernels:
+            self._kernels.request()
 
     def latest_gpus(self) -> Array | None:
         """The current rows of GPUS; None without GPU sampling."""

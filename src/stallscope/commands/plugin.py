@@ -58,5 +58,5 @@ def record(
             " NCCL_PROFILER_PLUGIN (stallscope plugin path), and record as its user or as root"
         )
     node.write(db, trace)
-    typer.echo(f"{len(trace.processes)} ranks: {len(trace.collectives):,} collectives -> {db}")
+    typer.echo(f"{len(trace.processes)} ranks: {len(trace.gpu_kernels):,} operations -> {db}")
     typer.echo(f"next: stallscope explain --db {db}")

@@ -18,7 +18,7 @@ from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
     from stallscope.agent import Hub, Options
-    from stallscope.capture.session import OwnerOptions
+    from stallscope.capture.session import GpuTimes, OwnerOptions
     from stallscope.settings import Settings
 
 
@@ -100,6 +100,12 @@ def trace(
         bool,
         typer.Option("--gpu-ioctls", help="Count calls into the GPU driver by any process (experimental)."),
     ] = False,
+    gpu_times: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-times", help="When NCCL's profiler plugin records in jobs that load it: sample, on, off."
+        ),
+    ] = None,
     alerts: Alerts = None,
     event_socket: Annotated[
         Path | None,
@@ -148,6 +154,7 @@ def trace(
         "annotate_group": annotate_group,
         "stacks": 0 if no_stacks else None,
         "gpu_ioctls": 1 if gpu_ioctls else None,
+        "gpu_times": gpu_times,
         "alerts": alerts,
         "event_socket": event_socket,
     }
@@ -174,6 +181,7 @@ def trace(
         gpu_ioctls=bool(chosen.gpu_ioctls),
         cloud=_cloud(chosen.cloud),
         owners=_owners(chosen),
+        gpu_times=_gpu_times(chosen.gpu_times),
         prometheus=prometheus,
         otlp=otlp,
         serve=serve,
@@ -224,6 +232,16 @@ def _cloud(name: str) -> str:
     if name not in ("", "aws", "gcp", "azure"):
         raise BadInput(f"cloud: {name!r} is not known; choose aws, gcp or azure, or leave it empty")
     return name
+
+
+def _gpu_times(mode: str) -> GpuTimes:
+    """Raises BadInput for an unknown mode."""
+    from stallscope.capture.session import GpuTimes
+
+    try:
+        return GpuTimes(mode)
+    except ValueError:
+        raise BadInput(f"--gpu-times: {mode!r} is not known; choose sample, on or off") from None
 
 
 def _owners(chosen: Settings) -> OwnerOptions:

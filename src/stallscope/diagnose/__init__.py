@@ -35,6 +35,7 @@ from stallscope.diagnose.stream import (
 )
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 from stallscope.diagnose.verdicts.by_source import joint
+from stallscope.diagnose.verdicts.gpu_arrival import is_undecided
 from stallscope.diagnose.verdicts.idle import IdleHolder, idle_holders
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "diagnose",
     "has_calls",
     "idle_holders",
+    "is_undecided",
     "joint",
     "json_row",
     "measures",

@@ -7,6 +7,7 @@ import numpy as np
 from stallscope.diagnose.arrays.parallel import both, keep_freed_memory
 from stallscope.diagnose.cost.delays import device_cost
 from stallscope.diagnose.findings import Findings, findings, mismatch_findings
+from stallscope.diagnose.gpu.gpu_rounds import gpu_trace
 from stallscope.diagnose.hangs.before_attach import is_for as is_before_attach
 from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.processes.budget_summary import as_data
@@ -27,6 +28,7 @@ from stallscope.diagnose.verdicts import (
     device,
     exported,
     failure,
+    gpu_arrival,
     gpu_driver,
     hang,
     idle,
@@ -63,6 +65,8 @@ def diagnose(
         keep_freed_memory()
     if len(trace.idle_gpus) and not _has_job(trace):
         return idle.only_idle(trace, limits, usd_per_gpu_hour)
+    if gpu_arrival.is_only(trace):
+        trace = gpu_trace(trace)
     parts = jobs.parts(trace)
     reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
     report_of_all = by_job.numbered(reports, parts) if len(parts) > 1 else reports[0]
@@ -73,7 +77,7 @@ def diagnose(
 
 def has_calls(trace: Trace) -> bool:
     """Whether a trace has calls, spans of work or counts of calls."""
-    tables = (trace.collectives, trace.calls, trace.spans, trace.operations)
+    tables = (trace.collectives, trace.calls, trace.spans, trace.operations, trace.gpu_kernels)
     return (
         any(map(len, tables))
         or serving.has_engines(trace)
@@ -101,7 +105,19 @@ def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | No
     """The report on one job, with its failures and the state of its GPUs."""
     if SCHEDULE_FACT in trace.facts:
         limits = replace(limits, warm_up_steps=0)
-    return completed(trace, _report(trace, limits, usd_per_gpu_hour), limits)
+    partial = with_gpu_arrivals(trace, _report(trace, limits, usd_per_gpu_hour), limits, usd_per_gpu_hour)
+    return completed(trace, partial, limits)
+
+
+def with_gpu_arrivals(
+    trace: Trace, partial: Report, limits: Thresholds, usd_per_gpu_hour: float | None
+) -> Report:
+    """The report with the verdicts that the rounds on the GPUs show, where NCCL's profiler plugin recorded them."""
+    if not len(trace.gpu_kernels) or not len(trace.collectives):
+        return partial
+    case = gpu_arrival.gpu_case(trace, limits, usd_per_gpu_hour)
+    whole = gpu_arrival.joined(trace, partial, report(findings(case))) if case else partial
+    return replace(whole, verdicts=[_worded(verdict) for verdict in whole.verdicts])
 
 
 def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:

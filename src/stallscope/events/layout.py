@@ -488,9 +488,31 @@ SERVERS = Table(
     ),
 )
 
+GPU_KERNELS = Table(
+    "gpu_kernels",
+    "An operation of NCCL on the GPU, recorded by NCCL's profiler plugin while it is switched on.",
+    (
+        Field("ts_ns", "i8", "the host enqueued it; in a CUDA graph: NCCL's call before the kernel starts"),
+        *_PROCESS_FIELDS,
+        Field("comm_hash", "u8", "communicator: NCCL's own hash, not the hash in `collectives`"),
+        Field("comm_rank", "i4", "rank in the communicator", True),
+        Field("nranks", "i4", "ranks in the communicator", True),
+        Field("seq", "i8", "NCCL's number of the call, per communicator and operation", True),
+        Field("op", "u2", "operation, names.Op"),
+        Field("peer_rank", "i4", "the peer of a transfer", True),
+        Field("count", "i8", "elements", True),
+        Field("n_channels", "u1", "channels of its kernel"),
+        Field("flags", "u1", "names.GpuKernelFlag"),
+        Field("start_ns", "i8", "first channel of its kernel starts, on the GPU's clock", True),
+        Field("end_ns", "i8", "last channel ends, on the GPU's clock", True),
+        Field("noticed_ns", "i8", "NCCL's thread noticed the start, microseconds after it", True),
+        Field("network_ns", "i8", "of IS_NETWORK: time in which the network held its data", True),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
-JOB_TABLES = (*TABLES, OWNERS)
+JOB_TABLES = (*TABLES, OWNERS, GPU_KERNELS)
 """The tables whose rows belong to processes of a job."""
 
 SENT_TABLES = (*JOB_TABLES, IDLE_GPUS)
@@ -498,6 +520,7 @@ SENT_TABLES = (*JOB_TABLES, IDLE_GPUS)
 
 NODE_TABLES: tuple[Table, ...] = (
     OWNERS,
+    GPU_KERNELS,
     IDLE_GPUS,
     OPERATIONS,
     MEMORY,
@@ -529,6 +552,7 @@ ARRAYS = (
     *TABLES,
     ANNOTATIONS,
     OWNERS,
+    GPU_KERNELS,
     IDLE_GPUS,
     HOST_EVENTS,
     POSITIONS,

@@ -130,6 +130,16 @@ class CollectiveFlag(IntFlag):
     NO_SYSCALLS = 256  # off-CPU time could not be classified: lock, sleep, net, child are in other_off
 
 
+class GpuKernelFlag(IntFlag):
+    """Properties of one operation that NCCL's profiler plugin recorded."""
+
+    HAS_GPU_TIMES = 1  # start_ns and end_ns are known
+    ON_HOST_CLOCK = 2  # the times are on the host's clock: when NCCL noticed begin and end
+    IS_SEND = 4  # of a transfer over the network
+    IS_PARTIAL = 8  # the times of a channel are missing
+    IS_NETWORK = 16  # the part of an operation that one proxy sends to, or receives from, a peer
+
+
 class OffCpuFlag(IntFlag):
     """Properties of one off-CPU interval."""
 

@@ -102,6 +102,7 @@ class Trace:
     spans: Array = field(default_factory=lambda: layout.empty(layout.SPANS))
     annotations: Array = field(default_factory=lambda: layout.empty(layout.ANNOTATIONS))
     owners: Array = field(default_factory=lambda: layout.empty(layout.OWNERS))
+    gpu_kernels: Array = field(default_factory=lambda: layout.empty(layout.GPU_KERNELS))
     idle_gpus: Array = field(default_factory=lambda: layout.empty(layout.IDLE_GPUS))
     host_events: Array = field(default_factory=lambda: layout.empty(layout.HOST_EVENTS))
     positions: Array = field(default_factory=lambda: layout.empty(layout.POSITIONS))

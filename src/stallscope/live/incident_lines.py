@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.alerts.incident import from_agent
-from stallscope.diagnose import TRACE_ENDED, Change, Stream, Thresholds, verdict_as_json, verdict_row
+from stallscope.diagnose import (
+    TRACE_ENDED,
+    Change,
+    Stream,
+    Thresholds,
+    is_undecided,
+    verdict_as_json,
+    verdict_row,
+)
 from stallscope.errors import StallscopeError
 from stallscope.events.trace import Trace
 from stallscope.events.verdict_fields import FIELDS
@@ -64,6 +72,7 @@ def incident_line(change: Change) -> dict[str, Any]:
         "state": change.state,
         "reason": change.reason,
         "is_resolved": change.is_resolved,
+        "needs_gpu_times": change.state == "open" and is_undecided(change.verdict),
         "kind": row["kind"],
         "cause": row["cause"] or "unknown",
         "at_ns": change.at_ns,

@@ -15,7 +15,7 @@ from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.examined import budget_of_case, of_case
 from stallscope.diagnose.report.severity import severity
 from stallscope.diagnose.report.verdict import Report, Verdict
-from stallscope.diagnose.stream import candidates
+from stallscope.diagnose.stream import candidates, on_gpus
 from stallscope.diagnose.stream.call_errors import FailedCalls
 from stallscope.diagnose.stream.evaluation import Evaluation, evaluate, measured, measured_device
 from stallscope.diagnose.stream.gpu_drivers import Drivers, explained
@@ -199,6 +199,7 @@ class Job:
             shown = candidates.of_evaluation(
                 result, self.history, self.incidents, is_whole=is_whole, is_periodic=not was_triggered
             )
+            shown = on_gpus.with_gpu_arrivals(trace, shown, self.incidents, result)
             changes = self._updated(
                 self._explained(trace, shown), result.step, at_ns, is_whole=is_whole, is_exact=is_exact
             )

@@ -14,7 +14,7 @@ from stallscope.events import layout
 from stallscope.events.layout import HOST_EVENTS, JOB_TABLES, UNKNOWN, Array
 from stallscope.events.names import Op
 
-_SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans", "host_events")
+_SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans", "host_events", "gpu_kernels")
 _KEPT = ("processes", "communicators", "owners")
 
 

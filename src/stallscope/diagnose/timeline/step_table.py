@@ -34,6 +34,10 @@ class Cells:
     self_ns: Array
     wait_ns: Array
 
+    def without(self, rows: Array) -> "Cells":
+        """The cells that contain none of some rows. rows: bool (n,)."""
+        return _where(self, self.sums(rows.astype(np.int64)) == 0)
+
     def sums(self, value: Array) -> Array:
         """The sum of a value (n,) over the rows of each cell: (c,)."""
         return _sums(value, self.first_row, self.end_row)

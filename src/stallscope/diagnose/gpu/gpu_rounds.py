@@ -1,0 +1,159 @@
+"""The rounds of a job on its GPUs, from the operations that NCCL's profiler plugin recorded.
+
+A collective arrives when its kernel starts on the GPU. Rounds have NCCL's own numbers, so they need no host arrivals,
+also where a CUDA graph replays them. Only rounds that all recorded members share are kept: windows of the plugin begin
+and end at other calls on each rank.
+
+The GPU's clock is converted to the host's. NCCL's thread notices the start of a kernel microseconds after it, so the
+least difference of the two in some seconds is the offset of the clocks, and follows their drift. Between two
+operations, a GPU waits for its host until the host enqueues the next operation (other_off); after that the GPU does its
+own work (device). During an operation it waits for other GPUs (wait_gpu).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.arrays.grouping import numbered
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, CollectiveFlag, GpuKernelFlag, Op
+from stallscope.events.trace import Trace
+
+_BLOCK_NS = 5_000_000_000  # GPU clocks drift by microseconds in this time
+_PAUSE_NS = 1_000_000_000  # a longer time without operations is a pause between two windows ...
+_TYPICAL_PAUSES = 20  # ... if it is also this many times the typical time between operations
+_HASH_OF_OP = 0x9E3779B97F4A7C15
+_ALL_BITS = (1 << 64) - 1
+
+
+def gpu_trace(trace: Trace) -> Trace:
+    """The trace of the GPUs: its collectives arrive when their kernels start; without calls and states of hosts."""
+    rows = gpu_arrivals(trace.gpu_kernels)
+    nothing = {
+        name: getattr(trace, name)[:0]
+        for name in ("calls", "offcpu", "snapshots", "spans", "host_events", "positions", "operations")
+    }
+    return replace(
+        trace,
+        collectives=rows,
+        communicators=_communicators(rows),
+        processes=_with_ranks(trace.processes, rows),
+        **nothing,
+    )
+
+
+def gpu_arrivals(kernels: Array) -> Array:
+    """Rows of COLLECTIVES by time, one for each collective with GPU times in a round that all members recorded.
+
+    kernels: rows of GPU_KERNELS. comm_hash is NCCL's, changed for each operation but all-reduce, since NCCL numbers
+    each operation separately.
+    """
+    kernels = kernels[kernels["flags"] & GpuKernelFlag.IS_NETWORK == 0]
+    process, n_processes = numbered(kernels["node"], kernels["pid"])
+    parts = [_of_process(kernels[process == number]) for number in range(n_processes)]
+    rows = np.concatenate(parts) if parts else layout.empty(layout.COLLECTIVES)
+    rows = rows[_is_whole_round(rows)]
+    return rows[np.argsort(rows["ts_ns"], kind="stable")]
+
+
+def host_ns(kernels: Array) -> Array:
+    """Starts of kernels on the host's clock: int64 (n,), UNKNOWN without GPU times. kernels: of one process."""
+    has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
+    return np.where(has_times, kernels["start_ns"] + _offset_ns(kernels, has_times), UNKNOWN)
+
+
+def _of_process(kernels: Array) -> Array:
+    """The collectives of one process, in the order of their kernels on the GPU."""
+    kernels = kernels[kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0]
+    kernels = kernels[np.argsort(kernels["start_ns"], kind="stable")]
+    rows = layout.empty(layout.COLLECTIVES, len(kernels))
+    for name in ("node", "pid", "comm_rank", "nranks", "op", "count", "seq", "peer_rank"):
+        rows[name] = kernels[name]
+    rows["tid"] = kernels["pid"]
+    rows["comm_hash"] = kernels["comm_hash"] ^ _hash_of_op(kernels["op"])
+    rows["flags"] = CollectiveFlag.NO_SYSCALLS | CollectiveFlag.LATE_ATTACH
+    rows["gpu_start_ns"], rows["gpu_end_ns"] = kernels["start_ns"], kernels["end_ns"]
+    if len(rows):
+        _add_times(rows, kernels)
+    return rows[(kernels["peer_rank"] == UNKNOWN) & (kernels["seq"] != UNKNOWN)]
+
+
+def _hash_of_op(op: Array) -> Array:
+    bits = [
+        (_HASH_OF_OP * max(number - Op.ALL_REDUCE, 0)) & _ALL_BITS
+        for number in range(int(op.max(initial=0)) + 1)
+    ]
+    return np.array([*bits, 0], np.uint64)[op]
+
+
+def _add_times(rows: Array, kernels: Array) -> None:
+    """The arrivals on the GPU, on the host's clock, and the ledger at each arrival."""
+    arrive_ns = np.maximum(host_ns(kernels), kernels["ts_ns"])
+    leave_ns = np.maximum(kernels["end_ns"] - kernels["start_ns"], 0) + arrive_ns
+    free_ns = np.maximum.accumulate(np.concatenate([arrive_ns[:1], leave_ns[:-1]]))
+    free_ns = np.where(is_pause(np.diff(arrive_ns, prepend=arrive_ns[:1])), arrive_ns, free_ns)
+    enqueued_ns = np.clip(kernels["ts_ns"], free_ns, np.maximum(arrive_ns, free_ns))
+    rows["ts_ns"] = arrive_ns
+    ledger = rows["ledger_ns"]
+    ledger[:, Category.OTHER_OFF - 1] = np.cumsum(enqueued_ns - free_ns)
+    ledger[:, Category.DEVICE - 1] = np.cumsum(np.maximum(arrive_ns - enqueued_ns, 0))
+    ledger[:, Category.WAIT_GPU - 1] = np.maximum(arrive_ns - arrive_ns[0] - ledger.sum(axis=1), 0)
+    rows["n_syncs"] = np.arange(len(rows))
+    rows["wait_enter_ns"][1:], rows["wait_leave_ns"][1:] = arrive_ns[:-1], leave_ns[:-1]
+
+
+def is_pause(interval_ns: Array) -> Array:
+    """Whether the plugin was off in each interval between two operations: bool (n,)."""
+    if not len(interval_ns):
+        return np.zeros(0, bool)
+    longest: Array = interval_ns > max(_PAUSE_NS, _TYPICAL_PAUSES * float(np.median(interval_ns)))
+    return longest
+
+
+def _offset_ns(kernels: Array, has_times: Array) -> Array:
+    """The host's clock minus the GPU's, at each operation: int64 (n,)."""
+    out = np.zeros(len(kernels), np.int64)
+    rows = np.flatnonzero(has_times)
+    if not len(rows):
+        return out
+    behind = kernels["noticed_ns"][rows] - kernels["start_ns"][rows]
+    block, n_blocks = numbered(kernels["ts_ns"][rows] // _BLOCK_NS)
+    least = np.full(n_blocks, np.iinfo(np.int64).max)
+    np.minimum.at(least, block, behind)
+    out[rows] = least[block]
+    return out
+
+
+def _is_whole_round(rows: Array) -> Array:
+    """Whether all processes that recorded a communicator recorded this round of it: bool (n,)."""
+    if not len(rows):
+        return np.zeros(0, bool)
+    comm, n_comms = numbered(rows["comm_hash"])
+    process, _ = numbered(rows["node"], rows["pid"])
+    members, _ = numbered(comm, process)
+    first = np.unique(members, return_index=True)[1]
+    n_members = np.bincount(comm[first], minlength=n_comms)
+    number, n_rounds = numbered(comm, rows["seq"])
+    each = np.unique(np.stack([number, process]), axis=1)[0]
+    is_whole: Array = np.bincount(each, minlength=n_rounds)[number] == n_members[comm]
+    return is_whole
+
+
+def _communicators(rows: Array) -> Array:
+    _, first = np.unique(rows[["node", "pid", "comm_hash"]], return_index=True)
+    out = layout.empty(layout.COMMUNICATORS, len(first))
+    for name in ("ts_ns", "node", "pid", "comm_hash", "comm_rank", "nranks"):
+        out[name] = rows[name][first]
+    return out
+
+
+def _with_ranks(processes: Array, rows: Array) -> Array:
+    """The processes; the rank in the job is the rank in the largest communicator where no launcher states it."""
+    out = processes.copy()
+    for row in out:
+        own = rows[(rows["node"] == row["node"]) & (rows["pid"] == row["pid"])]
+        if row["rank"] == UNKNOWN and len(own):
+            widest = own[np.argmax(own["nranks"])]
+            row["rank"], row["nranks"] = widest["comm_rank"], widest["nranks"]
+    return out

@@ -1,0 +1,94 @@
+"""Verdicts from the rounds on the GPUs, in addition to the verdicts from the arrivals of the hosts.
+
+A rank that is late on the GPU but not on its host is late because of its GPU, or of the work queued there. Ranks that
+wait for it have long kernels, and the late rank a short kernel. Where all kernels begin together and take longer than
+before, the fabric is slow; where only the kernels of a group take longer, its link.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.causes._registry import cause
+from stallscope.diagnose.evidence_fields import CauseEvidence
+from stallscope.diagnose.gpu.gpu_rounds import gpu_trace, is_pause
+from stallscope.diagnose.report.verdict import Report, Verdict
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.case import Case, case_of
+from stallscope.events.trace import Trace
+
+_NAMES_A_RANK = ("straggler", "device")
+_LEAST_ROUNDS = 16  # fewer rounds show no pattern
+_MOST_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
+_SEEN_BY = "start of the collectives' kernels on the GPUs"
+
+
+def is_only(trace: Trace) -> bool:
+    """Whether a trace has operations on the GPUs, and no arrivals of hosts."""
+    return len(trace.gpu_kernels) > 0 and not len(trace.collectives)
+
+
+def gpu_case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case | None:
+    """The rounds of a job on its GPUs; None with too few rounds."""
+    on_gpus = gpu_trace(trace)
+    rows = on_gpus.collectives
+    if len(np.unique(rows[["comm_hash", "seq"]])) < _LEAST_ROUNDS:
+        return None
+    case = case_of(on_gpus, limits, usd_per_gpu_hour, is_numbered=True)
+    pauses = is_pause(case.timeline.interval_ns)
+    return replace(case, table=case.table.without(pauses), judged=case.judged.without(pauses))
+
+
+def joined(trace: Trace, on_hosts: Report, on_gpus: Report) -> Report:
+    """The report from the hosts with the verdicts that only the GPUs show.
+
+    A rank that the hosts show as late keeps that verdict: its GPU starts late because its host does.
+    """
+    named = {rank for verdict in on_hosts.verdicts for rank in verdict.ranks}
+    new = verdicts(trace, on_gpus.verdicts, named)
+    if not new:
+        return on_hosts
+    kept = [verdict for verdict in on_hosts.verdicts if not is_undecided(verdict)]
+    return replace(on_hosts, verdicts=[*kept, *new])
+
+
+def verdicts(trace: Trace, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
+    """The verdicts of the GPUs on ranks that are not named yet; otherwise, if no rank is named, on the fabric."""
+    late = [
+        on_device(verdict, trace)
+        for verdict in on_gpus
+        if verdict.kind in _NAMES_A_RANK and not named & set(verdict.ranks)
+    ]
+    if late or named:
+        return late
+    return [verdict for verdict in on_gpus if verdict.kind in ("link", "change")]
+
+
+def is_undecided(verdict: Verdict) -> bool:
+    """Whether the arrivals of hosts leave open which GPU, link or fabric is slow."""
+    share = verdict.evidence.host_share
+    is_on_gpus = verdict.kind == "change" and share is not None and share < 0.5
+    return not verdict.ranks and (is_on_gpus or verdict.kind in ("inconclusive", "link"))
+
+
+def on_device(verdict: Verdict, trace: Trace) -> Verdict:
+    """The verdict on a rank whose kernels start late, and whose host arrives in time."""
+    excess_ns = sum(part.excess_ns for part in verdict.causes)
+    evidence = CauseEvidence(seen_by=_SEEN_BY)
+    part = Explained(cause("gpu_slow"), 1.0, excess_ns, evidence)
+    cost = verdict.cost
+    if cost and _covered(trace) < _MOST_COVERED:
+        cost = replace(cost, is_lower_bound=True, at_most_gpu_seconds=None, at_most_usd=None)
+    return replace(
+        verdict, kind="device", causes=[part], cost=cost, advice=part.cause.advice(evidence), summary=""
+    )
+
+
+def _covered(trace: Trace) -> float:
+    """The share of the job's seconds in which the plugin recorded operations."""
+    recorded, all_seconds = (
+        len(np.unique(rows["ts_ns"] // 10**9)) for rows in (trace.gpu_kernels, trace.collectives)
+    )
+    return recorded / max(all_seconds, 1)

@@ -1,0 +1,125 @@
+"""Hosts that run ahead arrive at the same time. The rounds on the GPUs, whole or in windows, show the late GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose import Report, Stream, Thresholds, diagnose
+from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
+from stallscope.events import layout
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Category, Datatype, Op
+from stallscope.events.trace import Clock, Trace
+
+from .test_nccl_trace import N_RANKS, N_ROUNDS, Fault, job, trace_of
+
+_S = 10**9
+_CALLS = 4  # a step
+_WHOLE = (_S, _S)
+_WINDOWS = (5 * _S, int(0.7 * _S))
+"""The plugin records the second part of each first part of the time."""
+
+
+def hosts(ts_ns: Array, pid: int, *, late_ns: Array | int = 0) -> Array:
+    """The arrivals of the host of one rank, as probes record them, on a communicator with a hash of its own.
+
+    late_ns: the part of each interval in which the host slept.
+    """
+    rows = layout.empty(layout.COLLECTIVES, len(ts_ns))
+    rows["ts_ns"], rows["pid"], rows["tid"] = ts_ns, pid, pid
+    rows["comm_hash"], rows["comm_rank"], rows["nranks"] = 0x77, pid - 100, N_RANKS
+    rows["seq"], rows["op"], rows["count"] = np.arange(len(rows)), Op.ALL_REDUCE, 4096
+    rows["datatype"] = np.where(rows["seq"] % _CALLS, Datatype.FLOAT32, Datatype.INT32)
+    slept_ns = np.cumsum(np.broadcast_to(late_ns, len(rows)))
+    rows["ledger_ns"][:, Category.SLEEP - 1] = slept_ns
+    rows["ledger_ns"][:, Category.ON_CPU - 1] = np.maximum(ts_ns - ts_ns[0] - slept_ns, 0)
+    return rows
+
+
+def trace(
+    fault: Fault, *, runs_ahead: bool = True, windows: tuple[int, int] = _WHOLE, seed: int = 1
+) -> Trace:
+    """A trace of the agent: arrivals of the hosts, and the operations on the GPUs in the plugin's windows."""
+    recorded, rows = job(fault, runs_ahead=runs_ahead, seed=seed), []
+    for pid, process in recorded.items():
+        host_ns = process.records["host_ns"].astype(np.int64)
+        is_late = (pid - 100 == fault.rank) & (np.arange(N_ROUNDS) % fault.period == 0) & fault.on_host
+        rows.append(hosts(host_ns - 3_000, pid, late_ns=20_000_000 * is_late))
+        is_on = (host_ns - 10**12) % windows[0] < windows[1]
+        process.records = process.records[is_on]
+    collectives = np.concatenate(rows)
+    end_ns = int(collectives["ts_ns"].max())
+    clocks = tuple(Clock(0, at, at + 10**18) for at in (10**12, end_ns))
+    whole = trace_of(recorded)
+    return replace(whole, collectives=collectives, clocks=clocks, ends_ns=(end_ns,), source="probes")
+
+
+def named(report: Report) -> list[tuple[str, list[int], list[str]]]:
+    return [
+        (verdict.kind, verdict.ranks, [part.cause.name for part in verdict.causes])
+        for verdict in report.verdicts
+    ]
+
+
+@pytest.mark.parametrize("windows", [_WHOLE, _WINDOWS], ids=["whole", "windows"])
+@pytest.mark.parametrize("period", [1, 4, 12])
+def test_the_late_gpu_is_named_although_all_hosts_arrive_in_time(period: int, windows: tuple[int, int]):
+    report = diagnose(trace(Fault(2, period), windows=windows))
+    assert named(report) == [("device", [2], ["gpu_slow"])]
+    (verdict,) = report.verdicts
+    assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(20, abs=0.5)
+    assert verdict.cost is not None
+    if windows is _WINDOWS:  # the time between the windows costs an unknown amount
+        assert verdict.cost.is_lower_bound and verdict.cost.at_most_gpu_seconds is None
+
+
+@pytest.mark.parametrize("windows", [_WHOLE, _WINDOWS], ids=["whole", "windows"])
+@pytest.mark.parametrize("seed", range(2))
+def test_gpus_without_a_fault_are_healthy(seed: int, windows: tuple[int, int]):
+    report = diagnose(trace(Fault(), windows=windows, seed=seed))
+    assert report.verdicts == [] and report.answer == "healthy", report.gaps
+
+
+def test_a_late_host_keeps_the_verdict_of_its_host():
+    report = diagnose(trace(Fault(1, 4, on_host=True), runs_ahead=False))
+    assert named(report) == [("straggler", [1], ["host_sleep"])]
+
+
+def test_transfers_count_as_waits_and_not_as_work_of_the_gpu():
+    """A rank that receives for a long time before a collective works no longer than its peers."""
+    whole = trace(Fault())
+    kernels = whole.gpu_kernels
+    receives = kernels[kernels["pid"] == 101].copy()
+    receives["peer_rank"], receives["seq"], receives["op"] = 0, UNKNOWN, Op.RECV
+    receives["start_ns"] -= 1_500_000
+    receives["end_ns"] = receives["start_ns"] + 1_400_000
+    before, after = (
+        gpu_arrivals(rows)["ledger_ns"][:, Category.DEVICE - 1]
+        for rows in (kernels, np.concatenate([kernels, receives]))
+    )
+    assert len(before) == len(after) and after.max() <= before.max()
+    assert (after < before - 100_000_000).sum() > N_ROUNDS / 2
+
+
+def test_a_round_that_a_rank_did_not_record_is_left_out():
+    kernels = trace(Fault()).gpu_kernels
+    kernels = kernels[(kernels["pid"] != 103) | (kernels["seq"] % 10 != 0)]
+    rows = gpu_arrivals(kernels)
+    assert len(rows) == N_RANKS * N_ROUNDS * 9 // 10 and not (rows["seq"] % 10 == 0).any()
+
+
+@pytest.mark.parametrize("windows", [_WHOLE, _WINDOWS], ids=["whole", "windows"])
+def test_an_incident_opens_while_the_rows_arrive(windows: tuple[int, int]):
+    whole = trace(Fault(2, 4), windows=windows)
+    stream, opened = Stream(limits=Thresholds(), clock=iter(range(10**18, 10**19, _S)).__next__), []
+    for begin in range(10**12, whole.ends_ns[0] + _S, _S):
+        parts = {
+            name: rows[(rows["ts_ns"] >= begin) & (rows["ts_ns"] < begin + _S)]
+            for name, rows in (("collectives", whole.collectives), ("gpu_kernels", whole.gpu_kernels))
+        }
+        processes = whole.processes if begin == 10**12 else whole.processes[:0]
+        opened += stream.feed(replace(whole, **parts, processes=processes, ends_ns=(begin + _S,)))
+    opened += stream.finish()
+    changes = [change for change in opened if change.kind == "opened"]
+    assert [(change.verdict.kind, change.verdict.ranks) for change in changes] == [("device", [2])]
