@@ -13,15 +13,15 @@ import numpy as np
 
 _WINDOW_S = 3.0
 _BUDGET = 0.002  # share of the job's time
-_MOST_ON = 0.1  # share of the time in which the plugin records at most
+_MAX_ON = 0.1  # share of the time in which the plugin records at most
 _FIRST_COST = 0.04  # until it is measured; public reports: 4 to 13 % for some sizes
-_LEAST_COST, _MOST_COST = 0.01, 0.2  # a smaller measured cost is noise
+_MIN_COST, _MAX_COST = 0.01, 0.2  # a smaller measured cost is noise
 _N_MEASURED = 9
-_FEWEST_MEASURED = 5
+_MIN_MEASURED = 5
 _FIRST_S = 8.0
 _LONG_S = 30.0
 _LONG_EVERY_S = 600.0
-_FEWEST_CALLS = 20  # a second: fewer show no rate
+_MIN_CALLS = 20  # a second: fewer show no rate
 
 
 class GpuTimes(StrEnum):
@@ -47,14 +47,14 @@ class PluginWindows:
     @property
     def cost(self) -> float:
         """The share of the job's speed that recording costs: the median of the last windows, or an assumption."""
-        if len(self._costs) < _FEWEST_MEASURED:
+        if len(self._costs) < _MIN_MEASURED:
             return _FIRST_COST
-        return float(np.clip(np.median(self._costs), _LEAST_COST, _MOST_COST))
+        return float(np.clip(np.median(self._costs), _MIN_COST, _MAX_COST))
 
     @property
     def interval_s(self) -> float:
         """From the begin of a window to the begin of the next."""
-        return _WINDOW_S / min(_MOST_ON, _BUDGET / self.cost)
+        return _WINDOW_S / min(_MAX_ON, _BUDGET / self.cost)
 
     def seconds(self, wall_s: float, *, is_undecided: bool) -> float:
         """The time for which the plugin records from now on; 0 where it does not. Called once a second.
@@ -82,7 +82,7 @@ class PluginWindows:
             return
         if len(self._on_rates) > 1 and len(self._rates) == self._rates.maxlen:
             before, during = float(np.median(self._rates)), float(np.median(self._on_rates[1:]))
-            if before >= _FEWEST_CALLS:
+            if before >= _MIN_CALLS:
                 self._costs.append(1.0 - during / before)
         if self._on_rates:
             self._rates.clear()

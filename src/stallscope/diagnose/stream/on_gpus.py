@@ -10,7 +10,7 @@ from stallscope.diagnose.findings import findings
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import candidates
 from stallscope.diagnose.stream.evaluation import Evaluation
-from stallscope.diagnose.stream.history import LEAST_QUIET_STEPS
+from stallscope.diagnose.stream.history import MIN_QUIET_STEPS
 from stallscope.diagnose.stream.incidents import Candidate, Incidents, worded
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.verdicts import gpu_arrival
@@ -41,7 +41,7 @@ def _candidates(trace: Trace, case: Case, shown: Sequence[Candidate]) -> list[Ca
 
     def candidate(verdict: Verdict) -> Candidate:
         processes = frozenset(process_of[rank] for rank in verdict.ranks if rank in process_of)
-        return Candidate(GPU, processes, worded(verdict), -1, LEAST_QUIET_STEPS)
+        return Candidate(GPU, processes, worded(verdict), -1, MIN_QUIET_STEPS)
 
     on_gpus = engine.report(findings(case)).verdicts
     return [candidate(verdict) for verdict in gpu_arrival.verdicts(trace, on_gpus, named)]

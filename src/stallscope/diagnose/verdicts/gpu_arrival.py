@@ -20,8 +20,8 @@ from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.events.trace import Trace
 
 _NAMES_A_RANK = ("straggler", "device")
-_LEAST_ROUNDS = 16  # fewer rounds show no pattern
-_MOST_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
+_MIN_ROUNDS = 16  # fewer rounds show no pattern
+_MAX_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
 _SEEN_BY = "start of the collectives' kernels on the GPUs"
 
 
@@ -34,7 +34,7 @@ def gpu_case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -
     """The rounds of a job on its GPUs; None with too few rounds."""
     on_gpus = gpu_trace(trace)
     rows = on_gpus.collectives
-    if len(np.unique(rows[["comm_hash", "seq"]])) < _LEAST_ROUNDS:
+    if len(np.unique(rows[["comm_hash", "seq"]])) < _MIN_ROUNDS:
         return None
     case = case_of(on_gpus, limits, usd_per_gpu_hour, is_numbered=True)
     pauses = is_pause(case.timeline.interval_ns)
@@ -79,7 +79,7 @@ def on_device(verdict: Verdict, trace: Trace) -> Verdict:
     evidence = CauseEvidence(seen_by=_SEEN_BY)
     part = Explained(cause("gpu_slow"), 1.0, excess_ns, evidence)
     cost = verdict.cost
-    if cost and _covered(trace) < _MOST_COVERED:
+    if cost and _covered(trace) < _MAX_COVERED:
         cost = replace(cost, is_lower_bound=True, at_most_gpu_seconds=None, at_most_usd=None)
     return replace(
         verdict, kind="device", causes=[part], cost=cost, advice=part.cause.advice(evidence), summary=""
