@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stallscope.errors import BadTrace
 from stallscope.events.names import Category, Datatype, Op
 from stallscope.importers import importer_for
+from stallscope.importers.profiler_file import profiles_of
 from stallscope.importers.profiler_trace import IMPORTER
 from stallscope.store import node
 
@@ -150,6 +151,28 @@ def test_nonsense_is_an_error_or_is_left_out(tmp_path, damage):
         importer_for(folder).read(folder)
     except BadTrace as error:
         assert "\n" not in str(error)
+
+
+def test_a_damaged_operator_does_not_remove_the_others(tmp_path):
+    operators = [event("cpu_op", "aten::mm", 1000.5 * i, 100.25) for i in range(10)]
+    damaged = [operators[0] | {"dur": -1}, operators[0] | {"ts": "soon"}, operators[0] | {"ts": 1e30}]
+    files = profiles({})[:1]
+    files[0]["traceEvents"] = [*operators, damaged[0], *damaged]
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(files[0]))
+    (profile,) = profiles_of(file)
+    begins_ns = BASE_NS + 1_000_500 * np.arange(10)
+    assert profile.work["begin_ns"].tolist() == begins_ns.tolist()
+    assert (profile.work["end_ns"] - profile.work["begin_ns"]).tolist() == [100_250] * 10
+    assert set(profile.work["tid"]) == {4000}
+    assert profile.omitted == {
+        "events with a negative duration": 2,
+        "events without a time or duration": 1,
+        "events with a time out of range": 1,
+    }
+    files[0]["traceEvents"] = operators
+    file.write_text(json.dumps(files[0]))
+    assert (profiles_of(file)[0].work == profile.work).all()
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -131,6 +131,16 @@ def _by_rank(events: list[Any]) -> dict[int, list[Any]]:
     return out
 
 
+def _is_plain_operator(event: dict[str, Any]) -> bool:
+    """Whether only the times and the thread of an event are needed."""
+    if event["cat"] not in _OPERATORS:
+        return False
+    name, arguments = event.get("name"), event.get("args") or {}
+    if type(name) is not str or type(arguments) is not dict:
+        return False
+    return "Collective name" not in arguments and not name.startswith("gloo:")
+
+
 class _Reader:
     """Keeps the needed part of each event."""
 
@@ -156,10 +166,34 @@ class _Reader:
 
     def take(self, events: list[Any]) -> None:
         """Keep the needed part of some events."""
+        plain: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
         for event in events:
-            if type(event) is dict:
-                self._take(event)
+            if type(event) is dict and event.get("ph") == "X" and event.get("cat") in _WANTED:
+                (plain if _is_plain_operator(event) else others).append(event)
+        if not self._take_plain_operators(plain):
+            others += plain
+        for event in others:
+            self._take(event)
         self._pack(least=_PACKED)
+
+    def _take_plain_operators(self, events: list[dict[str, Any]]) -> bool:
+        """Keep operators without a collective at once; False, with nothing kept, if one of them is damaged.
+
+        Most events of a trace are such operators.
+        """
+        try:
+            times = np.array([(event["ts"], event["dur"]) for event in events], float).reshape(-1, 2) * 1000
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return False
+        if not (np.abs(times) < _LAST_NS).all() or (times[:, 1] < 0).any():
+            return False
+        rows = np.zeros(len(events), WORK)
+        rows["begin_ns"], durations_ns = np.rint(times).astype(np.int64).T
+        rows["end_ns"] = rows["begin_ns"] + durations_ns
+        rows["tid"] = [whole(event.get("tid")) for event in events]
+        self.work_parts.append(rows)
+        return True
 
     def _pack(self, *, least: int) -> None:
         """Turn long lists of events into arrays, which need a fraction of the memory."""
@@ -171,11 +205,7 @@ class _Reader:
             self.calls.clear()
 
     def _take(self, event: dict[str, Any]) -> None:
-        if event.get("ph") != "X":
-            return
-        kind = event.get("cat")
-        if kind not in _WANTED:
-            return
+        kind = event["cat"]
         try:
             begin, duration = round(float(event["ts"]) * 1000), round(float(event["dur"]) * 1000)
         except (KeyError, TypeError, ValueError, OverflowError):
