@@ -49,7 +49,7 @@ class Rank:
         """Enqueue one round by a graph that was captured once; the extra work is before the graph."""
         if self.graph is None:
             self.graph = self.torch.cuda.CUDAGraph()
-            with self.torch.cuda.graph(self.graph):
+            with self.torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 for _ in range(_PER_REPLAY):
                     self.round({**phase, "gpu": -1, "host": -1}, 1)
         if phase["gpu"] == self.rank and number % phase["every"] == 0:
