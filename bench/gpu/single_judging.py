@@ -56,6 +56,27 @@ def stack_share(path: Path) -> float | None:
     return round(n_fault / n_main, 3) if n_main else None
 
 
+def agreement(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many shares py-spy and torch.profiler confirm to 10 points: of named faults, and of busy GPUs."""
+    by_spy = [
+        abs(row["reported_share"] - row["py_spy_share"])
+        for row in rows
+        if row["causes"] and row["reported_share"] is not None and row.get("py_spy_share") is not None
+    ]
+    by_profiler = [
+        abs(busy - row["profiler_gpu_busy"])
+        for row in rows
+        if row.get("profiler_gpu_busy") is not None
+        and (busy := (row["activity"] or {}).get("gpu_busy")) is not None
+    ]
+    return {
+        "n_with_py_spy": len(by_spy),
+        "n_within_10_points_of_py_spy": sum(distance <= CLOSE for distance in by_spy),
+        "n_with_profiler": len(by_profiler),
+        "n_gpu_busy_within_10_points_of_profiler": sum(distance <= CLOSE for distance in by_profiler),
+    }
+
+
 def compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The sums over all jobs that ran, and for each job the answers of the tools."""
     known = [row for row in rows if row.get("right") is not None]
@@ -66,6 +87,7 @@ def compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "n_causes_right": sum(row["right"] for row in faulty),
         "n_lines_right": sum(row["line_right"] for row in faulty),
         "n_shares_within_10_points": sum(row["right"] and is_close(row) for row in faulty),
+        **agreement(known),
         "n_healthy": len(healthy),
         "n_healthy_accused": sum(not row["right"] for row in healthy),
         "not_run": [row["name"] for row in rows if row.get("right") is None],

@@ -7,17 +7,24 @@ Only /proc/PID/task/TID/syscall is read and, for poll and select, the list of de
 x86-64 system call numbers are known; on other architectures the object is empty.
 """
 
+import os
 import platform
+import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.capture.process.process_identity import small_file
+from stallscope.capture.process.unix_peer import unix_peer
 from stallscope.capture.stacks.memory import Memory, Unreadable
 
 _CACHE_NS = 3 * 10**9
+_PEER_CACHE_NS = 60 * 10**9
+"""The other end of a pipe or a Unix socket rarely changes, and finding it may read the descriptors of all processes."""
+
 _MAX_CACHED = 4096
 _MAX_POLLED = 8
 
@@ -59,6 +66,13 @@ _POLLS = frozenset((7, 271))  # poll, ppoll
 _SELECTS = frozenset((23, 270))  # select, pselect6
 _FUTEXES = frozenset((202, 449))
 _WRITES = frozenset((1, 18, 20, 296, 328))
+_STARTERS = frozenset(
+    ("sh", "bash", "dash", "ash", "zsh", "env", "timeout", "nice", "taskset", "xargs", "sudo")
+)
+"""Programs that start another program, whose name is of more use."""
+
+_MOST_PEERS = 2
+_STANDARD = 2  # descriptors 0 to 2: input, output and errors of a program
 
 
 class BlockedCall(NamedTuple):
@@ -75,6 +89,7 @@ class WaitObjects:
     now_ns: Callable[[], int]
     proc: Path = Path("/proc")
     _cache: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
+    _peers: dict[tuple[int, str, bool], tuple[int, list[int]]] = field(default_factory=dict)
 
     def blocked_call(self, pid: int, tid: int, memory: Memory | None = None) -> BlockedCall | None:
         """The system call that a thread is blocked in, and its object; None while it runs or cannot be read."""
@@ -90,6 +105,8 @@ class WaitObjects:
     def _object(self, pid: int, nr: int, arguments: list[int], memory: Memory | None) -> str:
         if nr in _FUTEXES or not (descriptor := self._operand(nr, arguments, memory)):
             return ""
+        if nr in _CHILD_WAITS:
+            return self._child(pid, descriptor[0])
         key, now_ns = (pid, nr, descriptor[0]), self.now_ns()
         cached = self._cache.get(key)
         if cached and now_ns - cached[0] < _CACHE_NS:
@@ -118,15 +135,15 @@ class WaitObjects:
         return None
 
     def _description(self, pid: int, nr: int, number: int) -> str:
-        if nr in _CHILD_WAITS:
-            return self._child(pid, number)
+        link = self.proc / str(pid) / "fd" / str(number)
         try:
-            target = str((self.proc / str(pid) / "fd" / str(number)).readlink())
+            target = str(link.readlink())
+            is_fifo = stat.S_ISFIFO(link.stat().st_mode)
         except OSError:
             return ""
         if nr in _FILE_LOCKS:
             return f"lock on {target}{self._holder(pid, number)}"
-        if target.startswith("pipe:["):
+        if target.startswith("pipe:[") or is_fifo:
             return self._pipe(pid, target, is_writing=nr in _WRITES)
         if target.startswith("socket:["):
             return self._socket(pid, target)
@@ -135,12 +152,25 @@ class WaitObjects:
     def _child(self, pid: int, child: int) -> str:
         """The program that a process waits for; for a wait on any child, the present child."""
         children = [child] if child else self.children(pid)
-        names = [name for child_pid in children[:2] if (name := self.program(child_pid))]
+        names = [name for child_pid in children[:2] if (name := self.program(self._started(child_pid)))]
         return f"end of {', '.join(names)}" if names else "end of a child process"
 
-    def children(self, pid: int) -> list[int]:
-        """The child processes that the main thread has started."""
-        return [int(word) for word in small_file(f"{self.proc}/{pid}/task/{pid}/children").split()]
+    def _started(self, pid: int) -> int:
+        """The program that a shell or a similar program has started and waits for; otherwise the process itself."""
+        while small_file(f"{self.proc}/{pid}/comm").decode("utf-8", "replace").strip() in _STARTERS:
+            children = self.children(pid)
+            if not children:
+                break
+            pid = children[0]
+        return pid
+
+    def children(self, pid: int, tids: Iterable[int] = ()) -> list[int]:
+        """The child processes that the main thread has started, and those that other threads `tids` have started."""
+        return [
+            int(word)
+            for tid in (pid, *tids)
+            for word in small_file(f"{self.proc}/{pid}/task/{tid}/children").split()
+        ]
 
     def program(self, pid: int) -> str:
         """Pid and command of a process: its name, and the file that a shell or an interpreter runs."""
@@ -152,31 +182,70 @@ class WaitObjects:
         return f"{name} {pid}{f' ({script[:60]})' if script else ''}" if name else ""
 
     def _pipe(self, pid: int, target: str, *, is_writing: bool) -> str:
-        peers = self._pipe_peers(pid, target, wants_reader=is_writing)
+        peers = self._peer_programs(pid, target, wants_reader=is_writing)
         if not peers:
             return "pipe that no other process reads" if is_writing else "pipe"
         return f"{'full pipe read by' if is_writing else 'pipe written by'} {', '.join(peers)}"
 
-    def _pipe_peers(self, pid: int, target: str, *, wants_reader: bool) -> list[str]:
-        """At most two other processes that have one end of a pipe open: the reading end if wants_reader."""
-        programs = []
-        for process_dir in self.proc.iterdir():
-            if not process_dir.name.isdecimal() or int(process_dir.name) == pid:
-                continue
-            if _has_end(process_dir, target, wants_reader=wants_reader):
-                programs.append(self.program(int(process_dir.name)))
-            if len(programs) == 2:
+    def _peer_programs(self, pid: int, target: str, *, wants_reader: bool | None) -> list[str]:
+        """At most two other processes that have one end of a pipe open: the reading end if wants_reader.
+
+        Relatives are examined first, since most pipes lead to them. An end that is the standard input or output of a
+        program comes before an end that a program has inherited. wants_reader: None for a socket, which has no ends.
+        """
+        key, now_ns = (pid, target, bool(wants_reader)), self.now_ns()
+        cached = self._peers.get(key)
+        if not cached or now_ns - cached[0] >= _PEER_CACHE_NS:
+            if len(self._peers) >= _MAX_CACHED:
+                self._peers.clear()
+            peers = self._peers_among(self._relatives(pid), target, wants_reader)
+            if not peers:
+                everyone = (int(entry.name) for entry in self.proc.iterdir() if entry.name.isdecimal())
+                peers = self._peers_among((other for other in everyone if other != pid), target, wants_reader)
+            cached = self._peers[key] = now_ns, peers
+        return [name for peer in cached[1] if (name := self.program(self._started(peer)))]
+
+    def _relatives(self, pid: int) -> list[int]:
+        """The children of a process, their children, and its parent."""
+        children = self.children(pid)
+        fields = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()
+        parents = [int(fields[1])] if len(fields) > 1 else []
+        return [
+            *children,
+            *(grandchild for child in children for grandchild in self.children(child)),
+            *parents,
+        ]
+
+    def _peers_among(self, pids: Iterable[int], target: str, wants_reader: bool | None) -> list[int]:
+        ends = []
+        for pid in pids:
+            number = _descriptor(self.proc / str(pid), target, wants_reader)
+            if number is not None:
+                ends.append((number > _STANDARD, pid))
+            if sum(not is_inherited for is_inherited, _ in ends) == _MOST_PEERS:
                 break
-        return [name for name in programs if name]
+        return [pid for _, pid in sorted(ends, key=lambda end: end[0])[:_MOST_PEERS]]
 
     def _socket(self, pid: int, target: str) -> str:
-        inode = target[8:-1].encode()
-        for name in ("tcp", "tcp6"):
-            for line in _file_bytes(self.proc / str(pid) / "net" / name).splitlines()[1:]:
-                words = line.split()
-                if len(words) > 9 and words[9] == inode:
-                    return f"connection to {_address(words[2].decode())}"
+        inode = target[8:-1]
+        if inode.isdigit() and (peer := unix_peer(int(inode))):
+            return f"a Unix socket{self._of_peer(pid, str(peer))}"
+        rows = [
+            words
+            for name in ("tcp", "tcp6")
+            for line in _file_bytes(self.proc / str(pid) / "net" / name).splitlines()[1:]
+            if len(words := line.split()) > 9
+        ]
+        for words in rows:
+            if words[9] == inode.encode():
+                remote = [other[9].decode() for other in rows if (other[1], other[2]) == (words[2], words[1])]
+                return f"connection to {_address(words[2].decode())}{self._of_peer(pid, *remote[:1])}"
         return "a Unix socket"
+
+    def _of_peer(self, pid: int, inode: str = "0") -> str:
+        """ " of PROGRAM" for the other end of a socket, if another process of this machine has it open."""
+        peers = self._peer_programs(pid, f"socket:[{inode}]", wants_reader=None) if inode != "0" else []
+        return f" of {peers[0]}" if peers else ""
 
     def _holder(self, pid: int, descriptor: int) -> str:
         """The holder of a file lock that another process waits for, from /proc/locks."""
@@ -204,16 +273,28 @@ def _file_bytes(path: Path) -> bytes:
         return b""
 
 
-def _has_end(process: Path, target: str, *, wants_reader: bool) -> bool:
-    try:
-        for link in (process / "fd").iterdir():
-            if str(link.readlink()) == target:
-                flags = small_file(f"{process}/fdinfo/{link.name}").split(b"flags:")[1].split()[0]
-                if (int(flags, 8) & 3 != 1) == wants_reader:
-                    return True
-    except (OSError, IndexError):
-        pass
-    return False
+def _descriptor(process_dir: Path, target: str, wants_reader: bool | None) -> int | None:
+    """The lowest descriptor by which a process has a file open, for reading if wants_reader, otherwise for writing."""
+    with suppress(OSError):
+        numbers = [
+            int(link.name)
+            for link in (process_dir / "fd").iterdir()
+            if _target(link) == target and wants_reader in (None, _reads(process_dir, link.name))
+        ]
+        return min(numbers, default=None)
+    return None
+
+
+def _target(link: Path) -> str:
+    with suppress(OSError):
+        return str(link.readlink())
+    return ""
+
+
+def _reads(process_dir: Path, descriptor: str) -> bool | None:
+    """Whether a descriptor is open for reading; None where it has been closed."""
+    flags = small_file(f"{process_dir}/fdinfo/{descriptor}").partition(b"flags:")[2].split()
+    return int(flags[0], 8) & os.O_ACCMODE != os.O_WRONLY if flags else None
 
 
 def _address(text: str) -> str:

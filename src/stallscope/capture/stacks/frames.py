@@ -116,14 +116,19 @@ def _frame(memory: Memory, python: Interpreter, data: bytes) -> Frame:
     return Frame(code, max(index, 0))
 
 
-def threads_of(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
-    """The threads of a process: number on the machine by number in its own namespace. Empty if it has ended."""
-    tid_of = {}
+def threads_of(
+    pid: int, proc: Path = Path("/proc"), known: Mapping[int, int] | None = None
+) -> dict[int, int]:
+    """The threads of a process: number on the machine by number in its own namespace. Empty if it has ended.
+
+    known: an earlier answer; only the numbers of later threads are read.
+    """
     try:
-        tids = [int(entry.name) for entry in (proc / str(pid) / "task").iterdir()]
+        tids = {int(entry.name) for entry in (proc / str(pid) / "task").iterdir()}
     except OSError:
         return {}
-    for tid in tids:
+    tid_of = {own_tid: tid for own_tid, tid in (known or {}).items() if tid in tids}
+    for tid in tids.difference(tid_of.values()):
         try:
             text = (proc / str(pid) / "task" / str(tid) / "status").read_bytes()
         except OSError:

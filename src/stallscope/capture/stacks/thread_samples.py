@@ -12,6 +12,7 @@ core: with many processes samples come less often. A thread that runs is read on
 some microseconds apart.
 """
 
+import os
 import threading
 import time
 from collections import Counter
@@ -43,11 +44,14 @@ EVERY_S = 0.05
 COST_SHARE = 0.01
 """Share of one core that samples of the GPU threads may cost, and also the samples of the threads they wait for."""
 
-MANY_FAULTS_PER_S = 20_000
+MANY_FAULTS_PER_S = 20_000  # of CPU time
 _IN_KERNEL = 0.5
 """With this many page faults and this share of its CPU time in the kernel, a thread on the CPU is in page faults: each
 costs 1 to 10 us, including clearing the page.
 """
+
+_FEWEST_TICKS = 3
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 LEFT = -2
 """System call of a sample whose thread left its wait before the call could be read; -1 is a page fault."""
@@ -55,7 +59,6 @@ LEFT = -2
 _MAX_FRAMES = 48
 _MAX_CHILDREN = 2  # at a time; the next children with the next sample
 _MAX_THREADS = 4
-_REFRESH_EVERY_NS = 5 * 10**9
 _LIST_EVERY_NS = 10**9
 _MAX_OTHERS_S = 1.0
 _MAX_BLOCKED = (
@@ -90,13 +93,21 @@ class _Key(NamedTuple):
     words: Words
 
 
+class _FaultRate(NamedTuple):
+    """The page faults and CPU ticks of a thread so far; whether the rate of faults was high before."""
+
+    n_faults: int
+    user_ticks: int
+    kernel_ticks: int
+    is_high: bool = False
+
+
 @dataclass
 class _SampledProcess:
     """A process whose threads are sampled. by_own: its threads by their number in its own pid namespace."""
 
     target: Target
     by_own: dict[int, int] = field(default_factory=dict)
-    refreshed_ns: int = 0
     by_tid: dict[int, int] = field(default_factory=dict)
     listed_ns: int = 0
 
@@ -106,9 +117,8 @@ class _SampledProcess:
         """
         if self.target.python is None:
             return {}
-        if now_ns - self.refreshed_ns > _REFRESH_EVERY_NS:
-            self.by_own, self.refreshed_ns = threads_of(self.target.pid, proc), now_ns
         if now_ns - self.listed_ns > _LIST_EVERY_NS:
+            self.by_own = threads_of(self.target.pid, proc, self.by_own)
             self.by_tid = thread_states(self.target.memory, self.target.python, self.by_own)
             self.listed_ns = now_ns
         return self.by_tid
@@ -138,7 +148,7 @@ class Samples:
         self._objects = WaitObjects(time.monotonic_ns, proc)
         self._files = Files()
         self._turn = 0
-        self._faults: dict[int, tuple[int, int, int, int]] = {}
+        self._faults: dict[int, _FaultRate] = {}
         self._wakers: dict[int, int] = {}
         self._n_others: Counter[int] = Counter()
         self._others_due_s = 0.0
@@ -238,7 +248,7 @@ class Samples:
             blocked = self._objects.blocked_call(
                 pid, tid, process.target.memory if process else None
             ) or BlockedCall(LEFT, "")
-        elif category == Category.ON_CPU and self._is_in_faults(pid, tid, now_ns):
+        elif category == Category.ON_CPU and self._is_in_faults(pid, tid):
             blocked = BlockedCall(UNKNOWN, "page faults of new memory")
         return self._key(pid, SampleRole.GPU, pid, tid, category, blocked, words)
 
@@ -270,10 +280,10 @@ class Samples:
             yield self._key(
                 pid, SampleRole.SAME_PROCESS, pid, other_tid, _category(blocked_on), blocked_on, words
             )
-        yield from self._child_samples(pid, now_ns)
+        yield from self._child_samples(pid, by_tid, now_ns)
 
-    def _child_samples(self, pid: int, now_ns: int) -> Iterator[_Key]:
-        children = self._objects.children(pid)
+    def _child_samples(self, pid: int, tids: Iterable[int], now_ns: int) -> Iterator[_Key]:
+        children = self._objects.children(pid, (tid for tid in tids if tid != pid))
         first = self._turn * _MAX_CHILDREN % max(len(children), 1)
         for child in (children + children)[first : first + min(_MAX_CHILDREN, len(children))]:
             process, by_tid = self._python(child, now_ns)
@@ -314,19 +324,23 @@ class Samples:
         nr, name = blocked or (UNKNOWN, "")
         return _Key(pid, int(role), owner, tid, int(category), nr, name, words)
 
-    def _is_in_faults(self, pid: int, tid: int, now_ns: int) -> bool:
-        """Whether a thread has spent its CPU time since its last sample mostly in page faults. They do not block it."""
+    def _is_in_faults(self, pid: int, tid: int) -> bool:
+        """Whether a thread spends its CPU time mostly in page faults. They do not block it.
+
+        Judged over at least _FEWEST_TICKS of its CPU time: a thread that competes for its CPU runs seldom.
+        """
         fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
         if len(fields) < 13:
             return False
-        n_faults, in_user, in_kernel = int(fields[7]), int(fields[11]), int(fields[12])
-        before = self._faults.get(tid)
-        self._faults[tid] = n_faults, in_user, in_kernel, now_ns
-        if before is None:
-            return False
-        per_s = (n_faults - before[0]) / max(now_ns - before[3], 1) * 1e9
-        ticks, kernel_ticks = in_user - before[1] + in_kernel - before[2], in_kernel - before[2]
-        return per_s >= MANY_FAULTS_PER_S and kernel_ticks >= _IN_KERNEL * ticks
+        now = int(fields[7]), int(fields[11]), int(fields[12])
+        since = self._faults.setdefault(tid, _FaultRate(*now))
+        n_faults, in_user, in_kernel = (a - b for a, b in zip(now, since[:3], strict=True))
+        if in_user + in_kernel < _FEWEST_TICKS:
+            return since.is_high
+        per_s = n_faults / (in_user + in_kernel) * _TICKS_PER_S
+        is_high = per_s >= MANY_FAULTS_PER_S and in_kernel >= _IN_KERNEL * (in_user + in_kernel)
+        self._faults[tid] = _FaultRate(*now, is_high)
+        return is_high
 
     def _state(self, pid: int, tid: int) -> bytes:
         """The kernel's letter for the state of a thread."""
