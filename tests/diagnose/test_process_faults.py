@@ -229,6 +229,41 @@ def test_a_wait_for_a_queue_of_threads_is_not_the_interpreter_lock():
     assert "helper" in str(verdict.evidence.line)
 
 
+MANAGER = "/usr/lib/python3.12/concurrent/futures/process.py:400 wait_result_broken_or_wakeup"
+FUTURE = "/usr/lib/python3.12/concurrent/futures/_base.py:450 result"
+CONDITION = "/usr/lib/python3.12/threading.py:355 wait"
+
+
+def test_a_wait_for_a_future_of_worker_processes_is_a_wait_for_input():
+    worker = (
+        SampleRole.CHILD,
+        Category.ON_CPU,
+        -1,
+        "",
+        ("/job/data.py:3 decode", "/usr/lib/python3.12/multiprocessing/process.py:108 run"),
+        SAMPLES_PER_S,
+    )
+    manager = SampleRole.SAME_PROCESS, Category.NET, 7, "pipe", (MANAGER,), SAMPLES_PER_S
+    waiting = SampleRole.GPU, Category.LOCK, 202, "", (CONDITION, FUTURE, "/job/train.py:9 next_batch"), 10
+    verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, [waiting, manager, worker])))
+    assert verdict.causes[0].cause.name == "input_starvation"
+    assert "decode" in str(verdict.evidence.line)
+
+
+def test_a_thread_without_code_of_the_user_is_not_named():
+    other = SampleRole.SAME_PROCESS, Category.NET, 7, "", (MANAGER,), SAMPLES_PER_S
+    waiting = SampleRole.GPU, Category.LOCK, 202, "", (CONDITION, "/job/train.py:9 wait_for_it"), 10
+    verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, [waiting, other])))
+    assert verdict.causes[0].cause.name == "lock_contention"
+    assert "wait_for_it" in str(verdict.evidence.line)
+
+
+def test_a_wait_for_a_write_to_the_file_of_a_checkpoint_is_a_checkpoint():
+    writing = gpu(Category.IO, "/job/train.py:8 keep_weights", nr=74, waits_for="/data/run3/ckpt_100.bin")
+    verdict = only(report_of(process(BLOCKED | {Category.IO: 0.7}, [writing])))
+    assert verdict.causes[0].cause.name == "checkpoint"
+
+
 LOADER = "/usr/lib/python3.12/site-packages/torch/utils/data/dataloader.py:1 _next_data"
 WORKER = "/usr/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py:2 _worker_loop"
 

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,7 @@ _FILE_LOCKS = frozenset((73, 72))
 _WRITES = frozenset((1, 18, 20, 74, 75, 77, 277, 285, 296, 306, 328))
 _SYNCS = frozenset((74, 75, 277, 306))
 _WORKERS = re.compile(r"multiprocessing/(pool|queues|connection|managers)\.py|concurrent/futures/process\.py")
+_FUTURES = re.compile(r"concurrent/futures/_base\.py|multiprocessing/pool\.py")
 _COMPILERS = re.compile(r"\b(nvcc|ptxas|cicc|cc1plus|cc1|g\+\+|gcc|c\+\+|clang|ld|ninja)\b")
 
 
@@ -85,15 +87,26 @@ class Bucket:
         return next((name for name, _ in self.objects.largest()), "")
 
 
+class Threads(NamedTuple):
+    """The other threads of a process: whether a thread runs, and whether a thread waits for worker processes."""
+
+    is_running: bool
+    is_for_workers: bool
+
+
 def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
     out: dict[str, Bucket] = {}
-    has_runner = bool((activity.of_role(SampleRole.SAME_PROCESS)["category"] == Category.ON_CPU).any())
+    others = activity.of_role(SampleRole.SAME_PROCESS)
+    threads = Threads(
+        is_running=bool((others["category"] == Category.ON_CPU).any()),
+        is_for_workers=any(matches(activity.frames(row), _WORKERS) for row in others),
+    )
     at_line: dict[str, tuple[str, str]] = {}
     rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
     for row, weight in rows:
         frames = activity.frames(row)
-        name, part = _reason(activity, row, frames, has_runner=has_runner)
+        name, part = _reason(activity, row, frames, threads)
         if row["syscall_nr"] == LEFT:
             name, part = at_line.get(user_line(frames), (name, part))
         elif item_of(int(row["category"])) in _BLOCKED:
@@ -254,7 +267,7 @@ def _unsampled(activity: Activity) -> dict[str, float]:
     return missing
 
 
-def _reason(activity: Activity, row: Array, frames: tuple[str, ...], *, has_runner: bool) -> tuple[str, str]:
+def _reason(activity: Activity, row: Array, frames: tuple[str, ...], threads: Threads) -> tuple[str, str]:
     """The bucket of a sample of the GPU thread, and the activity within it."""
     item, nr = item_of(int(row["category"])), int(row["syscall_nr"])
     name = text_of(row, "object")
@@ -266,7 +279,7 @@ def _reason(activity: Activity, row: Array, frames: tuple[str, ...], *, has_runn
         name.startswith(("end of", "pipe written")) and _COMPILERS.search(name)
     ):
         return "recompilation", item
-    if code_locations.saves(frames):
+    if code_locations.saves(frames) or (item == "disk" and code_locations.CHECKPOINTS.search(name)):
         return "checkpoint", "fsync" if nr in _SYNCS else "write" if item == "disk" else item
     if matches(frames, code_locations.LOADS) and item not in ("gpu_wait", "launches"):
         return "input_starvation", "in the main process" if item in (
@@ -275,25 +288,25 @@ def _reason(activity: Activity, row: Array, frames: tuple[str, ...], *, has_runn
             "page_faults",
         ) else "wait"
     if item in _BLOCKED:
-        return _blocked_reason(item, nr, name, frames, has_runner=has_runner), _kind_of_wait(nr, item)
+        return _blocked_reason(item, nr, name, frames, threads), _kind_of_wait(nr, item)
     return _BY_ITEM.get(item, item), item
 
 
-def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], *, has_runner: bool) -> str:
+def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], threads: Threads) -> str:
     if nr in _CHILD_ENDS or matches(frames, code_locations.PROGRAMS):
         return "child_program"
     if name.startswith("full pipe"):
         return "full_pipe"
     if nr in _FILE_LOCKS:
         return "file_lock"
-    if matches(frames, _WORKERS):
+    if matches(frames, _WORKERS) or (threads.is_for_workers and matches(frames, _FUTURES)):
         return "input_starvation"
-    if name.startswith("pipe written by"):
+    if name.startswith("pipe"):
         return "child_wait"
     if item == "sleep":
         return "host_sleep"
     if item == "locks":
-        return "gil" if has_runner and not _is_explicit(frames) else "lock_contention"
+        return "gil" if threads.is_running and not _is_explicit(frames) else "lock_contention"
     if item == "disk" and nr == -1:
         return "page_fault"
     return _BY_ITEM.get(item, "blocked")

@@ -23,7 +23,10 @@ SAVES = re.compile(
     r"torch/serialization\.py:\d+ (_?save|_legacy_save|.*writer)|torch/distributed/checkpoint/|safetensors"
     r"|(pickle|joblib).*dump|numpy/lib/(format|npyio|_npyio_impl)\.py:\d+ (save|_?savez|write_array)"
 )
-_SAVING_FUNCTION = re.compile(r"(checkpoint|save_|_save|\bsave\b|snapshot)", re.IGNORECASE)
+_SAVING_FUNCTION = re.compile(r"(checkpoint|ckpt|save_|_save|\bsave\b|snapshot)", re.IGNORECASE)
+CHECKPOINTS = re.compile(r"(checkpoint|ckpt|snapshot)[^ ]*$|\.(pt|pth|safetensors|distcp)\b", re.IGNORECASE)
+"""Files that hold checkpoints, by their names."""
+
 PROGRAMS = re.compile(r"/subprocess\.py:\d+ |/popen2\.py|os\.system")
 LOCKS = re.compile(r"/(threading|queue|concurrent/futures/[a-z_]+)\.py:\d+ ")
 COLLECTS = re.compile(r"\bgc\b.*collect")
@@ -48,6 +51,17 @@ def saves(frames: tuple[str, ...]) -> bool:
         return True
     own = (_PYTHON.match(frame) for frame in frames if not _LIBRARY.search(frame))
     return any(_SAVING_FUNCTION.search(match["function"].rpartition(".")[2]) for match in own if match)
+
+
+def is_own(line: str) -> bool:
+    """Whether a line belongs to the user's code, and not to a library."""
+    return bool(line) and not _LIBRARY.search(line) and not _NATIVE.match(line)
+
+
+def function(line: str) -> tuple[str, str]:
+    """File and function of a line "file.py:12 function"."""
+    location, _, name = line.rpartition(" ")
+    return location.rpartition(":")[0], name
 
 
 def short(frame: str) -> str:

@@ -149,13 +149,8 @@ def _same_function(case: Case, line: str, *names: str) -> float:
         share
         for name in names
         for other, share in case.bucket(name).lines.by_name.items()
-        if _function(other) == _function(line)
+        if code_locations.function(other) == code_locations.function(line)
     )
-
-
-def _function(line: str) -> tuple[str, str]:
-    location, _, function = line.rpartition(" ")
-    return location.rpartition(":")[0], function
 
 
 def is_launch_bound(case: Case) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.processes.activity import Activity
 from stallscope.diagnose.processes.buckets import text_of
-from stallscope.diagnose.processes.code_locations import short, user_line
+from stallscope.diagnose.processes.code_locations import is_own, short, user_line
 from stallscope.diagnose.processes.fault import Case, Fault, sampled
 from stallscope.diagnose.processes.loader_workers import workers_of
 from stallscope.events.names import Category, HostKind, OffCpuFlag, SampleRole
@@ -44,12 +44,15 @@ def child_program(case: Case) -> Fault | None:
     programs = Counter[str]()
     for row in case.activity.of_role(SampleRole.CHILD):
         programs[text_of(row, "owner_comm")] += int(row["n"])
-    name = bucket.object.removeprefix("end of ").removeprefix("pipe written by ") or next(
-        (comm for comm, _ in programs.most_common(1)), "a program"
-    )
+    name = bucket.object.removeprefix("end of ").removeprefix("pipe written by ").removeprefix(
+        "pipe"
+    ) or next((comm for comm, _ in programs.most_common(1)), "a program")
+    is_reading = bucket.object.startswith("pipe")
     return Fault(
         "child_program",
-        f"waits for a program that it started: {name}",
+        f"waits for the output of a program: {name}"
+        if is_reading
+        else f"waits for a program that it started: {name}",
         bucket.share,
         bucket.line,
         ["Remove the program from the step: start it in the background, or do its work in the process."],
@@ -142,7 +145,7 @@ def _other_threads(activity: Activity, *, is_running: bool) -> str:
     lines: Counter[str] = Counter()
     for row in activity.of_role(SampleRole.SAME_PROCESS):
         line = user_line(activity.frames(row))
-        if line and (not is_running or row["category"] == Category.ON_CPU):
+        if row["category"] == Category.ON_CPU if is_running else is_own(line):
             lines[line] += int(row["n"])
     return next((line for line, _ in lines.most_common(1)), "")
 
@@ -186,9 +189,10 @@ def network(case: Case) -> Fault | None:
     bucket = case.bucket("network_wait")
     if not bucket.share:
         return None
+    is_local = bucket.object.startswith("a Unix socket")
     return Fault(
         "network_wait",
-        f"waits for the network{f' ({bucket.object})' if bucket.object else ''}",
+        f"waits for {'another process' if is_local else 'the network'}{f' ({bucket.object})' if bucket.object else ''}",
         bucket.share,
         bucket.line,
         ["Do not wait for the other side in the step: send from a thread with a bounded queue."],

@@ -1,0 +1,91 @@
+"""The object of a blocked system call, with the program at the other end."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stallscope.capture.process.unix_peer import unix_peer
+from stallscope.capture.process.wait_objects import BlockedCall, WaitObjects
+
+_WAITING = {
+    "unix": "s = socket.socket(socket.AF_UNIX); s.connect(at); s.recv(1)",
+    "tcp": "socket.create_connection(('127.0.0.1', int(at))).recv(1)",
+    "fifo": "open(at).read(1)",
+    "shell": "subprocess.run(['sh', '-c', 'sleep 30; true'])",
+}
+
+
+@contextmanager
+def waiting(kind: str, at: str) -> Iterator[int]:
+    """A process that blocks in a wait of this kind."""
+    code = f"import socket, subprocess, sys; at = sys.argv[1]; {_WAITING[kind]}"
+    with subprocess.Popen([sys.executable, "-c", code, at]) as process:
+        try:
+            yield process.pid
+        finally:
+            for child in WaitObjects(time.monotonic_ns).children(process.pid):
+                os.kill(child, 9)
+            process.kill()
+
+
+def blocked_call(pid: int, word: str) -> BlockedCall:
+    """The call that a process is blocked in, once its object contains a word."""
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        blocked = WaitObjects(time.monotonic_ns).blocked_call(pid, pid)
+        if blocked and word in blocked.object:
+            return blocked
+        time.sleep(0.02)
+    pytest.fail(f"process {pid} is not blocked on {word}: {blocked}")
+
+
+def test_the_peer_of_a_unix_socket_is_found():
+    first, second = socket.socketpair()
+    with first, second:
+        assert unix_peer(os.fstat(first.fileno()).st_ino) == os.fstat(second.fileno()).st_ino
+    with socket.socket(socket.AF_UNIX) as alone:
+        assert unix_peer(os.fstat(alone.fileno()).st_ino) is None
+
+
+@pytest.mark.live
+def test_the_process_at_the_other_end_of_a_unix_socket_is_named(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "service"))
+        server.listen()
+        with waiting("unix", str(tmp_path / "service")) as pid:
+            connection, _ = server.accept()
+            with connection:
+                name = Path("/proc/self/comm").read_text().strip()
+                assert f"of {name} {os.getpid()}" in blocked_call(pid, "a Unix socket of").object
+
+
+@pytest.mark.live
+def test_the_process_at_the_other_end_of_a_local_connection_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with waiting("tcp", str(port)) as pid:
+            connection, _ = server.accept()
+            with connection:
+                text = blocked_call(pid, f"connection to 127.0.0.1:{port}").object
+                assert f" {os.getpid()}" in text
+
+
+@pytest.mark.live
+def test_the_writer_of_a_fifo_is_named(tmp_path: Path):
+    path = tmp_path / "feed"
+    os.mkfifo(path)
+    with waiting("fifo", str(path)) as pid, path.open("w"):
+        assert f" {os.getpid()}" in blocked_call(pid, "pipe written by").object
+
+
+@pytest.mark.live
+def test_the_program_that_a_shell_runs_is_named(tmp_path: Path):
+    with waiting("shell", "") as pid:
+        assert blocked_call(pid, "end of sleep").nr == 61
