@@ -12,7 +12,7 @@ _ANY_COOKIE, _ANY_STATE = 0xFFFFFFFF, 0xFFFFFFFF
 _HEADER = struct.Struct("=IHHII")
 _ASKED = struct.Struct("=BBHIIIII")  # struct unix_diag_req
 _ANSWER_BYTES = 16  # struct unix_diag_msg
-_MOST_BYTES = 8192
+_MAX_BYTES = 8192
 
 
 def unix_peer(inode: int) -> int | None:
@@ -22,7 +22,7 @@ def unix_peer(inode: int) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as diagnosis:
             diagnosis.setblocking(False)
             diagnosis.send(_HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _REQUEST, 0, 0) + asked)
-            answer = diagnosis.recv(_MOST_BYTES)
+            answer = diagnosis.recv(_MAX_BYTES)
     except OSError:
         return None
     return _peer_of(answer)

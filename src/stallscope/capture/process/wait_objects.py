@@ -71,7 +71,7 @@ _STARTERS = frozenset(
 )
 """Programs that start another program, whose name is of more use."""
 
-_MOST_PEERS = 2
+_MAX_PEERS = 2
 _STANDARD = 2  # descriptors 0 to 2: input, output and errors of a program
 
 
@@ -222,9 +222,9 @@ class WaitObjects:
             number = _descriptor(self.proc / str(pid), target, wants_reader)
             if number is not None:
                 ends.append((number > _STANDARD, pid))
-            if sum(not is_inherited for is_inherited, _ in ends) == _MOST_PEERS:
+            if sum(not is_inherited for is_inherited, _ in ends) == _MAX_PEERS:
                 break
-        return [pid for _, pid in sorted(ends, key=lambda end: end[0])[:_MOST_PEERS]]
+        return [pid for _, pid in sorted(ends, key=lambda end: end[0])[:_MAX_PEERS]]
 
     def _socket(self, pid: int, target: str) -> str:
         inode = target[8:-1]

@@ -50,7 +50,7 @@ _IN_KERNEL = 0.5
 costs 1 to 10 us, including clearing the page.
 """
 
-_FEWEST_TICKS = 3
+_MIN_TICKS = 3
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 LEFT = -2
@@ -327,7 +327,7 @@ class Samples:
     def _is_in_faults(self, pid: int, tid: int) -> bool:
         """Whether a thread spends its CPU time mostly in page faults. They do not block it.
 
-        Judged over at least _FEWEST_TICKS of its CPU time: a thread that competes for its CPU runs seldom.
+        Judged over at least _MIN_TICKS of its CPU time: a thread that competes for its CPU runs seldom.
         """
         fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
         if len(fields) < 13:
@@ -335,7 +335,7 @@ class Samples:
         now = int(fields[7]), int(fields[11]), int(fields[12])
         since = self._faults.setdefault(tid, _FaultRate(*now))
         n_faults, in_user, in_kernel = (a - b for a, b in zip(now, since[:3], strict=True))
-        if in_user + in_kernel < _FEWEST_TICKS:
+        if in_user + in_kernel < _MIN_TICKS:
             return since.is_high
         per_s = n_faults / (in_user + in_kernel) * _TICKS_PER_S
         is_high = per_s >= MANY_FAULTS_PER_S and in_kernel >= _IN_KERNEL * (in_user + in_kernel)
