@@ -114,7 +114,8 @@ def _single_processes(text: str) -> str:
         f"with a share within 10 points of the job's own measurement; {result['n_healthy_accused']} of "
         f"{result['n_healthy']} healthy jobs got a fault. py-spy confirms {result['n_within_10_points_of_py_spy']} of "
         f"{result['n_with_py_spy']} shares of faults to 10 points, and torch.profiler "
-        f"{result['n_gpu_busy_within_10_points_of_profiler']} of {result['n_with_profiler']} shares of busy GPUs. Not run: {', '.join(result['not_run']) or 'none'}."
+        f"{result['n_gpu_busy_within_10_points_of_profiler']} of {result['n_with_profiler']} shares of busy GPUs. "
+        f"Not run: {', '.join(result['not_run']) or 'none'}."
     )
     heads = ("name", "cause", "right", "line", "job", "stallscope", "py-spy", "GPU busy", "torch.profiler")
     rows = [
