@@ -1,10 +1,12 @@
 """Goodput: every GPU second is productive or lost, by job, owner and day."""
 
+import json
 from typing import Any
 
 import pytest
 
 from stallscope.events.owner import GROUP_LABELS, column
+from stallscope.serve.tools.goodput import _row
 from stallscope.serve.tools.goodput_sums import GpuTime, Window, gpu_times
 
 S = 10**9
@@ -20,14 +22,32 @@ def owner(**labels: str) -> dict[str, Any]:
 
 def job(name: str, begin_ns: int, end_ns: int | None, n_ranks: int = 8, **labels: str) -> dict[str, Any]:
     times = {"begin_ns": begin_ns, "last_ns": end_ns, "ended_ns": end_ns}
-    return {"job": name, "cluster_id": "c", "n_ranks": n_ranks} | times | owner(**labels)
+    members = json.dumps([["n1", 100 + rank, rank] for rank in range(n_ranks)])
+    row = {"job": name, "cluster_id": "c", "n_ranks": n_ranks, "members": members}
+    return row | times | owner(**labels)
 
 
 def verdict(
-    kind: str, gpu_seconds: float, *, of: str | None = "a", cause: str = "", begin_ns=T0, **labels: str
+    kind: str,
+    gpu_seconds: float,
+    *,
+    of: str | None = "a",
+    cause: str = "",
+    begin_ns=T0,
+    length_ns=HOUR,
+    pids=(),
+    **labels: str,
 ):
-    row = {"job": of, "kind": kind, "cause": cause, "gpu_seconds": gpu_seconds}
-    return row | {"since_ns": begin_ns, "until_ns": begin_ns + HOUR} | owner(**labels)
+    row = {
+        "job": of,
+        "cluster_id": "c",
+        "node_id": "n1",
+        "kind": kind,
+        "cause": cause,
+        "pids": json.dumps(pids),
+    }
+    row |= {"gpu_seconds": gpu_seconds, "since_ns": begin_ns, "until_ns": begin_ns + length_ns}
+    return row | owner(**labels)
 
 
 ANN = {"job": "1", "job_name": "train", "user": "ann"}
@@ -102,5 +122,73 @@ def test_only_the_part_within_the_window_counts():
     assert gpu_times([job("x", 0, None)], [], by="user", window=window) == {}
 
 
-def test_losses_beyond_the_held_time_leave_nothing_negative():
-    assert GpuTime(held=10.0, lost={"hangs": 30.0}).productive == 0.0
+def test_losses_that_count_a_moment_twice_are_at_most_the_held_time():
+    twice = [verdict("straggler", 6 * 3600.0), verdict("hang", 6 * 3600.0)]
+    (time,) = gpu_times([RUN], twice, by="user", window=WINDOW).values()
+    assert (time.held, time.productive) == (8 * 3600, 0)
+    assert dict(time.lost) == {"stragglers": 4 * 3600, "hangs": 4 * 3600}
+
+
+def test_a_job_that_hangs_lasts_as_long_as_its_verdict():
+    """The last collective was at the begin of a hang of three hours."""
+    hangs = verdict("hang", 8 * 3 * 3600.0, begin_ns=T0 + HOUR, length_ns=3 * HOUR)
+    running = RUN | {"ended_ns": None}
+    (time,) = gpu_times([running], [hangs], by="user", window=WINDOW).values()
+    assert (time.held, time.productive, time.lost["hangs"]) == (8 * 4 * 3600, 8 * 3600, 8 * 3 * 3600)
+
+
+def test_a_loss_of_a_job_that_is_not_known_any_more_counts_as_held():
+    (time,) = gpu_times([], [verdict("hang", 900.0, of="old", user="ann")], by="user", window=WINDOW).values()
+    assert (time.held, time.lost["hangs"], time.productive) == (900, 900, 0)
+
+
+def test_jobs_of_two_clusters_with_one_id_are_two_jobs():
+    other = job("a", T0, T0 + HOUR, user="bob") | {"cluster_id": "d"}
+    slow = verdict("straggler", 900.0) | {"cluster_id": "d"}
+    cells = gpu_times([RUN, other], [slow], by="user", window=WINDOW)
+    assert (cells["ann", None].productive, cells["bob", None].productive) == (8 * 3600, 8 * 3600 - 900)
+
+
+NOTEBOOK = job("n1/100", T0, T0 + HOUR, n_ranks=1, user="bob")
+
+
+def test_a_notebook_that_sleeps_on_eight_gpus_holds_each_of_them_once():
+    asleep = verdict("idle", 8 * 1800.0, of=None, begin_ns=T0 + 1800 * S, length_ns=1800 * S, pids=[100])
+    (cell,) = gpu_times([NOTEBOOK], [asleep], by="job", window=WINDOW).items()
+    assert cell[0] == ("n1/100", None)
+    time = cell[1]
+    assert (time.held, time.lost["idle"], time.productive) == (3600 + 7 * 1800, 8 * 1800, 1800)
+
+
+def test_idle_processes_of_one_scheduler_job_are_counted_once():
+    runs = [
+        job(f"n1/{pid}", T0, T0 + HOUR, n_ranks=1, **ANN) | {"members": json.dumps([["n1", pid, None]])}
+        for pid in (100, 101)
+    ]
+    asleep = verdict("idle", 2 * 3600.0, of=None, pids=[100], **ANN)
+    (time,) = gpu_times(runs, [asleep], by="job", window=WINDOW).values()
+    assert (time.held, time.lost["idle"], time.productive) == (2 * 3600, 2 * 3600, 0)
+
+
+def test_a_pause_before_a_restart_is_not_counted_as_idle_as_well():
+    again = job("b", T0 + HOUR + 600 * S, T0 + 2 * HOUR, **ANN)
+    unused = verdict("idle", 8 * 600.0, of=None, begin_ns=T0 + HOUR, length_ns=600 * S, **ANN)
+    (time,) = gpu_times([RUN, again], [unused], by="user", window=WINDOW).values()
+    assert (time.lost["restarts"], time.lost["idle"]) == (8 * 600, 0)
+    assert time.held == 8 * 7200
+
+
+def test_free_gpus_next_to_a_running_job_are_held_in_addition():
+    unused = verdict("idle", 4 * 3600.0, of=None, **ANN)
+    (time,) = gpu_times([RUN], [unused], by="user", window=WINDOW).values()
+    assert (time.held, time.lost["idle"], time.productive) == (12 * 3600, 4 * 3600, 8 * 3600)
+
+
+@pytest.mark.parametrize("held", [1.0, 7.77, 1234.567891, 3e6])
+def test_the_hours_of_a_row_add_up(held):
+    time = GpuTime(held)
+    time.lost.update({"hangs": held / 3, "stragglers": held / 7, "input": held / 11})
+    row = _row("ann", None, time)
+    parts = (row.productive, row.stragglers, row.hangs, row.restarts, row.input, row.idle)
+    assert row.gpu_hours == pytest.approx(held / 3600, abs=1e-6)
+    assert round(sum(parts), 6) == row.gpu_hours

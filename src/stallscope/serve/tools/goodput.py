@@ -80,19 +80,21 @@ def goodput(context: TenantContext, params: GoodputParams) -> Goodput:
 
 
 def _row(group: str | None, day: str | None, time: GpuTime) -> GoodputRow:
+    """Rounded such that productive and lost hours add up to gpu_hours."""
+    held, lost = _hours(time.held), {name: _hours(time.lost[name]) for name in LOSSES}
     return GoodputRow(
         group=group,
         day=day,
         n_jobs=len(time.jobs),
-        gpu_hours=_hours(time.held),
+        gpu_hours=held,
         goodput=round(time.productive / time.held, 4) if time.held else None,
-        productive=_hours(time.productive),
-        **{name: _hours(time.lost[name]) for name in LOSSES},
+        productive=max(round(held - sum(lost.values()), 6), 0.0),
+        **lost,
     )
 
 
 def _hours(seconds: float) -> float:
-    return round(seconds / 3600, 4)
+    return round(seconds / 3600, 6)
 
 
 def _summary(times: list[GpuTime]) -> str:

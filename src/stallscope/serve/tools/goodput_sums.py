@@ -1,11 +1,12 @@
 """Sums of GPU time by job or owner, and by day: productive, and lost to stragglers, hangs, restarts, input, idleness.
 
-A job holds one GPU for each of its ranks, from its first to its last collective. Losses are the GPU seconds of
-verdicts, in proportion to the part of their time in the window. A restart is a pause between two jobs of one owner
-and name.
+A job holds one GPU for each of its ranks, from its begin to its end, or to the end of its last verdict. Losses are the
+GPU seconds of verdicts, in proportion to the part of their time in the window; together they are at most the time of
+the job. A restart is a pause between two jobs of one owner and name. Productive and lost time add up to the held time.
 """
 
-from collections import defaultdict
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ _MAX_PAUSE_NS = 2 * 3_600 * 10**9
 """A longer pause between two jobs is not a restart: the scheduler has given the GPUs to other jobs."""
 
 Row = Mapping[str, Any]
+Holders = dict[tuple[Any, ...], list[tuple[Row, int]]]
 Cell = tuple[str | None, str | None]
 """Group and day; the day is None without days."""
 
@@ -31,13 +33,18 @@ class GpuTime:
     """GPU seconds. held: of running jobs, of their restarts, and of idle GPUs."""
 
     held: float = 0.0
-    lost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LOSSES, 0.0))
+    lost: Counter[str] = field(default_factory=Counter)
     jobs: set[str] = field(default_factory=set)
 
     @property
     def productive(self) -> float:
         """The time without a known loss: an upper bound of the productive time."""
-        return max(self.held - sum(self.lost.values()), 0.0)
+        return self.held - sum(self.lost.values())
+
+    def limit(self) -> None:
+        """Reduce the losses in proportion to the held time: two verdicts may count one moment twice."""
+        if (lost := sum(self.lost.values())) > self.held:
+            self.lost = Counter({kind: loss * self.held / lost for kind, loss in self.lost.items()})
 
 
 @dataclass(frozen=True)
@@ -61,34 +68,118 @@ def gpu_times(
     jobs: Sequence[Row], verdicts: Sequence[Row], *, by: str, window: Window
 ) -> dict[Cell, GpuTime]:
     """The GPU time of each group. by: job, or a label of the owner."""
+    losses = [verdict for verdict in verdicts if _is_loss(verdict)]
+    jobs = _with_ends(jobs, losses)
     cells: dict[Cell, GpuTime] = defaultdict(GpuTime)
-    known = {job["job"]: job for job in jobs}
-    for job in jobs:
-        for day, seconds in window.parts(*_times(job)):
-            cell = cells[_group(job, by), day]
-            cell.held += seconds * job["n_ranks"]
-            cell.jobs.add(job["job"])
-    for earlier, later in _restarts(jobs):
-        for day, seconds in window.parts(_times(earlier)[1], _times(later)[0]):
-            cell = cells[_group(later, by), day]
-            cell.held += seconds * later["n_ranks"]
-            cell.lost[RESTARTS] += seconds * later["n_ranks"]
-    for verdict in verdicts:
-        _add_loss(cells, verdict, known.get(verdict["job"]), by, window)
+    for job, day, time in _of_jobs(jobs, losses, window):
+        cell = cells[_group(job, by), day]
+        cell.held, cell.lost = cell.held + time.held, cell.lost + time.lost
+        cell.jobs |= time.jobs
+    pauses = list(_restarts(jobs))
+    for pause in pauses:
+        for day, seconds in window.parts(*_times(pause)):
+            cell = cells[_group(pause, by), day]
+            cell.held += seconds * pause["n_ranks"]
+            cell.lost[RESTARTS] += seconds * pause["n_ranks"]
+    held_by, paused_by = _holders(jobs), _holders(pauses)
+    for verdict in losses:
+        if verdict["kind"] == "idle":
+            _add_idle(cells, verdict, held_by, paused_by, by=by, window=window)
+    for cell in cells.values():
+        cell.limit()
     return dict(cells)
 
 
-def _add_loss(cells: dict[Cell, GpuTime], verdict: Row, job: Row | None, by: str, window: Window) -> None:
-    begin_ns, end_ns = verdict["since_ns"], verdict["until_ns"]
-    if verdict["kind"] == "inconclusive" or None in (begin_ns, end_ns, verdict["gpu_seconds"]):
-        return
-    kind = _loss(verdict)
-    length_s = max(end_ns - begin_ns, 1) / 1e9
-    for day, seconds in window.parts(begin_ns, max(end_ns, begin_ns + 1)):
-        lost = verdict["gpu_seconds"] * seconds / length_s
-        cell = cells[_group(job or verdict, by), day]
-        cell.lost[kind] += lost
-        cell.held += lost if kind == IDLE else 0.0
+def _is_loss(verdict: Row) -> bool:
+    known = (verdict["since_ns"], verdict["until_ns"], verdict["gpu_seconds"])
+    return verdict["kind"] != "inconclusive" and None not in known
+
+
+def _with_ends(jobs: Sequence[Row], losses: Sequence[Row]) -> list[Row]:
+    """The jobs. A job that hangs has no late collective: it lasts as long as its verdicts."""
+    last: dict[tuple[Any, ...], int] = defaultdict(int)
+    for verdict in losses:
+        key = verdict["cluster_id"], verdict["job"]
+        last[key] = max(last[key], verdict["until_ns"])
+    return [{**job, "last_ns": max(job["last_ns"] or 0, last[job["cluster_id"], job["job"]])} for job in jobs]
+
+
+def _of_jobs(
+    jobs: Sequence[Row], losses: Sequence[Row], window: Window
+) -> Iterator[tuple[Row, str | None, GpuTime]]:
+    """The time of each job on each day, without restarts and idle GPUs; of each loss whose job is not known."""
+    times: dict[tuple[Any, ...], GpuTime] = defaultdict(GpuTime)
+    known = {(job["cluster_id"], job["job"]): job for job in jobs}
+    for key, job in known.items():
+        for day, seconds in window.parts(*_times(job)):
+            times[*key, day].held += seconds * job["n_ranks"]
+            times[*key, day].jobs.add(job["job"])
+    for verdict in losses:
+        key = verdict["cluster_id"], verdict["job"]
+        for day, lost in _parts(verdict, window) if verdict["kind"] != "idle" else ():
+            if key in known:
+                times[*key, day].lost[_loss(verdict)] += lost
+            else:
+                yield verdict, day, GpuTime(lost, Counter({_loss(verdict): lost}))
+    for (*key_of_job, day), time in times.items():
+        time.limit()
+        yield known[key_of_job[0], key_of_job[1]], day, time
+
+
+def _parts(verdict: Row, window: Window) -> Iterator[tuple[str | None, float]]:
+    """The day and the lost GPU seconds of each part of a verdict within the window."""
+    begin_ns, end_ns = verdict["since_ns"], max(verdict["until_ns"], verdict["since_ns"] + 1)
+    for day, seconds in window.parts(begin_ns, end_ns):
+        yield day, verdict["gpu_seconds"] * seconds / ((end_ns - begin_ns) / 1e9)
+
+
+def _add_idle(
+    cells: dict[Cell, GpuTime], verdict: Row, held_by: Holders, paused_by: Holders, *, by: str, window: Window
+) -> None:
+    """Idle GPUs are held in addition to the ranks of jobs. A pause before a restart counts as a restart only."""
+    has_process = verdict["pids"] not in (None, "", "[]")
+    jobs = _of_holder(held_by, verdict) if has_process else []
+    in_jobs, in_pauses = (_overlap(rows, verdict, window) for rows in (jobs, _of_holder(paused_by, verdict)))
+    group = _group(jobs[0][0] if jobs else verdict, by)
+    for day, lost in _parts(verdict, window):
+        lost = max(lost - in_pauses[day], 0.0)
+        cells[group, day].held += max(lost - in_jobs[day], 0.0)
+        cells[group, day].lost[IDLE] += lost
+
+
+def _overlap(jobs: Sequence[tuple[Row, int]], verdict: Row, window: Window) -> Counter[str | None]:
+    """GPU seconds of jobs during a verdict, by day."""
+    out: Counter[str | None] = Counter()
+    for job, n_ranks in jobs:
+        begin_ns, end_ns = _times(job)
+        for day, seconds in window.parts(
+            max(begin_ns, verdict["since_ns"]), min(end_ns, verdict["until_ns"])
+        ):
+            out[day] += seconds * n_ranks
+    return out
+
+
+def _holders(jobs: Sequence[Row]) -> Holders:
+    """The jobs and the number of their ranks by machine and process, scheduler's job, or pod."""
+    holders: Holders = defaultdict(list)
+    for job in jobs:
+        members = json.loads(job["members"])
+        for node, n_ranks in Counter(node for node, _, _ in members).items():
+            for key in ("job", "pod"):
+                if label := job[column(key)]:
+                    holders[job["cluster_id"], node, key, label].append((job, n_ranks))
+            for of_node, pid, _ in members:
+                if of_node == node:
+                    holders[job["cluster_id"], node, "pid", pid].append((job, n_ranks))
+    return holders
+
+
+def _of_holder(holders: Holders, verdict: Row) -> list[tuple[Row, int]]:
+    """The jobs of the holder of idle GPUs."""
+    keys = [("pid", pid) for pid in json.loads(verdict["pids"] or "[]")]
+    keys += [(key, label) for key in ("job", "pod") if (label := verdict[column(key)])]
+    rows = [row for key in keys for row in holders.get((verdict["cluster_id"], verdict["node_id"], *key), ())]
+    return list({job["job"]: (job, n_ranks) for job, n_ranks in rows}.values())
 
 
 def _loss(verdict: Row) -> str:
@@ -105,8 +196,8 @@ def _times(job: Row) -> tuple[int, int]:
     return begin_ns, max((job["ended_ns"] or job["last_ns"] or 0) if begin_ns else 0, begin_ns)
 
 
-def _restarts(jobs: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Consecutive jobs of one owner and name, with a short pause between them."""
+def _restarts(jobs: Sequence[Row]) -> Iterator[Row]:
+    """The short pauses between consecutive jobs of one owner and name: the later job with the times of the pause."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for job in jobs:
         if (key := _name(job)) and job["begin_ns"]:
@@ -114,8 +205,9 @@ def _restarts(jobs: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     for group in groups.values():
         ordered = sorted(group, key=_times)
         for earlier, later in pairwise(ordered):
-            if 0 < _times(later)[0] - _times(earlier)[1] <= _MAX_PAUSE_NS:
-                yield earlier, later
+            begin_ns, end_ns = _times(earlier)[1], _times(later)[0]
+            if 0 < end_ns - begin_ns <= _MAX_PAUSE_NS:
+                yield {**later, "begin_ns": begin_ns, "ended_ns": end_ns}
 
 
 def _name(job: Row) -> tuple[Any, ...] | None:
