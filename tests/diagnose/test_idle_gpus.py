@@ -6,6 +6,7 @@ import numpy as np
 
 from stallscope.diagnose import Stream, Thresholds, diagnose, idle_holders
 from stallscope.diagnose.report import text
+from stallscope.diagnose.verdicts import idle
 from stallscope.events import layout
 from stallscope.events.trace import Clock, Coverage, Gap, Trace
 
@@ -98,6 +99,55 @@ def test_a_stream_opens_an_incident_and_closes_it_when_the_gpus_are_used():
     changes = [*stream.feed(replace(held(), idle_gpus=ended[-2:])), *stream.tick()]
     assert [change.kind for change in changes] == ["closed"]
     assert stream.n_jobs == 0
+
+
+def test_a_stream_evaluates_idle_gpus_after_new_rows_only(monkeypatch):
+    clock, evaluated = Hand(), []
+    clock.now_ns = WALL_NS + UNTIL_S * S
+    verdicts = idle.verdicts
+    monkeypatch.setattr(idle, "verdicts", lambda *given: evaluated.append(1) or verdicts(*given))
+    stream = Stream(limits=Thresholds(), clock=clock)
+    stream.feed(held())
+    for _ in range(5):
+        clock.now_ns += 2 * S
+        stream.tick()
+    assert len(evaluated) == 1
+    (confirmed_ns,) = stream.confirmed_ns().values()
+    assert confirmed_ns == clock.now_ns
+
+
+def test_beyond_the_limit_the_rows_that_arrived_first_are_dropped(monkeypatch):
+    monkeypatch.setattr("stallscope.diagnose.stream.idle_gpus._MAX_ROWS", 2)
+    clock = Hand()
+    clock.now_ns = WALL_NS + UNTIL_S * S
+    stream = Stream(limits=Thresholds(), clock=clock)
+    stream.feed(Trace())  # the next pass is a second later
+    stream.feed(held(gpus=("0", "1")))
+    stream.feed(held(gpus=("2",)))
+    (change,) = stream.tick()
+    assert change.verdict.evidence.idle_gpus == ["1", "2"]
+
+
+def test_a_verdict_names_the_process_that_holds_the_gpus():
+    rows = idle_rows()
+    rows["pid"] = 77
+    (verdict,) = diagnose(replace(held(), idle_gpus=rows)).verdicts
+    assert verdict.pids == [77]
+    assert diagnose(held()).verdicts[0].pids == []
+
+
+def test_a_process_without_collectives_is_a_job_with_begin_and_end():
+    processes, states = layout.empty(layout.PROCESSES, 1), layout.empty(layout.SNAPSHOTS, 3)
+    processes["pid"], processes["ts_ns"], processes["ended_ns"] = 7, 10 * S, layout.UNKNOWN
+    states["pid"], states["ts_ns"], states["alive"] = 7, [20 * S, 30 * S, 40 * S], 1
+    clock = Hand()
+    clock.now_ns = WALL_NS + 40 * S
+    stream = Stream(limits=Thresholds(), clock=clock)
+    stream.feed(
+        Trace(processes=processes, snapshots=states, nodes=("host-a",), clocks=(Clock(0, 0, WALL_NS),))
+    )
+    (job,) = stream.jobs()
+    assert (job.begin_ns, job.last_ns) == (WALL_NS + 10 * S, WALL_NS + 40 * S)
 
 
 def test_an_agent_that_stops_reporting_leaves_no_open_incident():

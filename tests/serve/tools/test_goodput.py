@@ -187,7 +187,7 @@ def test_free_gpus_next_to_a_running_job_are_held_in_addition():
 @pytest.mark.parametrize("held", [1.0, 7.77, 1234.567891, 3e6])
 def test_the_hours_of_a_row_add_up(held):
     time = GpuTime(held)
-    time.lost.update({"hangs": held / 3, "stragglers": held / 7, "input": held / 11})
+    time.add(GpuTime(0.0, {"hangs": held / 3, "stragglers": held / 7, "input": held / 11}))
     row = _row("ann", None, time)
     parts = (row.productive, row.stragglers, row.hangs, row.restarts, row.input, row.idle)
     assert row.gpu_hours == pytest.approx(held / 3600, abs=1e-6)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from stallscope.diagnose.stream.incidents import Candidate, Change, Incident, In
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts import idle
-from stallscope.events.layout import IDLE_GPUS, Array, empty
+from stallscope.events.layout import IDLE_GPUS, dtype
 from stallscope.events.trace import Trace
 
 _SILENT_NS = 600_000_000_000
@@ -19,38 +20,39 @@ _MAX_ROWS = 1 << 14
 
 @dataclass
 class IdleGpus:
-    """The last row of each GPU, with the stream's node numbers, and the open incidents."""
+    """The last row of each GPU, by node, holder and GPU, with the stream's node numbers; and the open incidents."""
 
     limits: Thresholds
     usd_per_gpu_hour: float | None
-    _rows: Array = field(default_factory=lambda: empty(IDLE_GPUS))
+    _rows: dict[tuple[int, bytes, bytes], np.void] = field(default_factory=dict)
     _at_ns: dict[int, int] = field(default_factory=dict)
     _incidents: Incidents = field(default_factory=Incidents)
     _step: int = 0
+    _is_changed: bool = False
 
     def add(self, batch: Trace, at_ns: int) -> None:
-        """Take a batch's rows. at_ns: by the stream's clock."""
-        if not len(batch.idle_gpus):
-            return
-        rows = np.concatenate([self._rows, batch.idle_gpus])
-        rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
-        _, last = np.unique(rows[["node", "holder", "gpu"]][::-1], return_index=True)
-        self._rows = rows[len(rows) - 1 - last][-_MAX_ROWS:]
-        self._at_ns |= dict.fromkeys(np.unique(batch.idle_gpus["node"]).tolist(), at_ns)
+        """Take a batch's rows. at_ns: by the stream's clock. Beyond a limit, the first rows are dropped."""
+        for row in batch.idle_gpus.copy():
+            key = int(row["node"]), bytes(row["holder"]), bytes(row["gpu"])
+            known = self._rows.pop(key, row)
+            self._rows[key] = row if row["ts_ns"] >= known["ts_ns"] else known
+            self._at_ns[key[0]], self._is_changed = at_ns, True
+        for key in list(islice(self._rows, max(len(self._rows) - _MAX_ROWS, 0))):
+            del self._rows[key]
 
     def changes(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """The changes of incidents since the last call."""
-        if not len(self._rows) and not self._incidents.open:
+        if silent := {node for node, last_ns in self._at_ns.items() if at_ns - last_ns > _SILENT_NS}:
+            self._at_ns = {node: last_ns for node, last_ns in self._at_ns.items() if node not in silent}
+            self._rows = {key: row for key, row in self._rows.items() if key[0] not in silent}
+        if not (self._is_changed or silent or is_last):
+            for incident in self._incidents.open:
+                incident.confirmed_ns = at_ns
             return []
-        silent = [node for node, seen_ns in self._at_ns.items() if at_ns - seen_ns > _SILENT_NS]
-        self._rows = self._rows[~np.isin(self._rows["node"], silent)]
-        verdicts = (
-            []
-            if is_last
-            else idle.verdicts(self._rows, nodes.names, nodes.wall_at, self.limits, self.usd_per_gpu_hour)
-        )
-        self._rows = self._rows[self._rows["is_idle"] == 1]
-        self._step += 1
+        rows = np.array([] if is_last else list(self._rows.values()), dtype(IDLE_GPUS))
+        verdicts = idle.verdicts(rows, nodes.names, nodes.wall_at, self.limits, self.usd_per_gpu_hour)
+        self._rows = {key: row for key, row in self._rows.items() if row["is_idle"]}
+        self._step, self._is_changed = self._step + 1, False
         shown = [
             Candidate(
                 f"idle {v.nodes[0]} {v.evidence.holder} {v.evidence.idle_because}", frozenset(), v, -1, 1

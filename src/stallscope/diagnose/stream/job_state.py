@@ -26,7 +26,8 @@ class Member:
 class JobState:
     """A job. id: its largest communicator, or its first process if no communicator has a known identity.
 
-    Times are ns of the wall clock if clock readings are known. ended_ns: None while the job runs.
+    Times are ns of the wall clock if clock readings are known. begin_ns, last_ns: first and last collective; of a job
+    without collectives, of its processes. ended_ns: None while the job runs.
     evidence: of the last evaluation, None before it. reasons: why the answer is inconclusive.
     owner: labels of events/owner.py that all members share.
     """

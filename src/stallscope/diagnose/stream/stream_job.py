@@ -78,6 +78,7 @@ class Job:
     comm_hash: int = 0
     _comm_size: int = 0
     _begin_ns: dict[int, int] = field(default_factory=dict)
+    _alive_ns: dict[int, tuple[int, int]] = field(default_factory=dict)
     _evaluated_at_ns: int = 0
     _newest_ns: dict[ProcessKey, int] = field(default_factory=dict)
     _allowance: float = float(_BURST * _FIXED_ROWS)
@@ -102,6 +103,9 @@ class Job:
             self.failed_calls.note(tables["calls"])
         if len(tables["processes"]):
             self._note_ends(tables["processes"])
+        for rows in (tables["processes"], tables["snapshots"]):
+            for row in rows[[0, -1]] if len(rows) else ():
+                self._note_life(int(row["node"]), int(row["ts_ns"]))
         arrived = tables["collectives"]
         if len(arrived):
             self.trigger.add(arrived)
@@ -142,6 +146,9 @@ class Job:
         largest = max((self._comm_size, -self.comm_hash), (other._comm_size, -other.comm_hash))
         self._comm_size, self.comm_hash = largest[0], -largest[1]
         self._begin_ns = other._begin_ns | self._begin_ns
+        for node, times_ns in other._alive_ns.items():
+            for ns in times_ns:
+                self._note_life(node, ns)
         for kind, n in other.lost.items():
             self.lost[kind] = self.lost.get(kind, 0) + n
 
@@ -248,11 +255,10 @@ class Job:
         open_ = [incident.candidate.verdict for incident in self.incidents.open]
         answer, reasons = answered([*open_, *self.history.over], self.evidence, self.limits)
         last = self.trigger.last_ns()
-        times = [
-            wall
-            for node, ns in [*((process[0], ns) for process, ns in last.items()), *self._begin_ns.items()]
-            if (wall := nodes.wall_at(node, ns)) is not None
-        ]
+        known = [*((process[0], ns) for process, ns in last.items()), *self._begin_ns.items()]
+        if not known:  # a job without collectives
+            known = [(node, ns) for node, times_ns in self._alive_ns.items() for ns in times_ns]
+        times = [wall for node, ns in known if (wall := nodes.wall_at(node, ns)) is not None]
         ended = [
             wall
             for process, ns in self._ended_ns.items()
@@ -459,6 +465,11 @@ class Job:
         for node, pid, ended_ns in processes[["node", "pid", "ended_ns"]].tolist():
             if ended_ns != UNKNOWN:
                 self._ended_ns[node, pid] = ended_ns
+
+    def _note_life(self, node: int, ns: int) -> None:
+        """A time at which a process of the job is alive, by the clock of its machine."""
+        first_ns, last_ns = self._alive_ns.get(node, (ns, ns))
+        self._alive_ns[node] = min(first_ns, ns), max(last_ns, ns)
 
     def _ended(self, nodes: Nodes) -> set[ProcessKey]:
         return {

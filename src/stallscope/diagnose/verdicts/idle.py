@@ -109,6 +109,7 @@ def _verdict(
         kind="idle",
         summary="",
         nodes=[node],
+        pids=[each.pid] if each.pid else [],
         since_ns=to_wall_ns(each.node, each.since_ns),
         until_ns=to_wall_ns(each.node, each.until_ns),
         n_incidents=1,

@@ -33,7 +33,7 @@ class GpuTime:
     """GPU seconds. held: of running jobs, of their restarts, and of idle GPUs."""
 
     held: float = 0.0
-    lost: Counter[str] = field(default_factory=Counter)
+    lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     jobs: set[str] = field(default_factory=set)
 
     @property
@@ -44,7 +44,14 @@ class GpuTime:
     def limit(self) -> None:
         """Reduce the losses in proportion to the held time: two verdicts may count one moment twice."""
         if (lost := sum(self.lost.values())) > self.held:
-            self.lost = Counter({kind: loss * self.held / lost for kind, loss in self.lost.items()})
+            for kind in self.lost:
+                self.lost[kind] *= self.held / lost
+
+    def add(self, other: "GpuTime") -> None:
+        """Add the time of another job."""
+        self.held, self.jobs = self.held + other.held, self.jobs | other.jobs
+        for kind, loss in other.lost.items():
+            self.lost[kind] += loss
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,7 @@ def gpu_times(
     jobs = _with_ends(jobs, losses)
     cells: dict[Cell, GpuTime] = defaultdict(GpuTime)
     for job, day, time in _of_jobs(jobs, losses, window):
-        cell = cells[_group(job, by), day]
-        cell.held, cell.lost = cell.held + time.held, cell.lost + time.lost
-        cell.jobs |= time.jobs
+        cells[_group(job, by), day].add(time)
     pauses = list(_restarts(jobs))
     for pause in pauses:
         for day, seconds in window.parts(*_times(pause)):
@@ -120,7 +125,7 @@ def _of_jobs(
             if key in known:
                 times[*key, day].lost[_loss(verdict)] += lost
             else:
-                yield verdict, day, GpuTime(lost, Counter({_loss(verdict): lost}))
+                yield verdict, day, GpuTime(lost, {_loss(verdict): lost})
     for (*key_of_job, day), time in times.items():
         time.limit()
         yield known[key_of_job[0], key_of_job[1]], day, time
@@ -147,9 +152,9 @@ def _add_idle(
         cells[group, day].lost[IDLE] += lost
 
 
-def _overlap(jobs: Sequence[tuple[Row, int]], verdict: Row, window: Window) -> Counter[str | None]:
+def _overlap(jobs: Sequence[tuple[Row, int]], verdict: Row, window: Window) -> dict[str | None, float]:
     """GPU seconds of jobs during a verdict, by day."""
-    out: Counter[str | None] = Counter()
+    out: dict[str | None, float] = defaultdict(float)
     for job, n_ranks in jobs:
         begin_ns, end_ns = _times(job)
         for day, seconds in window.parts(
