@@ -56,6 +56,12 @@ def test_session_of_the_tenant_acknowledges_and_silences(served):
         assert made.status_code == 201
         (silence,) = client.get("/api/v1/alerts").json()["silences"]
         assert silence["match"] == {"owner": ["ann"]}
+        of_other = client.post("/api/v1/alerts/silences", json=body | {"match": {"owner": ["bob"]}}).json()
+        covering = client.get("/api/v1/alerts", params={"incident": "v1"}).json()["silences"]
+        assert covering == [silence]
+        assert client.get("/api/v1/alerts", params={"incident": "v2"}).json()["silences"] == []
+        other_path = f"/api/v1/alerts/silences/{of_other['silence_id']}"
+        assert client.request("DELETE", other_path, json={}).status_code == 204
         silence_path = f"/api/v1/alerts/silences/{silence['silence_id']}"
         assert client.request("DELETE", silence_path, json={}).status_code == 204
 

@@ -48,6 +48,11 @@ def test_every_condition_must_accept_the_incident(match, expected):
         ({"owner": ("*",)}, {}, False),
         ({"namespace": ("train-?",)}, {"namespace": "train-a"}, True),
         ({"namespace": ("train-?",)}, {"user": "train-a"}, False),
+        ({"job": ("47*",)}, {"job": "4711"}, True),
+        ({"job": ("train",)}, {"job": "4711", "job_name": "train"}, True),
+        ({"job": ("train",)}, {"job": "4711", "user": "train"}, False),
+        ({"owner": ("llama",)}, {"workload": "llama"}, True),
+        ({"owner": ("vllm.service",)}, {"unit": "vllm.service"}, True),
         ({"namespace": ("train-a",), "owner": ("ann",)}, {"namespace": "train-a", "user": "bob"}, False),
     ],
 )

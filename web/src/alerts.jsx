@@ -16,9 +16,6 @@ function byKey(alerts) {
   return [...out.values()]
 }
 
-const includes = (condition, value) => !condition?.length || condition.includes(value)
-const covers = (row, verdict) => ({ match }) => includes(match.cluster, row.cluster) && includes(match.kind, row.state) && includes(match.node, verdict?.node)
-
 export function Alerts({ row, verdict }) {
   const incident = row.verdict_id
   const reload = async () => {
@@ -31,7 +28,7 @@ export function Alerts({ row, verdict }) {
     await reload()
   })
   if (answer.value?.incident !== incident || !answer.value.has_receivers) return null
-  const silences = answer.value.silences.filter(covers(row, verdict))
+  const { silences } = answer.value
   const match = { cluster: [row.cluster], kind: [row.state], ...(verdict?.node && { node: [verdict.node] }) }
   return (
     <div>

@@ -147,7 +147,8 @@ Receiver = Annotated[
 class Match(_Part):
     """Conditions on an incident; an empty condition accepts every value. Names may contain * and ?.
 
-    owner: the user or the account of the job. namespace: of Kubernetes. An incident without a known owner has none.
+    job: its number or name in the scheduler. owner: user, account, workload of Kubernetes or systemd unit. namespace:
+    of Kubernetes. An incident without a known owner has none of the three.
     """
 
     severity: Annotated[tuple[Literal[SEVERITIES], ...], BeforeValidator(_words)] = ()  # type: ignore[valid-type]
@@ -155,6 +156,7 @@ class Match(_Part):
     tenant: Words = ()
     cluster: Words = ()
     node: Words = ()
+    job: Words = ()
     owner: Words = ()
     namespace: Words = ()
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from stallscope.alerts.incident import Incident
+from stallscope.events.owner import JOB_LABELS, PARTY_LABELS
 
 if TYPE_CHECKING:  # importing pydantic here would slow every command
     from stallscope.alerts.config import Config, Match, Route
@@ -44,7 +45,8 @@ def matches(match: "Match", incident: Incident) -> bool:
         and _accepts(match.tenant, [incident.tenant])
         and _accepts(match.cluster, [incident.cluster])
         and _accepts(match.node, incident.row["nodes"])
-        and _accepts(match.owner, _labels(incident, "user", "account"))
+        and _accepts(match.job, _labels(incident, *JOB_LABELS))
+        and _accepts(match.owner, _labels(incident, *PARTY_LABELS))
         and _accepts(match.namespace, _labels(incident, "namespace"))
     )
 

@@ -256,12 +256,17 @@ class AlertState:
             db.execute("INSERT INTO silences VALUES (?, ?, ?, ?, ?, ?)", values)
         return silence
 
-    def silences(self, now_ns: int, tenant: str | None = None) -> list[Silence]:
-        """The silences that have not expired."""
+    def silences(self, now_ns: int, tenant: str | None = None, *, covering: str | None = None) -> list[Silence]:
+        """The silences that have not expired. covering: only the silences of this incident of the tenant."""
         with self._lock:
-            return [
-                silence for silence in self._silences(now_ns) if tenant is None or silence.tenant == tenant
-            ]
+            silences = [each for each in self._silences(now_ns) if tenant is None or each.tenant == tenant]
+            if covering is None:
+                return silences
+            row = self._db.execute(
+                "SELECT incident FROM incidents WHERE tenant = ? AND verdict_id = ?", (tenant, covering)
+            ).fetchone()
+        incident = Incident.from_text(row["incident"]) if row else None
+        return [silence for silence in silences if incident and _is_silenced([silence], incident)]
 
     def end_silence(self, silence_id: str, tenant: str | None = None) -> None:
         """Raises NotFound."""

@@ -165,7 +165,10 @@ def silence(
     node: Annotated[list[str] | None, typer.Option(help="Machines; * and ? match.")] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Kinds of verdict.")] = None,
     severity: Annotated[list[str] | None, typer.Option(help="Severities.")] = None,
-    owner: Annotated[list[str] | None, typer.Option(help="Users or accounts; * and ? match.")] = None,
+    job: Annotated[list[str] | None, typer.Option(help="Numbers or names of jobs; * and ? match.")] = None,
+    owner: Annotated[
+        list[str] | None, typer.Option(help="Users, accounts, workloads or units; * and ? match.")
+    ] = None,
     namespace: Annotated[list[str] | None, typer.Option(help="Namespaces; * and ? match.")] = None,
     comment: Annotated[str, typer.Option(help="Reason, for the other users.")] = "",
     user: User = "",
@@ -181,7 +184,7 @@ def silence(
     from stallscope.alerts.config import Match, first_complaint
 
     conditions = {"cluster": cluster, "node": node, "kind": kind, "severity": severity}
-    conditions |= {"owner": owner, "namespace": namespace}
+    conditions |= {"job": job, "owner": owner, "namespace": namespace}
     try:
         match = Match.model_validate({name: values for name, values in conditions.items() if values})
     except ValidationError as error:

@@ -30,21 +30,19 @@ OWNER_LABELS: Mapping[str, str] = {
 """Label -> meaning, in the order in which a verdict lists them."""
 
 GROUP_LABELS = (
-    *(
-        "job",
-        "job_name",
-        "user",
-        "account",
-        "partition",
-        "namespace",
-        "pod",
-        "workload",
-        "queue",
-        "model",
-        "unit",
-    ),
+    *("job", "job_name", "user", "account", "partition", "namespace"),
+    *("pod", "workload", "queue", "model", "unit"),
 )
 """The labels that rows of jobs and verdicts have as columns: filters and sums use them."""
+
+SUM_LABELS = ("user", "account", "partition", "namespace", "queue", "model", "workload")
+"""The labels by which costs and GPU time are summed."""
+
+JOB_LABELS = ("job", "job_name")
+"""The labels by which a filter `job` knows a job."""
+
+PARTY_LABELS = ("user", "account", "workload", "unit")
+"""The labels by which a filter `owner` knows an owner: a person, a group, or a program that starts processes."""
 
 
 OTEL_ATTRIBUTES: Mapping[str, str] = {

@@ -39,7 +39,7 @@ def routes(state: AlertState, *, has_receivers: bool) -> list[BaseRoute]:
         is_open = request.query_params.get("state") == "open"
         incident = request.query_params.get("incident")
         alerts = state.listed(identity.tenant, is_open=is_open, incident=incident)
-        silences = state.silences(time.time_ns(), identity.tenant)
+        silences = state.silences(time.time_ns(), identity.tenant, covering=incident)
         answer = {
             "has_receivers": has_receivers,
             "alerts": [_with_times(alert) for alert in alerts],

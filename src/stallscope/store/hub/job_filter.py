@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stallscope.events.owner import column
+from stallscope.events.owner import JOB_LABELS, PARTY_LABELS, column
 from stallscope.store.hub import schema
 
 if TYPE_CHECKING:  # the agent loads this module, and never the engine
@@ -19,13 +19,11 @@ _ASIDE_NS = 60_000_000_000
 _FOREIGN_PIDS = 1 << 30
 """From here on, a pid stands for the rank of a sender that reports no pid: see traces.py."""
 _MIN_NS, _MAX_NS = -(2**63), 2**63 - 1
-_OWNERS = ("user", "account", "workload", "unit")
-"""Labels that name an owner: a person, a group, or a program that starts processes."""
 
 
 @dataclass(frozen=True)
 class JobChoice:
-    """The jobs of a question. job: as in `jobs`, or the scheduler's number or name. owner: see _OWNERS."""
+    """The jobs of a question. job: as in `jobs`, or the scheduler's number or name. owner: see PARTY_LABELS."""
 
     job: str | None = None
     owner: str | None = None
@@ -37,17 +35,17 @@ class JobChoice:
     def accepts(self, owner: Mapping[str, str]) -> bool:
         """Whether an owner matches, for rows that are not of a job."""
         return (
-            (not self.job or self.job in (owner.get("job"), owner.get("job_name")))
-            and (not self.owner or self.owner in [owner.get(label) for label in _OWNERS])
+            (not self.job or self.job in [owner.get(label) for label in JOB_LABELS])
+            and (not self.owner or self.owner in [owner.get(label) for label in PARTY_LABELS])
             and (not self.namespace or self.namespace == owner.get("namespace"))
         )
 
     def condition(self) -> str:
         """The SQL condition for a row r of `jobs` or `verdicts`."""
-        named = ["r.job", *(f"r.{column(label)}" for label in ("job", "job_name"))]
+        named = ["r.job", *(f"r.{column(label)}" for label in JOB_LABELS)]
         parts = [
             _any_is(named, self.job),
-            _any_is([f"r.{column(label)}" for label in _OWNERS], self.owner),
+            _any_is([f"r.{column(label)}" for label in PARTY_LABELS], self.owner),
             _any_is([f"r.{column('namespace')}"], self.namespace),
         ]
         return " AND ".join(filter(None, parts)) or "true"
