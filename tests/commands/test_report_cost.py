@@ -83,6 +83,16 @@ def test_names_are_escaped():
     assert "no price" in page
 
 
+@pytest.mark.parametrize("report", ["cost", "goodput"])
+def test_a_report_on_an_owner_without_a_job_is_empty(run, hub, report):
+    words = ["report", report, *hub, "--format", "json"]
+    assert json.loads(run(*words)[1])["rows"]
+    assert json.loads(run(*words, "--owner", "nobody", "--namespace", "vision")[1])["rows"] == []
+    code, _, errors = run(*words, "--job", "9999")
+    assert code != 0
+    assert "no job '9999'" in errors
+
+
 @pytest.mark.parametrize("by", ["job", "user"])
 def test_goodput_has_the_same_rows_in_each_format(run, hub, by):
     words = ["report", "goodput", *hub, "--by", by, "--per-day"]

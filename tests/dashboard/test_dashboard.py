@@ -16,11 +16,13 @@ import pytest
 from stallscope.commands.report import diagnosed
 from stallscope.dashboard.html_file import write_html
 from stallscope.dashboard.server import Options, serve
+from stallscope.dashboard.trace_jobs import is_of, report_batch
 from stallscope.dashboard.trace_rows import last_ns
 from stallscope.dashboard.trace_store import TENANT, TraceStore, opened
 from stallscope.demo.recording import recorded
-from stallscope.diagnose import diagnose
+from stallscope.diagnose import Member, diagnose
 from stallscope.errors import BadInput, NotFound
+from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace
 from stallscope.page import assets
@@ -35,6 +37,25 @@ PATIENCE_S = 60.0
 def slow_job() -> Trace:
     """A data-parallel job in which rank 2 waits for a disk in every seventh step."""
     return replace(dp_trace(every(2, 7, 50 * MS, category=Category.IO)), nodes=("host-a",))
+
+
+def test_a_verdict_is_of_the_job_whose_process_it_names_on_that_machine():
+    """Two machines whose processes have the same numbers."""
+    verdict = diagnose(slow_job()).verdicts[0]
+    members = (Member(verdict.nodes[0], verdict.pids[0], 2),)
+    assert is_of(verdict, members)
+    assert not is_of(verdict, (Member("host-b", verdict.pids[0], 2),))
+    assert is_of(replace(verdict, pids=[]), (Member("host-b", 1, 0),))
+
+
+def test_the_job_of_a_trace_has_the_owner_of_its_processes(tmp_path: Path):
+    trace = slow_job()
+    owners = layout.empty(layout.OWNERS, len(trace.processes))
+    owners["node"], owners["pid"] = trace.processes["node"], trace.processes["pid"]
+    owners["owner_user"], owners["owner_job"] = b"ann", np.arange(len(owners)).astype("S4")
+    batch = report_batch(replace(trace, owners=owners), diagnose(trace), "c", is_over=True)
+    (job,) = batch.tables["jobs"].to_pylist()
+    assert (job["owner_user"], job["owner_job"]) == ("ann", None)
 
 
 @pytest.fixture

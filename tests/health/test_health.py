@@ -120,6 +120,19 @@ def test_machine_that_stops_reporting_leaves_the_cohort(tmp_path: Path):
     assert job.hub.n_nodes("a") == 0
 
 
+def test_a_machine_counts_in_its_present_cohort_only():
+    now_s = [0.0]
+    hub = Cohorts(clock_s=lambda: now_s[0])
+
+    def n_peers(node: str, cohort: str) -> int:
+        report = {"node": node, "cluster": "c", "cohort": cohort, "signals": {"cpu": 1.0}, "state": "unknown"}
+        return int(hub.report(json.dumps(report | {"score": None, "reason": ""}).encode(), "a")["n_nodes"])
+
+    assert [n_peers("n1", "1"), n_peers("n2", "1"), n_peers("n1", "2"), n_peers("n3", "1")] == [1, 2, 1, 2]
+    now_s[0] = 4 * WINDOW_S
+    assert n_peers("n4", "1") == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -256,7 +256,9 @@ class AlertState:
             db.execute("INSERT INTO silences VALUES (?, ?, ?, ?, ?, ?)", values)
         return silence
 
-    def silences(self, now_ns: int, tenant: str | None = None, *, covering: str | None = None) -> list[Silence]:
+    def silences(
+        self, now_ns: int, tenant: str | None = None, *, covering: str | None = None
+    ) -> list[Silence]:
         """The silences that have not expired. covering: only the silences of this incident of the tenant."""
         with self._lock:
             silences = [each for each in self._silences(now_ns) if tenant is None or each.tenant == tenant]

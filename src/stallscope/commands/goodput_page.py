@@ -8,17 +8,18 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_LOSSES = ("productive", "stragglers", "hangs", "restarts", "input", "idle")
-_COLUMNS = ("day", "group", "n_jobs", "gpu_hours", "goodput", *_LOSSES)
+from stallscope.events.goodput import PARTS
+
+_COLUMNS = ("day", "group", "n_jobs", "gpu_hours", "goodput", *PARTS)
 
 
 def _as_text(answer: Mapping[str, Any]) -> str:
     """GPU hours, by group."""
-    heads = "".join(f"{name:>11}" for name in _LOSSES)
+    heads = "".join(f"{name:>11}" for name in PARTS)
     lines = [answer["summary"], "", f"{'day':12}{'group':28}{'GPU hours':>11}{'goodput':>9}{heads}"]
     for row in answer["rows"]:
         share = "unknown" if row["goodput"] is None else f"{row['goodput']:.1%}"
-        hours = "".join(f"{row[name]:>11,.2f}" for name in _LOSSES)
+        hours = "".join(f"{row[name]:>11,.2f}" for name in PARTS)
         group = (row["group"] or "unknown")[:27]
         lines.append(f"{row['day'] or '':12}{group:28}{row['gpu_hours']:>11,.2f}{share:>9}{hours}")
     return "\n".join(lines) + "\n"

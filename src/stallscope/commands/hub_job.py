@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import BadInput
+from stallscope.events.goodput import PARTS
 
 if TYPE_CHECKING:
     from stallscope.serve.client import HubClient
@@ -87,9 +88,8 @@ def _shares(client: HubClient, about: Mapping[str, Any]) -> dict[str, float]:
     """Shares of the job's GPU time: productive, and lost by reason."""
     window = {"from": about["begin"], "to": about["end"] or about["last_seen"]}
     rows = client.ask("fleet.cluster.goodput", {"job": about["job"], **window})["rows"]
-    names = ("productive", "stragglers", "hangs", "restarts", "input", "idle")
     hours = sum(row["gpu_hours"] for row in rows)
-    return {name: round(sum(row[name] for row in rows) / hours, 4) for name in names} if hours else {}
+    return {name: round(sum(row[name] for row in rows) / hours, 4) for name in PARTS} if hours else {}
 
 
 def _usd_per_hour(

@@ -36,6 +36,13 @@ TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with 
 CaFile = Annotated[
     Path | None, typer.Option("--ca-cert", help="Authority that signed the hub's certificate (PEM).")
 ]
+JobName = Annotated[
+    str | None, typer.Option("--job", help="Only this job: its id, or its number or name in the scheduler.")
+]
+OwnerName = Annotated[
+    str | None, typer.Option("--owner", help="Only jobs of this user, account, workload or systemd unit.")
+]
+NamespaceName = Annotated[str | None, typer.Option("--namespace", help="Only jobs in this namespace.")]
 SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file (YAML).")]
 
 _LONGEST_S = 100 * 365 * 86_400

@@ -12,8 +12,18 @@ from typing import Annotated
 import typer
 
 from stallscope.commands.ask import DEFAULT_HUB, client_from
-from stallscope.commands.options import CaFile, HubUrl, SettingsFile, TokenFile, duration_ns
+from stallscope.commands.options import (
+    CaFile,
+    HubUrl,
+    JobName,
+    NamespaceName,
+    OwnerName,
+    SettingsFile,
+    TokenFile,
+    duration_ns,
+)
 from stallscope.errors import BadInput, StorageFailed
+from stallscope.events.owner import SUM_LABELS
 
 report_app = typer.Typer(
     help="Reports for cron and e-mail.",
@@ -22,8 +32,8 @@ report_app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 FORMATS = ("text", "csv", "json", "html")
-GROUPINGS = {"cluster": "cluster", "rank": "rank", "rate-class": "rate_class"} | {
-    name: name for name in ("user", "account", "partition", "namespace", "queue", "model", "workload")
+GROUPINGS = {
+    name.replace("_", "-"): name for name in ("cluster", "rank", "rate_class", "gpu_model", *SUM_LABELS)
 }
 
 
@@ -37,6 +47,9 @@ def goodput(
     since: Annotated[str, typer.Option(help="The time to report on, until now: 12h, 1d, 30d.")] = "1d",
     by: Annotated[str, typer.Option(help="Grouping: job, user, account, namespace, queue, ...")] = "job",
     per_day: Annotated[bool, typer.Option("--per-day", help="One row per group and UTC day.")] = False,
+    job: JobName = None,
+    owner: OwnerName = None,
+    namespace: NamespaceName = None,
     form: Annotated[str, typer.Option("--format", help="text, csv or json.")] = "text",
     hub: HubUrl = DEFAULT_HUB,
     token_file: TokenFile = None,
@@ -48,8 +61,10 @@ def goodput(
 
     check_format(form, goodput_page.FORMATS)
     client = client_from(hub, token_file, ca_cert, settings=settings)
-    window = _window_ms(since)
-    answer = client.ask("fleet.cluster.goodput", window | {"by": by, "per_day": per_day, "limit": 10_000})
+    window, chosen = _window_ms(since), _chosen(job, owner, namespace)
+    answer = client.ask(
+        "fleet.cluster.goodput", window | chosen | {"by": by, "per_day": per_day, "limit": 10_000}
+    )
     typer.echo(goodput_page.FORMATS[form](answer), nl=False)
 
 
@@ -57,6 +72,9 @@ def goodput(
 def cost(
     since: Annotated[str, typer.Option(help="The time to report on, until now: 12h, 1d, 30d.")] = "1d",
     by: Annotated[str, typer.Option(help=f"Groupings: {', '.join(GROUPINGS)}, or some of them.")] = "cluster",
+    job: JobName = None,
+    owner: OwnerName = None,
+    namespace: NamespaceName = None,
     form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File (default: standard output).")
@@ -74,15 +92,18 @@ def cost(
     if unknown := [name for name in names if name not in GROUPINGS]:
         raise BadInput(f"--by {unknown[0]}: choose from {', '.join(GROUPINGS)}")
     client = client_from(hub, token_file, ca_cert, settings=settings)
-    window = _window_ms(since)
+    window, chosen = _window_ms(since), _chosen(job, owner, namespace)
     answers = {
-        GROUPINGS[name]: client.ask("fleet.cluster.get_cost", window | {"by": GROUPINGS[name], "limit": 1000})
+        GROUPINGS[name]: client.ask(
+            "fleet.cluster.get_cost", window | chosen | {"by": GROUPINGS[name], "limit": 1000}
+        )
         for name in names
     }
     first, last = (
         datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M") for ms in window.values()
     )
     title = f"Cost of GPU stalls, {first} to {last} UTC"
+    title += "".join(f", {name} {value}" for name, value in chosen.items())
     rows = cost_page.rows_of(answers)
     text = {
         "text": lambda: cost_page.as_text(answers, title) + "\n",
@@ -91,6 +112,12 @@ def cost(
         "html": lambda: cost_page.as_html(answers, title),
     }[form]()
     print_or_write(text, output)
+
+
+def _chosen(job: str | None, owner: str | None, namespace: str | None) -> dict[str, str]:
+    """The filters that were given."""
+    given = {"job": job, "owner": owner, "namespace": namespace}
+    return {name: value for name, value in given.items() if value}
 
 
 def print_or_write(text: str, output: Path | None) -> None:

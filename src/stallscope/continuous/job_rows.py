@@ -25,48 +25,53 @@ _OF_STATE = ("answer", "reasons", "n_ranks", "ended_ns", *map(column, GROUP_LABE
 
 @dataclass
 class JobRows:
-    """known: the last row of each running job, and when it was written (monotonic), by tenant, cluster and id."""
+    """known: the last row of each running job by id, and when it was written (monotonic), by tenant and cluster."""
 
-    known: dict[tuple[str, str, str], tuple[dict[str, Any], float]] = field(default_factory=dict)
-    _first_s: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    known: dict[tuple[str, str], dict[str, tuple[dict[str, Any], float]]] = field(default_factory=dict)
+    _first_s: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
 
     def changed(
         self, tenant: str, cluster: str, jobs: Sequence[JobState], now_s: float
     ) -> list[dict[str, Any]]:
         """The rows of a cluster to write now. jobs: all running jobs of the cluster, and those that have ended."""
-        out = self._joined(tenant, cluster, jobs)
+        known = self.known.setdefault((tenant, cluster), {})
+        first_s = self._first_s.setdefault((tenant, cluster), {})
+        out = _joined(known, first_s, jobs)
         for job in jobs:
-            key = tenant, cluster, job.id
-            if self._is_early(key, job, now_s):
+            if job.id not in known and _is_early(job, first_s, now_s):
                 continue
+            first_s.pop(job.id, None)
             row = job_row(job, cluster)
-            before, at_s = self.known.get(key, ({}, -EVERY_S))
+            before, at_s = known.get(job.id, ({}, -EVERY_S))
             is_new = any(before.get(name) != row[name] for name in _OF_STATE)
             if is_new or (now_s - at_s >= EVERY_S and before != row):
                 out.append(row)
-                self.known[key] = row, now_s
+                known[job.id] = row, now_s
             if job.ended_ns is not None:
-                self.known.pop(key, None)
+                known.pop(job.id, None)
         return out
 
-    def _is_early(self, key: tuple[str, str, str], job: JobState, now_s: float) -> bool:
-        """Whether the job is a process that may still join others."""
-        if job.evidence is not None or len(job.members) > 1 or job.ended_ns is not None or key in self.known:
-            self._first_s.pop(key, None)
-            return False
-        return now_s - self._first_s.setdefault(key, now_s) < FIRST_S
 
-    def _joined(self, tenant: str, cluster: str, jobs: Sequence[JobState]) -> list[dict[str, Any]]:
-        """The last rows of jobs whose processes are now part of another job."""
-        ids = {job.id for job in jobs}
-        for early in [key for key in self._first_s if key[:2] == (tenant, cluster) and key[2] not in ids]:
-            del self._first_s[early]
-        gone = [key for key in self.known if key[:2] == (tenant, cluster) and key[2] not in ids]
-        if not gone:
-            return []
-        job_of = {(member.node, member.pid): job.id for job in jobs for member in job.members}
-        rows = [self.known.pop(key)[0] for key in gone]
-        return [_end_of(row, job) for row in rows if (job := _new_job(row, job_of))]
+def _is_early(job: JobState, first_s: dict[str, float], now_s: float) -> bool:
+    """Whether the job is a process that may still join others. first_s: the time of its first state, by id."""
+    if job.evidence is not None or len(job.members) > 1 or job.ended_ns is not None:
+        return False
+    return now_s - first_s.setdefault(job.id, now_s) < FIRST_S
+
+
+def _joined(
+    known: dict[str, tuple[dict[str, Any], float]], first_s: dict[str, float], jobs: Sequence[JobState]
+) -> list[dict[str, Any]]:
+    """The last rows of jobs whose processes are now part of another job."""
+    ids = {job.id for job in jobs}
+    for early in first_s.keys() - ids:
+        del first_s[early]
+    gone = [id_ for id_ in known if id_ not in ids]
+    if not gone:
+        return []
+    job_of = {(member.node, member.pid): job.id for job in jobs for member in job.members}
+    rows = [known.pop(id_)[0] for id_ in gone]
+    return [_end_of(row, job) for row in rows if (job := _new_job(row, job_of))]
 
 
 def as_examined(jobs: Sequence[JobState], *, is_complete: bool) -> Sequence[JobState]:

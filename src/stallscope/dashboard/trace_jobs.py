@@ -8,7 +8,7 @@ import numpy as np
 
 from stallscope.continuous.verdict_rows import job_row, stored_row, table_of
 from stallscope.dashboard.trace_rows import TENANT, call_times, last_ns, node_name, processes_rows
-from stallscope.diagnose import Answer, Change, JobState, Member, Report, Verdict
+from stallscope.diagnose import Answer, Change, JobState, Member, Report, Verdict, common_owner, owners_of
 from stallscope.diagnose.timeline import parts
 from stallscope.events.trace import Trace
 from stallscope.store.hub import schema
@@ -56,7 +56,7 @@ def _job_state(trace: Trace, report: Report, *, is_over: bool) -> JobState:
         Member(node_name(trace, node), pid, ranks.get((node, pid)))
         for node, pid in np.unique(processes_rows(trace)[["node", "pid"]]).tolist()
     )
-    named = [verdict for verdict in report.verdicts if _is_of(verdict, members)]
+    named = [verdict for verdict in report.verdicts if is_of(verdict, members)]
     times = call_times(trace)
     last = max(times, default=None)
     return JobState(
@@ -68,6 +68,7 @@ def _job_state(trace: Trace, report: Report, *, is_over: bool) -> JobState:
         answer=_answer(named, report),
         evidence=report.evidence,
         reasons=() if named else report.gaps,
+        owner=common_owner(owners_of(trace).values()),
     )
 
 
@@ -77,9 +78,10 @@ def _answer(verdicts: Sequence[Verdict], report: Report) -> Answer:
     return Answer.INCONCLUSIVE if verdicts or report.gaps else Answer.HEALTHY
 
 
-def _is_of(verdict: Verdict, members: Sequence[Member]) -> bool:
+def is_of(verdict: Verdict, members: Sequence[Member]) -> bool:
     """Whether a verdict is about a job; a verdict that names no process is about each."""
-    return not verdict.pids or bool({member.pid for member in members} & set(verdict.pids))
+    named = {(node, pid) for node in verdict.nodes for pid in verdict.pids}
+    return not named or not named.isdisjoint((member.node, member.pid) for member in members)
 
 
 def _job_of(verdict: Verdict, of_process: Mapping[tuple[str, int], str]) -> str:

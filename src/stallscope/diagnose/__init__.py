@@ -34,6 +34,7 @@ from stallscope.diagnose.stream import (
     Stream,
 )
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
+from stallscope.diagnose.verdicts._owners import common_owner, owners_of
 from stallscope.diagnose.verdicts.by_source import joint
 from stallscope.diagnose.verdicts.gpu_arrival import is_undecided
 from stallscope.diagnose.verdicts.idle import IdleHolder, idle_holders
@@ -59,6 +60,7 @@ __all__ = [
     "as_json",
     "budget",
     "can_diagnose",
+    "common_owner",
     "compared",
     "diagnose",
     "has_calls",
@@ -67,6 +69,7 @@ __all__ = [
     "joint",
     "json_row",
     "measures",
+    "owners_of",
     "standstill",
     "text",
     "thresholds_of",

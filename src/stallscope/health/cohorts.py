@@ -50,6 +50,7 @@ class Cohorts:
     clock_s: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time
     _nodes: dict[str, dict[tuple[str, str], Known]] = field(default_factory=dict)
+    _cohorts: dict[tuple[str, str, str], dict[str, Known]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def report(self, body: bytes, tenant: str) -> dict[str, Any]:
@@ -60,11 +61,13 @@ class Cohorts:
             nodes = self._nodes.setdefault(tenant, {})
             known = nodes.get(key)
             if known is None and len(nodes) >= _MAX_NODES:
-                nodes = self._nodes[tenant] = _fresh(nodes, now_s)
+                nodes = self._forget_old(tenant, now_s)
                 if len(nodes) >= _MAX_NODES:
                     raise TooMany(f"more than {_MAX_NODES:,} machines report their health")
             is_same = known is not None and known.state == data["state"]
-            nodes[key] = Known(
+            if known is not None and known.cohort != data["cohort"]:
+                self._leave(tenant, key, known)
+            present = nodes[key] = Known(
                 cohort=data["cohort"],
                 signals=data["signals"],
                 state=data["state"],
@@ -73,14 +76,27 @@ class Cohorts:
                 at_s=now_s,
                 since_s=known.since_s if known and is_same else self.wall_s(),
             )
-            peers = [
-                each.signals
-                for (cluster, _), each in nodes.items()
-                if cluster == data["cluster"]
-                and each.cohort == data["cohort"]
-                and now_s - each.at_s <= _FRESH_S
-            ]
+            cohort = self._cohorts.setdefault((tenant, data["cluster"], data["cohort"]), {})
+            cohort[data["node"]] = present
+            members = list(cohort.values())
+        peers = [each.signals for each in members if now_s - each.at_s <= _FRESH_S]
         return {"n_nodes": len(peers), "quorum": QUORUM, "signals": thresholds(peers)}
+
+    def _forget_old(self, tenant: str, now_s: float) -> dict[tuple[str, str], Known]:
+        """The machines of a tenant without the machines that have stopped reporting."""
+        before = self._nodes[tenant]
+        self._nodes[tenant] = _fresh(before, now_s)
+        for key in before.keys() - self._nodes[tenant].keys():
+            self._leave(tenant, key, before[key])
+        return self._nodes[tenant]
+
+    def _leave(self, tenant: str, key: tuple[str, str], known: Known) -> None:
+        """Take a machine out of its cohort."""
+        cluster, node = key
+        cohort = self._cohorts[tenant, cluster, known.cohort]
+        cohort.pop(node, None)
+        if not cohort:
+            del self._cohorts[tenant, cluster, known.cohort]
 
     def stragglers(self, tenant: str) -> list[dict[str, Any]]:
         """The machines that report themselves as stragglers now, the lowest score first."""

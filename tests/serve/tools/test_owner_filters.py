@@ -12,6 +12,7 @@ from stallscope.serve.tools.get_cost import CostParams, get_cost
 from stallscope.serve.tools.goodput import GoodputParams, goodput
 from stallscope.serve.tools.idle_gpus import IdleParams, idle_gpus
 from stallscope.serve.tools.tenant_context import TenantContext
+from stallscope.serve.tools.verdict_row import stored_verdicts
 from stallscope.serve.tools.verdicts import VerdictsParams, verdicts
 from stallscope.store.hub.store import Batch
 
@@ -63,6 +64,20 @@ def found(context: TenantContext, **chosen: str) -> list[str]:
 )
 def test_verdicts_are_chosen_by_owner(context, chosen, ids):
     assert found(context, **chosen) == ids
+
+
+def test_one_call_of_a_tool_resolves_its_jobs_once(context, monkeypatch):
+    asked, job_rows = [], TenantContext.job_rows
+    monkeypatch.setattr(
+        TenantContext,
+        "job_rows",
+        lambda self, *given, **more: asked.append(1) or job_rows(self, *given, **more),
+    )
+    fresh = TenantContext(context.hub, "a")
+    choice = VerdictsParams(owner="ann").choice
+    for _ in range(5):
+        assert [row["verdict_id"] for row in stored_verdicts(fresh, choice=choice, max_rows=9)] == ["alpha-1"]
+    assert len(asked) == 1
 
 
 def test_a_job_that_has_neither_a_row_nor_a_verdict_is_an_error(context):
@@ -121,6 +136,9 @@ def test_idle_gpus_are_listed_with_owner_and_price(context):
     )
     assert answer.usd_per_hour == row.usd_per_hour
     assert row.usd_per_hour > 0
+    (model,) = set(tables["nodes"]["gpu_model"].to_pylist())
+    (of_model,) = get_cost(context, CostParams(by="gpu_model")).rows
+    assert (of_model.gpu_model, of_model.n_incidents, of_model.owner) == (model, 2, None)
     assert idle_gpus(context, IdleParams(owner="ann")).rows == []
     assert idle_gpus(context, IdleParams(namespace="vision", job="4712")).n_gpus == 2
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stallscope import rates
 from stallscope.events.counted import counted
-from stallscope.events.owner import column
+from stallscope.events.owner import SUM_LABELS, column
 from stallscope.rates import AppliedRate, RateTable
 from stallscope.serve.tools.job_answer import Answer, JobRow, answer_on, job_rows
 from stallscope.serve.tools.tenant_context import (
@@ -24,11 +24,7 @@ from stallscope.serve.tools.tenant_context import (
 )
 from stallscope.serve.tools.tool_registry import Result, Row, Tool
 
-GROUPS = (
-    *("rank", "cluster", "rate_class"),
-    *("user", "account", "partition", "namespace", "queue", "model", "workload"),
-)
-"""Groupings: the last ones are labels of the owner."""
+GROUPS = ("rank", "cluster", "rate_class", "gpu_model", *SUM_LABELS)
 _HOUR_NS = 3_600_000_000_000
 
 
@@ -55,6 +51,7 @@ class CostRow(Row):
     node: str | None
     rank: int | None = Field(description="The rank that caused the incidents; null if no rank is named.")
     rate_class: str | None = Field(description="Provider and GPU model of the price; null if there is none.")
+    gpu_model: str | None = Field(description="Its GPU model; null where unknown, or another grouping.")
     owner: str | None = Field(description="The user, account, ... of the group; null where unknown.")
     usd_per_gpu_hour: float | None
     n_incidents: int
@@ -235,15 +232,17 @@ def _costliest_first(row: CostRow) -> tuple[Any, ...]:
 
 
 def _key(loss: _Loss, by: str) -> tuple[Any, ...]:
-    """cluster, node, rank, rate class, owner; None for fields that are not grouped by."""
+    """cluster, node, rank, rate class, GPU model, owner; None for fields that are not grouped by."""
     row = loss.row
     if by == "rank":
-        return row["cluster_id"], row["node_id"], row["rank"], loss.rate_class, None
+        return row["cluster_id"], row["node_id"], row["rank"], loss.rate_class, None, None
     if by == "cluster":
-        return row["cluster_id"], None, None, None, None
+        return row["cluster_id"], None, None, None, None, None
     if by == "rate_class":
-        return None, None, None, loss.rate_class, None
-    return None, None, None, None, row[column(by)]
+        return None, None, None, loss.rate_class, None, None
+    if by == "gpu_model":
+        return None, None, None, None, row["gpu_model"], None
+    return None, None, None, None, None, row[column(by)]
 
 
 def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> CostRow:
@@ -253,7 +252,8 @@ def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> Cos
         node=key[1],
         rank=key[2],
         rate_class=key[3],
-        owner=key[4],
+        gpu_model=key[4],
+        owner=key[5],
         usd_per_gpu_hour=prices.pop() if len(prices) == 1 else None,
         n_incidents=len(members),
         **_sum(members).cost_fields(hours),

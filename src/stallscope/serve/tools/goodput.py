@@ -4,7 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stallscope.serve.tools.goodput_sums import LOSSES, GpuTime, Window, gpu_times
+from stallscope.events.goodput import LOSSES
+from stallscope.events.owner import SUM_LABELS
+from stallscope.serve.tools.goodput_sums import GpuTime, Window, gpu_times
 from stallscope.serve.tools.tenant_context import (
     Cluster,
     From,
@@ -16,7 +18,7 @@ from stallscope.serve.tools.tenant_context import (
 from stallscope.serve.tools.tool_registry import Result, Row, Tool
 from stallscope.serve.tools.verdict_row import stored_verdicts
 
-GROUPS = ("job", "user", "account", "partition", "namespace", "queue", "model", "workload")
+GROUPS = ("job", *SUM_LABELS)
 _MAX_ROWS = 20_000
 _DAY_NS = 86_400 * 10**9
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from stallscope.events.goodput import HANGS, IDLE, INPUT, RESTARTS, STRAGGLERS
 from stallscope.events.owner import column
 
-STRAGGLERS, HANGS, RESTARTS, INPUT, IDLE = LOSSES = ("stragglers", "hangs", "restarts", "input", "idle")
 INPUT_CAUSES = frozenset({"input_starvation", "block_io"})
 _HANGS = frozenset({"hang", "mismatch", "failure"})
 _DAY_NS = 86_400 * 10**9

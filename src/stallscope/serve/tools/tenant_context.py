@@ -41,10 +41,11 @@ class Hub:
 
 @dataclass(frozen=True)
 class TenantContext:
-    """A hub as seen by one tenant: the context of a tool."""
+    """A hub as seen by one tenant: the context of one call of a tool. It resolves each choice of jobs once."""
 
     hub: Hub
     tenant: str
+    _filters: dict[JobChoice, JobFilter] = field(default_factory=dict, compare=False, repr=False)
 
     def caveat(self, cluster: str | None) -> str:
         """Why answers about a cluster (None: all) are incomplete; "" if they are complete."""
@@ -71,10 +72,13 @@ class TenantContext:
     def _job_filter(self, choice: JobChoice) -> JobFilter:
         from stallscope.store.hub.job_filter import JobFilter
 
+        if choice in self._filters:
+            return self._filters[choice]
         rows = self.job_rows(choice, cluster=None, from_ns=None, to_ns=None, max_rows=_MAX_JOBS)
         if not rows and choice.job and not self._rows("verdicts_exist", JobFilter.of(choice, []), {}):
             raise NotFound(f"no job {choice.job[:80]!r}; fleet.cluster.summary lists the jobs")
-        return JobFilter.of(choice, rows)
+        self._filters[choice] = JobFilter.of(choice, rows)
+        return self._filters[choice]
 
 
 def moment_ns(value: object) -> object:

@@ -240,8 +240,14 @@ JOBS = HubTable(
         Column("tenant", "text", "owner of the row"),
         Column("cluster_id", "text", "cluster"),
         Column("job", "text", "its largest communicator, otherwise node and pid of its first process"),
-        Column("begin_ns", "int64", "first collective, ns since 1970; of a job without collectives, start of its process"),
-        Column("last_ns", "int64", "last collective, ns since 1970; of a job without collectives, its last row"),
+        Column(
+            "begin_ns",
+            "int64",
+            "first collective, ns since 1970; without collectives, start of its process",
+        ),
+        Column(
+            "last_ns", "int64", "last collective, ns since 1970; without collectives, last row of its process"
+        ),
         Column("ended_ns", "int64", "end of the job, ns since 1970; NULL while it runs"),
         Column("n_ranks", "int64", "processes"),
         Column("members", "text", "JSON: node, pid and rank of each process"),
