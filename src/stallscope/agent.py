@@ -85,13 +85,15 @@ class Options:
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
     separate process. alerts: the file of alerts. event_socket: where
     local programs receive changes of incidents. prints_verdicts: print a line for each incident that opens or closes.
-    max_db_bytes, max_age_s: limits of the trace, 0: none. ready: called once, when new processes are traced.
+    max_db_bytes, max_age_s: limits of the trace, 0: none. owner_max_age_s: of owners; 0: with the other rows.
+    ready: called once, when new processes are traced.
     """
 
     db: Path
     node: str
     max_db_bytes: int = 10_000_000_000
     max_age_s: int = 0
+    owner_max_age_s: int = 0
     pids: tuple[int, ...] = ()
     duration_s: float | None = None
     hook_budget: float = 0.005
@@ -316,8 +318,13 @@ class _Writer:
             self._exports.second(n_processes=self._capture.n_processes, gpus=self._capture.latest_gpus())
         if now_ns >= self._next_prune_ns:
             self._next_prune_ns = now_ns + _PRUNE_EVERY_NS
-            age_ns = self._options.max_age_s * _SECOND_NS
-            self._store.prune(self._options.max_db_bytes, before_ns=now_ns - age_ns if age_ns else None)
+            before_ns, owners_before_ns = (
+                now_ns - age_s * _SECOND_NS if age_s else None
+                for age_s in (self._options.max_age_s, self._options.owner_max_age_s)
+            )
+            self._store.prune(
+                self._options.max_db_bytes, before_ns=before_ns, owners_before_ns=owners_before_ns
+            )
 
     def send(self) -> None:
         """Between two commits: send the records to the hub."""

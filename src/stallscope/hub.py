@@ -101,7 +101,8 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     with ExitStack() as stack:
         tokens = Tokens(options.db / TOKENS_FILE)
         memory = _memory(options.settings)
-        store = stack.enter_context(closing(HubStore.open(options.db, Limits.within(memory))))
+        limits = Limits.within(memory, owner_max_age_s=options.settings.owner_max_age_s or None)
+        store = stack.enter_context(closing(HubStore.open(options.db, limits)))
         diagnosis = stack.enter_context(
             closing(
                 ContinuousDiagnosis(store, _streams(options.settings, memory), n_processes=_n_processes())

@@ -149,6 +149,15 @@ class Settings:
     owner_hash_key: Annotated[
         str, About("secret text for owner_hash; machines with one text give one hash for equal values")
     ] = ""
+    owner_max_age_s: Annotated[
+        int,
+        About(
+            "age at which agent and hub delete the owners of ended processes and jobs; 0: with the other rows",
+            unit="s",
+            minimum=60,
+            zero_is_unlimited=True,
+        ),
+    ] = 0
     idle_after_s: Annotated[
         float,
         About(

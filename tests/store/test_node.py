@@ -299,6 +299,28 @@ def test_pruning_deletes_the_oldest_rows_and_keeps_processes(tmp_path):
     assert (tmp_path / "pruned.db").stat().st_size <= limit
 
 
+@pytest.mark.parametrize(
+    ("before_ns", "owners_before_ns", "pids"),
+    [
+        (None, 120, [8, 9]),
+        (None, 1000, [8]),
+        (120, None, [8, 9]),
+        (1000, 50, [7, 8, 9]),
+    ],
+    ids=["own age", "all ended", "with the other rows", "longer than the other rows"],
+)
+def test_owners_of_ended_processes_are_deleted_by_their_own_age(tmp_path, before_ns, owners_before_ns, pids):
+    """The processes 7 and 9 have ended; process 8 runs, and its owner is kept."""
+    store = NodeTrace(tmp_path / "owners.db")
+    processes, owners = layout.empty(layout.PROCESSES, 3), layout.empty(layout.OWNERS, 3)
+    processes["pid"], processes["ended_ns"] = [7, 8, 9], [110, layout.UNKNOWN, 210]
+    owners["pid"], owners["ts_ns"], owners["owner_user"] = [7, 8, 9], [100, 100, 140], b"ann"
+    node.add(store, Trace(processes=processes, owners=owners, nodes=("host-a",)))
+    store.prune(0, before_ns=before_ns, owners_before_ns=owners_before_ns)
+    store.close()
+    assert sorted(node.read(tmp_path / "owners.db").owners["pid"].tolist()) == pids
+
+
 def test_pruning_a_small_trace_deletes_no_rows(db):
     store = NodeTrace(db)
     assert store.prune(10**9) == 0

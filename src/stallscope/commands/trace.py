@@ -170,6 +170,7 @@ def trace(
         node=chosen.node,
         max_db_bytes=chosen.max_db_bytes,
         max_age_s=chosen.max_age_s,
+        owner_max_age_s=chosen.owner_max_age_s,
         pids=tuple(pid or ()),
         duration_s=duration_s,
         hook_budget=chosen.hook_budget_percent / 100,

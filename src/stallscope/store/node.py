@@ -18,7 +18,17 @@ import numpy as np
 
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
-from stallscope.events.layout import ARRAYS, NODE_TABLES, OWNERS, TABLES, UNKNOWN, Array, Table, empty
+from stallscope.events.layout import (
+    ARRAYS,
+    IDLE_GPUS,
+    NODE_TABLES,
+    OWNERS,
+    TABLES,
+    UNKNOWN,
+    Array,
+    Table,
+    empty,
+)
 from stallscope.events.trace import Clock, Coverage, Trace, WallClock
 from stallscope.store import sqlite_columns, sqlite_pages
 from stallscope.store.time_range import Part, narrow, windows
@@ -212,15 +222,21 @@ class NodeTrace:
             self._connection.execute("COMMIT")
             self._connection.execute("BEGIN")
 
-    def prune(self, max_bytes: int, *, before_ns: int | None = None) -> int:
+    def prune(
+        self, max_bytes: int, *, before_ns: int | None = None, owners_before_ns: int | None = None
+    ) -> int:
         """Delete the oldest events until the file fits. Returns the rows deleted.
 
         max_bytes: 0 sets no limit. before_ns: events up to this monotonic time are deleted in any case.
+        owners_before_ns: only owners up to this time are deleted; None: with the other events.
         """
         n_deleted = 0
         with _storage_errors(self.path):
+            has_own_age = owners_before_ns is not None
+            if owners_before_ns is not None:
+                n_deleted += self._delete_owners(owners_before_ns)
             if before_ns is not None:
-                n_deleted += self._delete_until(before_ns)
+                n_deleted += self._delete_until(before_ns, keeps_owners=has_own_age)
             while max_bytes and self._bytes() > max_bytes:
                 times = [
                     self._connection.execute(f"SELECT MIN({column}), MAX({column}) FROM {name}").fetchone()
@@ -231,16 +247,24 @@ class NodeTrace:
                 if newest <= oldest:
                     break
                 limit = oldest + max((newest - oldest) // 10, 1)
-                n_deleted += self._delete_until(limit)
+                n_deleted += self._delete_until(limit, keeps_owners=has_own_age)
         return n_deleted
 
-    def _delete_until(self, limit_ns: int) -> int:
+    def _delete_owners(self, limit_ns: int) -> int:
+        """Delete owners of ended processes and of idle GPUs up to this time. Returns the rows deleted."""
+        n_rows = self._connection.execute(_DELETE_OWNERS, (limit_ns,)).rowcount
+        held = self._connection.execute(f"DELETE FROM {IDLE_GPUS.name} WHERE ts_ns <= ?", (limit_ns,))
+        self.commit()
+        return n_rows + held.rowcount
+
+    def _delete_until(self, limit_ns: int, *, keeps_owners: bool) -> int:
         """Delete the events up to this time, and free their pages. Returns the rows deleted."""
         n_deleted = 0
         for name, column in _PRUNED:
             cursor = self._connection.execute(f"DELETE FROM {name} WHERE {column} <= ?", (limit_ns,))
             n_deleted += cursor.rowcount
-        n_deleted += self._connection.execute(_DELETE_OWNERS, (limit_ns,)).rowcount
+        if not keeps_owners:
+            n_deleted += self._connection.execute(_DELETE_OWNERS, (limit_ns,)).rowcount
         self.commit()
         if n_deleted:
             self._connection.execute("COMMIT")

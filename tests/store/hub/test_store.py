@@ -1,11 +1,13 @@
 """The hub's store: committed before it is acknowledged, once each, sealed without gaps, opened by one hub alone."""
 
+import json
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -538,6 +540,52 @@ def test_old_ended_jobs_expire_with_their_owners(tmp_path: Path):
         assert sql(store, "SELECT job FROM jobs WHERE owner_user = 'ann' ORDER BY 1") == left
     with closing(HubStore.open(tmp_path, STILL)) as again:
         assert sql(again, "SELECT job FROM jobs ORDER BY 1") == left
+
+
+def test_owners_expire_by_their_own_age_and_the_jobs_stay(tmp_path: Path):
+    us, day_us = pa.timestamp("us", "UTC"), 86_400 * 10**6
+    now_us = time.time_ns() // 1000
+    limits = Limits(maintenance_s=3600, settle_s=0, seal_after_s=0, owner_max_age_s=10 * 86_400)
+    whole = json.dumps({"owner": {"user": "ann"}, "summary": "job 1 of ann", "evidence": {"holder": "job 1"}})
+    with closing(HubStore.open(tmp_path, limits)) as store:
+        for name, days, is_over in (("old", 20, True), ("fresh", 1, True), ("lasting", 20, False)):
+            when = pa.array([now_us - days * day_us], us)
+            ended = pa.array([1 if is_over else None], pa.int64())
+            job = {
+                "cluster_id": ["c"],
+                "job": [name],
+                "owner_user": ["ann"],
+                "updated_at": when,
+                "ended_ns": ended,
+            }
+            appended(store, jobs=pa.table(job))
+            state, closed = ("closed", when) if is_over else ("open", pa.nulls(1, us))
+            verdict = {"verdict_id": [name], "kind": ["idle"], "state": [state], "updated_at": when}
+            verdict |= {
+                "closed_at": closed,
+                "owner_user": ["ann"],
+                "summary": ["job 1 of ann"],
+                "verdict": [whole],
+            }
+            appended(store, verdicts=pa.table(verdict))
+            appended(
+                store, owners=pa.table({"ts_ns": [1], "node_id": ["n"], "pid": [7], "owner_user": ["ann"]})
+            )
+        maintained(store)
+        kept = [("fresh", "ann"), ("lasting", "ann"), ("old", None)]
+        assert sql(store, "SELECT job, owner_user FROM jobs ORDER BY 1") == kept
+        assert sql(store, "SELECT verdict_id, owner_user FROM verdicts ORDER BY 1") == kept
+        (row,) = sql(store, "SELECT summary || verdict FROM verdicts WHERE verdict_id = 'old'")
+        assert "ann" not in row[0] and "job 1" not in row[0]
+        assert sql(store, "SELECT count(*) FROM owners") == [(3,)]  # received now, whenever they began
+    with closing(HubStore.open(tmp_path, replace(limits, owner_max_age_s=0.0))) as again:
+        maintained(again)
+        assert sql(again, "SELECT count(*) FROM owners") == [(0,)]
+        assert sql(again, "SELECT job, owner_user FROM jobs ORDER BY 1") == [
+            ("fresh", None),
+            ("lasting", "ann"),
+            ("old", None),
+        ]
 
 
 def test_stored_rows_are_readable_by_the_owner_only(tmp_path: Path):

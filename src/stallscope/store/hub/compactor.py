@@ -5,6 +5,7 @@ rows or files by a file. A failure (a full disk) is counted, logged, and retried
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from stallscope.store.hub.hot import CommittedRows, HotRows
 from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.owner_retention import OWNER_TABLES
 from stallscope.store.hub.segments import Sealer
 from stallscope.store.hub.writer import Writer
 
@@ -171,7 +173,8 @@ class Compactor:
         """Merge neighbouring files until they are large: many small files slow down every query."""
         for tenant in self.hot.tenants():
             for segments in self.hot.segments(tenant).values():
-                if len(group := _to_merge(segments, self.limits.merge_rows)) >= _MERGE_AT_LEAST:
+                group = _to_merge(segments, self.limits.merge_rows, self._most_span_us(segments))
+                if len(group) >= _MERGE_AT_LEAST:
                     try:
                         merged = self._sealer.merged(group)
                     except StorageFailed:
@@ -200,8 +203,9 @@ class Compactor:
         total = sum(segment.n_bytes for segment in all_of_them)
         gone: dict[tuple[str, str], list[Segment]] = {}
         for segment in all_of_them:
-            is_old = _age_ns(segment) < now_ns - self.limits.max_age_s * 1e9
-            if not is_old and total <= self.limits.max_bytes:
+            is_of_owners = self.limits.owner_max_age_s is not None and segment.table in OWNER_TABLES
+            is_old = _age_ns(segment) < now_ns - self._max_age_s(segment.table) * 1e9
+            if not is_old and (is_of_owners or total <= self.limits.max_bytes):
                 continue
             total -= segment.n_bytes
             gone.setdefault((segment.tenant, segment.table), []).append(segment)
@@ -214,6 +218,18 @@ class Compactor:
         n_gone: int = self.writer.call(lambda: self.writer.forget_verdicts(closed_us)).result()
         self.numbers.expired_verdicts += n_gone
         self.writer.call(lambda: self.writer.forget_jobs(closed_us)).result()
+        if self.limits.owner_max_age_s is not None:
+            over_us = now_ns // 1000 - int(self.limits.owner_max_age_s * 1e6)
+            self.writer.call(lambda: self.writer.forget_owners(over_us)).result()
+
+    def _most_span_us(self, segments: Sequence[Segment]) -> float:
+        """A file of owners expires as a whole, so it spans a tenth of their age at most."""
+        is_of_owners = bool(segments) and segments[0].table in OWNER_TABLES
+        return self._max_age_s(segments[0].table) * 1e5 if is_of_owners else math.inf
+
+    def _max_age_s(self, table: str) -> float:
+        own = self.limits.owner_max_age_s if table in OWNER_TABLES else None
+        return self.limits.max_age_s if own is None else own
 
     def _replace(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
         tenant, table = gone[0].tenant, gone[0].table
@@ -248,13 +264,14 @@ def _rows(pieces: Sequence[CommittedRows]) -> list[pa.Table]:
     return [piece.rows for piece in pieces]
 
 
-def _to_merge(segments: Sequence[Segment], merge_rows: int) -> list[Segment]:
-    """The first run of small neighbours that fit into one file."""
+def _to_merge(segments: Sequence[Segment], merge_rows: int, span_us: float) -> list[Segment]:
+    """The first run of small neighbours that fit into one file, sealed within a time."""
     group: list[Segment] = []
     n_rows = 0
     for segment in segments:
         is_small = segment.n_rows <= merge_rows // 4
-        if is_small and n_rows + segment.n_rows <= merge_rows:
+        is_near = not group or segment.sealed_us - group[0].sealed_us <= span_us
+        if is_small and is_near and n_rows + segment.n_rows <= merge_rows:
             group.append(segment)
             n_rows += segment.n_rows
         elif len(group) >= _MERGE_AT_LEAST:
@@ -265,5 +282,7 @@ def _to_merge(segments: Sequence[Segment], merge_rows: int) -> list[Segment]:
 
 
 def _age_ns(segment: Segment) -> int:
-    """Time of the newest row in a file."""
+    """Time of the newest row in a file. Owners are sent again with the time of their first row."""
+    if segment.table in OWNER_TABLES:
+        return segment.sealed_us * 1000
     return segment.max_ts_ns if segment.max_ts_ns is not None else segment.sealed_us * 1000

@@ -19,6 +19,7 @@ import pyarrow as pa
 from stallscope.errors import NewerSchema, StorageFailed
 from stallscope.store.hub import schema
 from stallscope.store.hub.migrations import SCHEMA_VERSION, statements
+from stallscope.store.hub.owner_retention import delete_owners
 from stallscope.store.hub.packing import packed, unpacked
 
 _AT_ONCE = 64
@@ -257,6 +258,11 @@ class Journal:
         with self.transaction() as db:
             ((n_gone,),) = db.execute(f"DELETE FROM jobs WHERE {old}", [before_us]).fetchall()
         return int(n_gone)
+
+    def forget_owners(self, before_us: int) -> int:
+        """Delete the owners of jobs and incidents that were over before this time. Returns the rows changed."""
+        with self.transaction() as db:
+            return delete_owners(db, before_us)
 
     def latest_us(self) -> int:
         """The newest received_us, 0 for an empty hub."""

@@ -14,7 +14,8 @@ class Limits:
     are refused until files have been written, and beyond three quarters of it for one tenant. max_process_bytes:
     senders are refused while the process has more resident memory; None: not checked.
     Files: small files are merged up to merge_rows; files older than max_age_s, and the oldest files beyond max_bytes,
-    are removed. Closed verdicts and ended jobs are removed after max_age_s.
+    are removed. Closed verdicts and ended jobs are removed after max_age_s. Owners: removed after owner_max_age_s,
+    whether or not their jobs stay; None: with the other rows.
     """
 
     max_queue_rows: int = 500_000
@@ -30,6 +31,7 @@ class Limits:
     max_process_bytes: int | None = None
     merge_rows: int = 1_000_000
     max_age_s: float = 90 * 86_400.0
+    owner_max_age_s: float | None = None
     max_bytes: int = 200_000_000_000
     batch_ids_s: float = 86_400.0
     grace_s: float = 120.0
@@ -42,13 +44,14 @@ class Limits:
     reader_threads: int = 2
 
     @classmethod
-    def within(cls, memory_bytes: int) -> "Limits":
+    def within(cls, memory_bytes: int, *, owner_max_age_s: float | None = None) -> "Limits":
         """The limits of a hub whose process has this memory limit."""
         eighth = memory_bytes // 8
         return cls(
             max_queue_bytes=min(cls.max_queue_bytes, eighth // 2),
             max_hot_bytes=min(4 << 30, 2 * eighth),
             max_process_bytes=memory_bytes * 9 // 10,
+            owner_max_age_s=owner_max_age_s,
             journal_memory_bytes=min(cls.journal_memory_bytes, eighth),
             sealer_memory_bytes=min(cls.sealer_memory_bytes, eighth),
             reader_memory_bytes=min(cls.reader_memory_bytes, eighth),

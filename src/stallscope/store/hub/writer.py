@@ -342,6 +342,11 @@ class Writer:
         if self._journal.forget_jobs(before_us):
             self._kept |= {"jobs": self._journal.kept("jobs")}
 
+    def forget_owners(self, before_us: int) -> None:
+        """Delete owners of jobs and incidents that were over before this time, in the writer's thread."""
+        if self._journal.forget_owners(before_us):
+            self._kept |= {name: self._journal.kept(name) for name in ("jobs", "verdicts", "causal_chains")}
+
     def forget_batches(self, before_us: int) -> None:
         """Forget old batch ids, in the writer's thread."""
         n_old = 0

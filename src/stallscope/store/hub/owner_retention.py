@@ -1,0 +1,46 @@
+"""Deletes the owners of ended jobs and closed incidents from the rows that stay, in a hub's jobs and verdicts."""
+
+import json
+
+import duckdb
+
+from stallscope.events.owner import GROUP_LABELS, column
+
+OWNER_TABLES = ("owners", "idle_gpus")
+"""The tables whose rows are owners."""
+
+_HELD = "GPUs were held without use; their owner has been deleted."
+_COLUMNS = tuple(map(column, GROUP_LABELS))
+_NO_OWNER = ", ".join(f"{name} = NULL" for name in _COLUMNS)
+_HAS_OWNER = f"({' OR '.join(f'{name} IS NOT NULL' for name in _COLUMNS)})"
+_OLD_VERDICT = f"state = 'closed' AND epoch_us(coalesce(closed_at, updated_at)) < ? AND {_HAS_OWNER}"
+
+
+def delete_owners(db: duckdb.DuckDBPyConnection, before_us: int) -> int:
+    """In a transaction: of jobs that ended and incidents that closed before a time. Returns the rows changed."""
+    ((n_jobs,),) = db.execute(
+        f"UPDATE jobs SET {_NO_OWNER} WHERE ended_ns IS NOT NULL AND epoch_us(updated_at) < ? AND {_HAS_OWNER}",
+        [before_us],
+    ).fetchall()
+    rows = db.execute(
+        f"SELECT tenant, verdict_id, kind, summary, verdict FROM verdicts WHERE {_OLD_VERDICT}", [before_us]
+    ).fetchall()
+    for tenant, verdict_id, kind, summary, text in rows:
+        is_idle = kind == "idle"
+        verdict = _without_owner(json.loads(text or "{}"), is_idle=is_idle)
+        db.execute(
+            f"UPDATE verdicts SET {_NO_OWNER}, summary = ?, verdict = ? WHERE tenant = ? AND verdict_id = ?",
+            [_HELD if is_idle else summary, json.dumps(verdict), tenant, verdict_id],
+        )
+        if is_idle:
+            db.execute(
+                "UPDATE causal_chains SET summary = ?, explanation = '{}' WHERE tenant = ? AND causal_chain_id = ?",
+                [_HELD, tenant, verdict_id],
+            )
+    return int(n_jobs) + len(rows)
+
+
+def _without_owner(verdict: dict[str, object], *, is_idle: bool) -> dict[str, object]:
+    """A verdict on idle GPUs names its holder in the summary and the evidence."""
+    kept = {name: value for name, value in verdict.items() if name != "owner"}
+    return kept | {"summary": _HELD, "evidence": {}} if is_idle else kept
