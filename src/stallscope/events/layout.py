@@ -512,6 +512,9 @@ GPU_KERNELS = Table(
 
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
+SERVING_TABLES = (REQUESTS, TOKENS, SERVERS)
+"""The tables of inference engines."""
+
 JOB_TABLES = (*TABLES, OWNERS, GPU_KERNELS)
 """The tables whose rows belong to processes of a job."""
 

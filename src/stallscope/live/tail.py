@@ -42,6 +42,7 @@ class TraceTail:
         return Trace(
             **tables,
             probed=(),
+            stacks=self._new_stacks(),
             nodes=tuple(names.get(node, "") for node in range(n_nodes)),
             symbols=tuple(symbols.get(i, "") for i in range(max(symbols, default=0) + 1)),
             clocks=tuple(
@@ -106,6 +107,11 @@ class TraceTail:
         ).fetchall()
         self._last[table] = rows[-1][0] if rows else last
         return [row[1:] for row in rows]
+
+    def _new_stacks(self) -> dict[int, tuple[str, ...]]:
+        """The stacks of servers' threads since the last call, by number."""
+        rows = self._new_rows("stacks", "stack, frames")
+        return {number: tuple(json.loads(frames)) for number, frames in rows}
 
     def _lost(self) -> dict[str, int]:
         lost: dict[str, int] = {}

@@ -12,6 +12,7 @@ evaluation     one diagnosis of a job's rows together with its history
 candidates     candidate verdicts of an evaluation
 history        late steps whose rows have been dropped
 call_errors    failed CUDA calls, judged when their process has ended
+engines        incidents of inference engines
 gpu_drivers    GPU states that the drivers reported
 open_hangs     hangs, detected by the time without calls
 incidents      verdicts over time

@@ -5,12 +5,26 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.events.layout import GPU_PROCESSES, GPUS, HOST_EVENTS, SENT_TABLES, UNKNOWN, Array
+from stallscope.events.layout import (
+    GPU_PROCESSES,
+    GPUS,
+    HOST_EVENTS,
+    POSITIONS,
+    SAMPLES,
+    SENT_TABLES,
+    SERVING_TABLES,
+    UNKNOWN,
+    Array,
+)
 from stallscope.events.trace import Clock, Trace
 
 _MAX_READINGS = 8  # of a node's clock: early readings far apart, late readings close together
 _TIMES = ("ts_ns", "ended_ns")
-_UNTIMED = frozenset({"processes", "communicators", "owners", "idle_gpus", "gpus", "gpu_processes"})
+_ON_NODES = (*SENT_TABLES, HOST_EVENTS, GPUS, GPU_PROCESSES, SAMPLES, POSITIONS, *SERVING_TABLES)
+_UNTIMED = frozenset(
+    {"processes", "communicators", "owners", "idle_gpus"}
+    | {table.name for table in _ON_NODES[len(SENT_TABLES) + 1 :]}
+)
 """Tables whose rows do not show the time of their node's latest event."""
 
 
@@ -37,8 +51,7 @@ class Nodes:
                 self._has_ends.add(int(number[node]))
                 self._note(int(number[node]), end_ns, at_ns)
         tables: dict[str, Any] = {
-            table.name: _renumbered(getattr(batch, table.name), number)
-            for table in (*SENT_TABLES, HOST_EVENTS, GPUS, GPU_PROCESSES)
+            table.name: _renumbered(getattr(batch, table.name), number) for table in _ON_NODES
         }
         for name, rows in tables.items():
             if name not in _UNTIMED and len(rows):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose.stream.engines import Engines
 from stallscope.diagnose.stream.gpu_drivers import Drivers
 from stallscope.diagnose.stream.idle_gpus import IdleGpus
 from stallscope.diagnose.stream.incidents import EVENTS_ENDED, NO_MORE_EVENTS, Change
@@ -19,10 +20,10 @@ from stallscope.diagnose.stream.job_members import Members, ProcessKey
 from stallscope.diagnose.stream.job_state import JobState
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.stream_job import Job
-from stallscope.diagnose.stream.window import Retention
+from stallscope.diagnose.stream.window import Retention, joined
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts.by_job import together
-from stallscope.events.layout import JOB_TABLES, Array
+from stallscope.events.layout import JOB_TABLES, OWNERS, PROCESSES, Array, empty
 from stallscope.events.trace import Trace
 
 _MAX_ENDED = 32
@@ -45,6 +46,7 @@ class Stream:
     forget_ns: int = 900_000_000_000
     _nodes: Nodes = field(default_factory=Nodes)
     _idle: IdleGpus = field(init=False)
+    _engines: Engines = field(init=False)
     _members: Members = field(default_factory=Members)
     _drivers: Drivers = field(default_factory=Drivers)
     _jobs: dict[ProcessKey, Job] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Stream:
 
     def __post_init__(self) -> None:
         self._idle = IdleGpus(self.limits, self.usd_per_gpu_hour)
+        self._engines = Engines(self.limits)
 
     def feed(self, batch: Trace, *, is_behind: bool = False) -> list[Change]:
         """Take new rows of any tables. Returns the changes that follow.
@@ -69,6 +72,7 @@ class Stream:
             batch = self._nodes.taken(batch, at_ns)
             self._drivers.add(batch)
             self._idle.add(batch, at_ns)
+            self._engines.add(batch)
             self._join(self._members.add(batch))
             changes: list[Change] = []
             touched = self._routed(batch, at_ns)
@@ -98,7 +102,10 @@ class Stream:
         """End the stream: judge the remaining rows, and close all incidents. Returns the changes."""
         with self._lock:
             at_ns = self.clock()
-            idle = self._idle.changes(self._nodes, at_ns, is_last=True)
+            idle = [
+                *self._idle.changes(self._nodes, at_ns, is_last=True),
+                *self._engines.changes(self._nodes, at_ns, self._identities, is_last=True),
+            ]
             ended = [change for group in list(self._jobs) for change in self._end(group, at_ns, EVENTS_ENDED)]
             return [*idle, *ended]
 
@@ -116,7 +123,7 @@ class Stream:
                 incident.id: incident.confirmed_ns
                 for job in self._jobs.values()
                 for incident in job.incidents.open
-            } | dict(self._idle.confirmed_ns())
+            } | dict(self._idle.confirmed_ns()) | dict(self._engines.confirmed_ns())
 
     @property
     def n_rows(self) -> int:
@@ -153,6 +160,17 @@ class Stream:
             self._jobs[group] = Job(name, self.limits, self.retention, self.usd_per_gpu_hour, self._drivers)
         return self._jobs[group]
 
+    def _identities(self, processes: set[int]) -> dict[str, Array]:
+        """The rows of `processes` and `owners` of some processes (node << 32 | pid)."""
+        groups = {self._members.group((key >> 32, key & 0xFFFFFFFF)) for key in processes}
+        jobs = [self._jobs[group] for group in groups if group in self._jobs]
+        for job in jobs:
+            job.rows.fold()
+        return {
+            table.name: joined([empty(table), *(job.rows.tables[table.name] for job in jobs)])
+            for table in (PROCESSES, OWNERS)
+        }
+
     def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
         """Give each job its rows. Returns the jobs that got any."""
         tables = {table.name: getattr(batch, table.name) for table in JOB_TABLES}
@@ -176,7 +194,10 @@ class Stream:
 
     def _passed(self, at_ns: int) -> list[Change]:
         self._passed_ns = at_ns
-        changes = self._idle.changes(self._nodes, at_ns)
+        changes = [
+            *self._idle.changes(self._nodes, at_ns),
+            *self._engines.changes(self._nodes, at_ns, self._identities),
+        ]
         for group, job in list(self._jobs.items()):
             passed: list[Change] = []
             if job.is_quiet(at_ns):

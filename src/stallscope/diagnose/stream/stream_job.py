@@ -46,6 +46,7 @@ _QUIET_NS = 2_000_000_000  # agents send about once a second
 _RARELY_NS = 50_000  # for each row: evaluations of quiet jobs use a few percent of a core
 _MIN_ROWS = 12  # of each process: fewer show no pattern
 _MAX_ONE_OFF_DELAYS = 8  # long delays of a rank that happened once
+_MAX_ROWS_WITHOUT_ROUNDS = 1 << 14  # rows of other tables, of a job without collectives
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
 
 
@@ -99,6 +100,8 @@ class Job:
         for name, rows in tables.items():
             if len(rows):
                 self.rows.add(name, rows)
+        if not self.rows.n:
+            self.rows.bound(_MAX_ROWS_WITHOUT_ROUNDS)
         if len(tables["calls"]):
             self.failed_calls.note(tables["calls"])
         if len(tables["processes"]):

@@ -83,6 +83,12 @@ class Rows:
             self.tables[name] = rows
         self.new, self.n_new, self.n_waiting = {}, 0, 0
 
+    def bound(self, most: int) -> None:
+        """Keep the latest rows of the other tables, once `most` rows have arrived."""
+        if self.n_waiting > most:
+            self.fold()
+            self.tables |= {name: self.tables[name][-most:] for name in _SIDE_TABLES}
+
     def keep(self, kept: Array, *, most_side_rows: int) -> None:
         """Drop collectives that are not kept, and rows of other tables before each process's first kept collective."""
         rows = chosen(self.tables["collectives"], kept)

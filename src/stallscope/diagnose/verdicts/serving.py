@@ -75,13 +75,17 @@ def with_engines(trace: Trace, whole: Report, limits: Thresholds) -> Report:
     """The report on all jobs with the verdicts on engines, and a remark on each endpoint."""
     if not has_engines(trace):
         return whole
-    verdicts = [*_dead(trace, limits), *_latency(trace, limits)]
-    owned = with_owners(trace, verdicts)
-    worded = [replace(each, summary=text.summary(each)) for each in graded(owned, whole, limits)]
+    worded = verdicts(trace, whole, limits)
     remarks: list[dict[str, object]] = [
         {"what": f"Requests to {each.path} of {each.engine}", **each.numbers()} for each in endpoints(trace)
     ]
     return replace(whole, verdicts=[*worded, *whole.verdicts], benign=[*whole.benign, *remarks])
+
+
+def verdicts(trace: Trace, whole: Report, limits: Thresholds) -> list[Verdict]:
+    """The verdicts on engines, with owner, severity and summary. whole: states the examined time."""
+    owned = with_owners(trace, [*_dead(trace, limits), *_latency(trace, limits)])
+    return [replace(each, summary=text.summary(each)) for each in graded(owned, whole, limits)]
 
 
 def _groups(trace: Trace) -> Iterator[tuple[int, tuple[int, ...]]]:

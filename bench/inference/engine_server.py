@@ -1,0 +1,317 @@
+"""A small inference engine with one fault: python engine_server.py KIND FAULT PORT FOLDER
+
+KIND: uvicorn (one process, asyncio), threads (one process, a thread for each connection), split (an API server and an
+engine core in two processes, over ZMQ as in vLLM) or llama.cpp. The prompt selects the work: a long prompt takes
+longer, and the word "rare" triggers the fault of the tokenizer, the writer, the log, the adapter and the lock.
+"""
+
+import hashlib
+import http.server
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+KIND, FAULT, PORT, FOLDER = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+GAP_S = 0.01
+TOKEN = b'data: {"token": 1}\n\n'
+DONE = b"data: [DONE]\n\n"
+SLOTS = threading.Semaphore(2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64)
+BATCH = threading.Lock()
+WEDGED = threading.Lock()
+
+
+def burn(seconds: float) -> None:
+    """Native computation, without the interpreter lock."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        hashlib.pbkdf2_hmac("sha256", b"weights", b"layer", 500)
+
+
+def slow_merge(text: str) -> int:
+    """Pairs of a tokenizer in pure Python."""
+    total, end_s = 0, time.process_time() + 0.4
+    while time.process_time() < end_s:
+        for i in range(2000):
+            total += ord(text[i % len(text)])
+    return total
+
+
+def tokenize(text: str) -> int:
+    return slow_merge(text) if FAULT == "tokenizer" and "rare" in text else len(text)
+
+
+def load_adapter() -> None:
+    """Reads an adapter past the page cache, from a disk that the control group slows down."""
+    file = os.open(FOLDER / "adapter.bin", os.O_RDONLY | os.O_DIRECT)
+    try:
+        import mmap
+
+        buffer = mmap.mmap(-1, 1 << 20)
+        os.preadv(file, [buffer], 0)
+    finally:
+        os.close(file)
+
+
+def flush_slowly() -> None:
+    time.sleep(0.4)
+
+
+def log_line() -> None:
+    """More than a pipe holds: the reader of the log is slow."""
+    os.write(2, b"x" * 4000 + b"\n")
+
+
+def take_wedged() -> None:
+    WEDGED.acquire()
+
+
+def spin_with_lock() -> None:
+    """Holds the interpreter lock for half a second in each second."""
+    while True:
+        time.sleep(1.0)
+        sum_squares(6_000_000)
+
+
+def sum_squares(n: int) -> int:
+    return sum(range(n)) + len(list(range(n * 3)))
+
+
+def before_work(prompt: str) -> None:
+    """The part of the front end before the engine."""
+    tokenize(prompt)
+    if FAULT == "log_pipe":
+        log_line()
+
+
+def engine_fault(prompt: str) -> None:
+    if "rare" in prompt:
+        if FAULT == "adapter":
+            load_adapter()
+        if FAULT == "deadlock":
+            WEDGED.acquire(blocking=False)
+            take_wedged()
+
+
+def writer_fault(i: int, prompt: str) -> None:
+    if FAULT == "writer_sleep" and "rare" in prompt and i == 5:
+        flush_slowly()
+
+
+def n_tokens(body: dict) -> int:
+    return int(body.get("n_predict", 20))
+
+
+def token_of(body: dict) -> bytes:
+    return b'data: {"token": "%s"}\n\n' % (b"x" * int(body.get("size", 1)))
+
+
+def prefill_s(prompt: str) -> float:
+    return 0.002 + len(prompt) * 2e-5
+
+
+# ---- one process, asyncio ----
+
+
+def serve_uvicorn() -> None:
+    import asyncio
+
+    slots = asyncio.Semaphore(2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64)
+
+    async def tokens(body: dict):
+        prompt = body["prompt"]
+        before_work(prompt)
+        async with slots:
+            engine_fault(prompt)
+            burn(prefill_s(prompt))
+            for i in range(n_tokens(body)):
+                await asyncio.sleep(GAP_S)
+                burn(0.001)
+                writer_fault(i, prompt)
+                yield token_of(body)
+        yield DONE
+
+    serve_app(tokens)
+
+
+def serve_app(tokens) -> None:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse, StreamingResponse
+    from starlette.routing import Route
+
+    async def complete(request) -> StreamingResponse:
+        return StreamingResponse(tokens(await request.json()), media_type="text/event-stream")
+
+    async def health(_request) -> PlainTextResponse:
+        return PlainTextResponse("ok")
+
+    routes = [Route("/completion", complete, methods=["POST"]), Route("/health", health)]
+    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=PORT, log_level="warning")
+
+
+# ---- one process, threads ----
+
+
+def token_stream(body: dict) -> Iterator[bytes]:
+    prompt = body["prompt"]
+    before_work(prompt)
+    with SLOTS:
+        with BATCH:
+            engine_fault(prompt)
+            burn(prefill_s(prompt))
+        for i in range(n_tokens(body)):
+            time.sleep(GAP_S)
+            with BATCH:
+                burn(0.001)
+            writer_fault(i, prompt)
+            yield token_of(body)
+    yield DONE
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for data in token_stream(body):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_words: object) -> None:
+        pass
+
+
+class ThreadingServer(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+
+
+def serve_threads() -> None:
+    ThreadingServer(("127.0.0.1", PORT), Handler).serve_forever()
+
+
+# ---- two processes over ZMQ ----
+
+
+def core(to_core: str, from_core: str) -> None:
+    """The engine core: a loop of steps, each makes one token for each running request."""
+    import zmq
+
+    context = zmq.Context()
+    requests, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    requests.connect(to_core)
+    answers.connect(from_core)
+    if FAULT == "spin":
+        threading.Thread(target=spin_with_lock, daemon=True).start()
+    waiting: list[tuple[bytes, dict]] = []
+    running: dict[bytes, int] = {}
+    most = 2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64
+    while True:
+        while requests.poll(0 if waiting or running else 1000):
+            key, text = requests.recv_multipart()
+            waiting.append((key, json.loads(text)))
+        while waiting and len(running) < most:
+            key, body = waiting.pop(0)
+            engine_fault(body["prompt"])
+            burn(prefill_s(body["prompt"]))
+            running[key] = n_tokens(body)
+        if running:
+            step(running, answers)
+
+
+def step(running: dict[bytes, int], answers) -> None:
+    time.sleep(GAP_S)
+    burn(0.001)
+    for key in list(running):
+        running[key] -= 1
+        answers.send_multipart([key, b"1" if running[key] else b"0"])
+        if not running[key]:
+            del running[key]
+
+
+def serve_split() -> None:
+    import asyncio
+    import multiprocessing
+
+    import zmq
+    import zmq.asyncio
+
+    to_core, from_core = f"ipc://{FOLDER}/to_core", f"ipc://{FOLDER}/from_core"
+    multiprocessing.get_context("spawn").Process(target=core, args=(to_core, from_core), daemon=True).start()
+    context = zmq.asyncio.Context()
+    requests, answers = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    requests.bind(to_core)
+    answers.bind(from_core)
+    queues: dict[bytes, asyncio.Queue] = {}
+    tasks: list[object] = []
+
+    async def deliver() -> None:
+        while True:
+            key, more = await answers.recv_multipart()
+            if key in queues:
+                queues[key].put_nowait(more)
+
+    async def tokens(body: dict):
+        if not tasks:
+            tasks.append(asyncio.create_task(deliver()))
+        prompt = body["prompt"]
+        before_work(prompt)
+        key = os.urandom(8)
+        queues[key] = asyncio.Queue()
+        await requests.send_multipart([key, json.dumps(body).encode()])
+        i, more = 0, b"1"
+        while more == b"1":
+            more = await queues[key].get()
+            writer_fault(i, prompt)
+            i += 1
+            yield token_of(body)
+        del queues[key]
+        yield DONE
+
+    serve_app(tokens)
+
+
+# ---- llama.cpp ----
+
+
+def serve_llama() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "targets"))
+    import xllamacpp
+    from streaming_server import write_model
+
+    model = FOLDER / "tiny.gguf"
+    write_model(model)
+    options = xllamacpp.CommonParams()
+    options.model.path = str(model)
+    options.n_parallel = 2 if FAULT in ("kv_space", "overload") else 8
+    options.n_ctx, options.cpuparams.n_threads = 16384, 1
+    options.endpoint_metrics = True
+    options.hostnames, options.port = ["127.0.0.1"], PORT
+    server = xllamacpp.Server(options)
+    print(server.listening_address, flush=True)
+    if FAULT == "spin":
+        spin_with_lock()
+    time.sleep(3600)
+
+
+def main() -> None:
+    if FAULT == "spin" and KIND in ("uvicorn", "threads"):
+        threading.Thread(target=spin_with_lock, daemon=True).start()
+    {"uvicorn": serve_uvicorn, "threads": serve_threads, "split": serve_split, "llama.cpp": serve_llama}[KIND]()
+
+
+if __name__ == "__main__":
+    main()

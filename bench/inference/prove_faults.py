@@ -1,0 +1,357 @@
+"""Faults in small inference servers, each judged by `stallscope explain` on a live trace.
+
+    python bench/inference/prove_faults.py ENVIRONMENT [--kind KIND]... [--fault FAULT]... [--repeat N]
+
+ENVIRONMENT: the Python with the packages of the servers. Needs root. A run is right if the first verdict names an
+expected cause, the process that has the fault and, where the fault is in Python, its function. At least 95 % of the
+runs must be right.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from report import report
+
+HERE = Path(__file__).parent
+STALLSCOPE = Path(sys.executable).with_name("stallscope")
+KINDS = ("uvicorn", "threads", "split", "llama.cpp")
+LOAD_S, PAUSE_S = 14.0, 0.4
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """causes: any of them is right. role: the process at fault: api, core, or none. function: of the line."""
+
+    causes: tuple[str, ...]
+    role: str = "api"
+    function: str = ""
+    kind: str = "latency"
+
+
+@dataclass
+class Server:
+    """A running server. Its core is the process that makes the tokens."""
+
+    kind: str
+    fault: str
+    python: str
+    folder: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    port: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
+        log = subprocess.PIPE if self.fault == "log_pipe" else open(self.folder / "log", "wb")  # noqa: SIM115
+        words = [self.python, HERE / "engine_server.py", self.kind, self.fault, str(self.port), self.folder]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log, process_group=0)
+
+    @property
+    def core_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[-1]) if self.kind == "split" else self.process.pid
+
+    def pids(self) -> list[int]:
+        return sorted({self.process.pid, self.core_pid})
+
+    def wait(self) -> None:
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                time.sleep(0.5)
+                return
+            time.sleep(0.05)
+        raise SystemExit(f"{self.kind} does not listen")
+
+
+# ---- load ----
+
+
+def request(port: int, prompt: str, *, n: int = 20, size: int = 1, timeout_s: float = 60) -> None:
+    body = {"prompt": prompt, "n_predict": n, "stream": True, "cache_prompt": False, "size": size}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        connection.getresponse().read()
+
+
+def load(server: Server, stop: threading.Event, *, n_clients: int, special: str = "") -> list[threading.Thread]:
+    """Clients that each send one request after the other. special: the prompt of every twelfth request."""
+
+    def client(number: int) -> None:
+        chance = random.Random(number)
+        while not stop.is_set():
+            prompt = special if special and chance.random() < 1 / 12 else "ab cd ef gh"
+            request(server.port, prompt, timeout_s=5 if server.fault == "deadlock" else 60)
+            stop.wait(0.05 * chance.random())
+
+    threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(n_clients)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def read_slowly(port: int, stop: threading.Event, kind: str) -> None:
+    """A client that takes nothing of a large response for half a second, again and again."""
+    while not stop.is_set():
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", port))
+        body = {"prompt": "ab cd", "n_predict": 60, "stream": True, "size": 100_000}
+        text = json.dumps(body if kind != "llama.cpp" else body | {"n_predict": 2000, "n_probs": 50}).encode()
+        connection.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: %d\r\n\r\n%s" % (len(text), text))
+        with contextlib.suppress(OSError):
+            connection.settimeout(5)
+            for _ in range(12):
+                if stop.wait(0.5):
+                    break
+                connection.recv(1 << 16)
+        connection.close()
+
+
+# ---- faults from outside ----
+
+
+def repeated(stop: threading.Event, action: Callable[[], None], *, every_s: float = 1.5) -> None:
+    while not stop.wait(every_s):
+        action()
+
+
+def pause(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(PAUSE_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def control_group(controller: str, pids: list[int], settings: dict[str, str]) -> Iterator[None]:
+    folder = CGROUPS / controller / f"prove-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    try:
+        for name, value in settings.items():
+            (folder / name).write_text(value)
+        for pid in pids:
+            (folder / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (CGROUPS / controller / "cgroup.procs").write_text(pid)
+        time.sleep(0.1)
+        folder.rmdir()
+
+
+def hogs(pids: list[int], stop: threading.Event) -> None:
+    """Pin the server to a CPU, on which a burst of other programs runs from time to time."""
+    for pid in pids:
+        subprocess.run(["taskset", "-acp", "1", str(pid)], stdout=subprocess.DEVNULL, check=True)
+    burn = "import time\nend=time.monotonic()+0.5\nwhile time.monotonic()<end: pass"
+    while not stop.wait(1.5):
+        words = ["taskset", "-c", "1", "chrt", "-f", "5", "/usr/bin/python3", "-c", burn]
+        subprocess.run(words, check=True)
+
+
+def drain_slowly(server: Server, stop: threading.Event) -> None:
+    """The reader of the server's log takes nothing for half a second, again and again."""
+    while not stop.is_set():
+        stop.wait(0.6)
+        data = os.read(server.process.stderr.fileno(), 1 << 16)
+        end_s = time.monotonic() + 0.6
+        os.set_blocking(server.process.stderr.fileno(), False)
+        while time.monotonic() < end_s:
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(server.process.stderr.fileno(), 1 << 16)
+            time.sleep(0.01)
+        os.set_blocking(server.process.stderr.fileno(), True)
+    threading.Thread(target=lambda: [0 for _ in iter(lambda: os.read(server.process.stderr.fileno(), 1 << 16), b"")],
+                     daemon=True).start()
+    del data
+
+
+def disk_of(path: Path) -> str:
+    device = path.stat().st_dev
+    whole = (Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}").resolve()
+    disk = whole.parent if (whole / "partition").exists() else whole
+    return (disk / "dev").read_text().strip()
+
+
+# ---- runs ----
+
+IN_CORE = {"split": "core"}
+
+
+def truth(kind: str, fault: str) -> Truth | None:
+    """The right answer; None where an engine cannot have the fault."""
+    core = IN_CORE.get(kind, "api")
+    is_python = kind != "llama.cpp"
+    by_fault = {
+        "sigstop": Truth(("process_stopped",), core),
+        "quota": Truth(("cpu_quota",), core if kind == "split" else "api"),
+        "hog": Truth(("cpu_preemption",), "any"),
+        "long_prompts": Truth(("long_prompt",), "any"),
+        "kv_space": Truth(("capacity", "kv_cache"), "any"),
+        "overload": Truth(("capacity",), "any"),
+        "slow_client": Truth(("slow_client",), "none"),
+    }
+    in_python = {
+        "tokenizer": Truth(("host_compute",), "api", "slow_merge"),
+        "writer_sleep": Truth(("host_sleep",), "api", "flush_slowly"),
+        "log_pipe": Truth(("full_pipe",), "api", "log_line"),
+        "adapter": Truth(("block_io",), core, "load_adapter"),
+        "spin": Truth(("gil",), core, "sum_squares"),
+        "deadlock": Truth(("lock_contention", "blocked"), core, "take_wedged", "dead_server"),
+    }
+    return (by_fault | (in_python if is_python else {})).get(fault)
+
+
+FAULTS = (
+    *("sigstop", "quota", "hog", "long_prompts", "kv_space", "overload", "slow_client"),
+    *("tokenizer", "writer_sleep", "log_pipe", "adapter", "spin", "deadlock"),
+)
+
+
+def run(python: str, kind: str, fault: str) -> dict[str, object]:
+    """One run: the answer of `explain`, and whether it is right."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name, contextlib.ExitStack() as stack:
+        folder, stop = Path(name), threading.Event()
+        server = Server(kind, fault, python, folder)
+        stack.callback(server.process.wait)
+        stack.callback(lambda: os.killpg(server.process.pid, signal.SIGKILL))
+        drain = threading.Thread(target=drain_slowly, args=(server, stop), daemon=True)
+        if fault == "log_pipe":
+            drain.start()
+        server.wait()
+        with tracing(folder / "trace.db", server):
+            disturb(server, stop, stack)
+            time.sleep(LOAD_S)
+            pids = {"api": server.process.pid, "core": server.core_pid}
+            if fault != "deadlock":
+                stop.set()
+                time.sleep(1.0)
+        stop.set()
+        answer = explained(folder / "trace.db")
+        if keep := os.environ.get("KEEP_TRACES"):
+            (folder / "trace.db").rename(Path(keep) / f"{kind}-{fault}.db")
+    expected = truth(kind, fault)
+    assert expected is not None
+    return {"kind": kind, "fault": fault, "is_right": is_right(answer, expected, pids), **answer}
+
+
+@contextlib.contextmanager
+def tracing(db: Path, server: Server) -> Iterator[None]:
+    words = [STALLSCOPE, "trace", "--db", db, "--quiet", "--pid", str(server.process.pid)]
+    agent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert agent.stderr is not None
+    while "tracing into" not in (line := agent.stderr.readline()):
+        if not line:
+            raise SystemExit("the agent ended")
+    rest = threading.Thread(target=agent.stderr.read, daemon=True)
+    rest.start()
+    time.sleep(2.0)
+    try:
+        yield
+    finally:
+        agent.send_signal(signal.SIGINT)
+        agent.wait(60)
+
+
+def disturb(server: Server, stop: threading.Event, stack: contextlib.ExitStack) -> None:
+    """Start the clients, and the fault where it comes from outside."""
+    fault, core = server.fault, server.core_pid
+    special = {"long_prompts": "ab " * (8000 if server.kind != "llama.cpp" else 3000)}.get(fault, "rare ab cd")
+    if fault in ("sigstop", "quota", "hog", "kv_space", "overload", "slow_client"):
+        special = ""
+    n_clients = {"kv_space": 8, "overload": 24}.get(fault, 4)
+    load(server, stop, n_clients=n_clients, special=special)
+
+    def start(function: Callable[..., None], *words: object) -> None:
+        threading.Thread(target=function, args=words, daemon=True).start()
+
+    if fault == "sigstop":
+        start(repeated, stop, lambda: pause(core))
+    elif fault == "hog":
+        start(hogs, server.pids(), stop)
+    elif fault == "slow_client":
+        start(read_slowly, server.port, stop, server.kind)
+    elif fault == "quota":
+        limits = {"cpu.cfs_period_us": "1000000", "cpu.cfs_quota_us": "150000"}
+        stack.enter_context(control_group("cpu", [core], limits))
+    elif fault == "adapter":
+        limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
+        stack.enter_context(control_group("blkio", server.pids(), limits))
+
+
+def explained(db: Path) -> dict[str, object]:
+    words = [STALLSCOPE, "explain", "--db", db, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if not done.stdout.startswith("{"):
+        return {"error": done.stderr[-400:]}
+    whole = json.loads(done.stdout)
+    return {
+        "verdicts": [
+            {
+                "kind": each["kind"],
+                "cause": each["causes"][0]["cause"] if each["causes"] else "",
+                "pids": each.get("pids"),
+                "line": each["evidence"].get("line"),
+                "summary": each["summary"],
+            }
+            for each in whole["verdicts"]
+        ],
+        "answer": whole.get("answer"),
+    }
+
+
+def is_right(answer: dict[str, object], expected: Truth, pids: dict[str, int]) -> bool:
+    verdicts = answer.get("verdicts") or [{}]
+    first = next((each for each in verdicts if each.get("kind") == expected.kind), verdicts[0])
+    has_cause = first.get("kind") == expected.kind and first.get("cause") in expected.causes
+    named = first.get("pids") or []
+    has_process = expected.role == "any" or named == ([] if expected.role == "none" else [pids[expected.role]])
+    return bool(has_cause and has_process and expected.function in (first.get("line") or ""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("python")
+    parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--fault", action="append", choices=FAULTS)
+    parser.add_argument("--repeat", type=int, default=2)
+    words = parser.parse_args()
+    results = []
+    for _ in range(words.repeat):
+        for kind in words.kind or KINDS:
+            for fault in words.fault or FAULTS:
+                if truth(kind, fault) is None:
+                    continue
+                results.append(run(words.python, kind, fault))
+                print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    n_right = sum(bool(each["is_right"]) for each in results)
+    print(f"{n_right} of {len(results)} right", file=sys.stderr)
+    if not (words.kind or words.fault):
+        report("inference_faults", {"n_runs": len(results), "n_right": n_right, "runs": results})
+    if n_right < 0.95 * len(results):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
