@@ -310,7 +310,9 @@ def serve_llama() -> None:
 def main() -> None:
     if FAULT == "spin" and KIND in ("uvicorn", "threads"):
         threading.Thread(target=spin_with_lock, daemon=True).start()
-    {"uvicorn": serve_uvicorn, "threads": serve_threads, "split": serve_split, "llama.cpp": serve_llama}[KIND]()
+    {"uvicorn": serve_uvicorn, "threads": serve_threads, "split": serve_split, "llama.cpp": serve_llama}[
+        KIND
+    ]()
 
 
 if __name__ == "__main__":

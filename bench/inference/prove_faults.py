@@ -94,7 +94,9 @@ def request(port: int, prompt: str, *, n: int = 20, size: int = 1, timeout_s: fl
         connection.getresponse().read()
 
 
-def load(server: Server, stop: threading.Event, *, n_clients: int, special: str = "") -> list[threading.Thread]:
+def load(
+    server: Server, stop: threading.Event, *, n_clients: int, special: str = ""
+) -> list[threading.Thread]:
     """Clients that each send one request after the other. special: the prompt of every twelfth request."""
 
     def client(number: int) -> None:
@@ -111,22 +113,25 @@ def load(server: Server, stop: threading.Event, *, n_clients: int, special: str 
 
 
 def read_slowly(port: int, stop: threading.Event, kind: str) -> None:
-    """A client that takes nothing of a large response for half a second, again and again."""
+    """A client that takes 256 kB of a large response, then nothing for half a second, again and again."""
+    body = {"prompt": "ab cd", "n_predict": 60, "stream": True, "size": 100_000}
+    if kind == "llama.cpp":
+        body |= {"n_predict": 1000, "n_probs": 100}
+    text = json.dumps(body).encode()
+    head = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     while not stop.is_set():
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", port))
-        body = {"prompt": "ab cd", "n_predict": 60, "stream": True, "size": 100_000}
-        text = json.dumps(body if kind != "llama.cpp" else body | {"n_predict": 2000, "n_probs": 50}).encode()
-        connection.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                           b"Content-Length: %d\r\n\r\n%s" % (len(text), text))
-        with contextlib.suppress(OSError):
+        with socket.socket() as connection, contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.settimeout(5)
-            for _ in range(12):
-                if stop.wait(0.5):
-                    break
-                connection.recv(1 << 16)
-        connection.close()
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(head % len(text) + text)
+            n_bytes, tail = 0, b""
+            while not stop.is_set() and not tail.endswith(b"0\r\n\r\n"):
+                tail = connection.recv(1 << 16)
+                n_bytes += len(tail)
+                if n_bytes > 1 << 18:
+                    n_bytes = 0
+                    stop.wait(0.5)
 
 
 # ---- faults from outside ----
@@ -182,8 +187,10 @@ def drain_slowly(server: Server, stop: threading.Event) -> None:
                 data = os.read(server.process.stderr.fileno(), 1 << 16)
             time.sleep(0.01)
         os.set_blocking(server.process.stderr.fileno(), True)
-    threading.Thread(target=lambda: [0 for _ in iter(lambda: os.read(server.process.stderr.fileno(), 1 << 16), b"")],
-                     daemon=True).start()
+    threading.Thread(
+        target=lambda: [0 for _ in iter(lambda: os.read(server.process.stderr.fileno(), 1 << 16), b"")],
+        daemon=True,
+    ).start()
     del data
 
 
@@ -253,7 +260,13 @@ def run(python: str, kind: str, fault: str) -> dict[str, object]:
             (folder / "trace.db").rename(Path(keep) / f"{kind}-{fault}.db")
     expected = truth(kind, fault)
     assert expected is not None
-    return {"kind": kind, "fault": fault, "is_right": is_right(answer, expected, pids), **answer}
+    return {
+        "kind": kind,
+        "fault": fault,
+        "is_right": is_right(answer, expected, pids),
+        "pids": pids,
+        **answer,
+    }
 
 
 @contextlib.contextmanager
@@ -277,7 +290,9 @@ def tracing(db: Path, server: Server) -> Iterator[None]:
 def disturb(server: Server, stop: threading.Event, stack: contextlib.ExitStack) -> None:
     """Start the clients, and the fault where it comes from outside."""
     fault, core = server.fault, server.core_pid
-    special = {"long_prompts": "ab " * (8000 if server.kind != "llama.cpp" else 3000)}.get(fault, "rare ab cd")
+    special = {"long_prompts": "ab " * (8000 if server.kind != "llama.cpp" else 3000)}.get(
+        fault, "rare ab cd"
+    )
     if fault in ("sigstop", "quota", "hog", "kv_space", "overload", "slow_client"):
         special = ""
     n_clients = {"kv_space": 8, "overload": 24}.get(fault, 4)
@@ -291,9 +306,13 @@ def disturb(server: Server, stop: threading.Event, stack: contextlib.ExitStack) 
     elif fault == "hog":
         start(hogs, server.pids(), stop)
     elif fault == "slow_client":
-        start(read_slowly, server.port, stop, server.kind)
+        for _ in range(4):
+            start(read_slowly, server.port, stop, server.kind)
     elif fault == "quota":
-        limits = {"cpu.cfs_period_us": "1000000", "cpu.cfs_quota_us": "150000"}
+        limits = {
+            "cpu.cfs_period_us": "1000000",
+            "cpu.cfs_quota_us": "50000" if server.kind == "split" else "150000",
+        }
         stack.enter_context(control_group("cpu", [core], limits))
     elif fault == "adapter":
         limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
@@ -326,7 +345,9 @@ def is_right(answer: dict[str, object], expected: Truth, pids: dict[str, int]) -
     first = next((each for each in verdicts if each.get("kind") == expected.kind), verdicts[0])
     has_cause = first.get("kind") == expected.kind and first.get("cause") in expected.causes
     named = first.get("pids") or []
-    has_process = expected.role == "any" or named == ([] if expected.role == "none" else [pids[expected.role]])
+    has_process = expected.role == "any" or named == (
+        [] if expected.role == "none" else [pids[expected.role]]
+    )
     return bool(has_cause and has_process and expected.function in (first.get("line") or ""))
 
 

@@ -161,10 +161,14 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         events = (
             stack.enter_context(closing(EventSocket(options.event_socket))) if options.event_socket else None
         )
+        output = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
+        hub = HubSink(output) if output else None
+        if hub:  # the incidents that close at the end of the trace
+            stack.callback(lambda: hub.send(clock.reading(0, wall_ns=options.wall_ns)))
         stack.enter_context(
             incident_finder(
                 options.db,
-                lambda line: _report(line, journal, exports, events, capture),
+                lambda line: _report(line, journal, exports, events, capture, hub),
                 options.thresholds,
                 options.usd_per_gpu_hour,
                 options.alerts,
@@ -177,10 +181,8 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
                 )
             )
         status.note(f"tracing into {options.db}; Ctrl-C ends it")
-        hub = health = None
-        if options.hub:
-            output = stack.enter_context(closing(_line_to_hub(options.hub, options)))
-            hub = HubSink(output)
+        health = None
+        if options.hub and output:
             machine = Machine(options.node, options.hub.cluster, options.db)
             meter = exports.updates.meter if exports else None
             health = NodeHealth(machine, output.report_health, note=status.note, meter=meter)
@@ -216,6 +218,7 @@ def _report(
     exports: Outputs | None,
     events: EventSocket | None,
     capture: Capture,
+    hub: HubSink | None,
 ) -> None:
     """Pass on a change of an incident, in the thread that reads the diagnosis."""
     if line.get("needs_gpu_times"):
@@ -223,6 +226,8 @@ def _report(
     journal.take(line)
     if events:
         events.take(line)
+    if hub:
+        hub.incident(line)
     if exports:
         exports.incident(line)
 

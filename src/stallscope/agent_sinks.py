@@ -1,7 +1,7 @@
 """The sinks of the agent: the node trace, a hub, and metrics."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from stallscope.events.layout import UNKNOWN, Array, Table
 from stallscope.events.trace import Clock
 from stallscope.exporters.exporters import Outputs
 from stallscope.exporters.node_health import NodeHealth
+from stallscope.exporters.node_verdicts import NodeVerdicts
+from stallscope.exporters.request_sums import RequestSums
 from stallscope.store.node import NodeTrace
 
 if TYPE_CHECKING:  # imports gRPC, which only an agent with a hub needs
@@ -63,16 +65,23 @@ class NodeSink:
 
 
 class HubSink(PartialSink):
-    """Collects rows for a hub until send(). A hub gets no stacks, and no labels."""
+    """Collects rows for a hub until send(). A hub gets no stacks, no labels and no single requests."""
 
     def __init__(self, output: "HubOutput"):
         self._output = output
         self._rows: dict[str, list[Array]] = {}
         self._lost: dict[str, int] = {}
         self._complaint = ""
+        self._requests = RequestSums()
+        self._verdicts = NodeVerdicts()
+
+    def incident(self, line: dict[str, Any]) -> None:
+        """A change of an incident on this machine, from any thread: a line of live/incident_lines.py."""
+        self._verdicts.take(line)
 
     def append(self, table: Table, rows: Array) -> None:
-        if table not in layout.SENT_TABLES or table in _ONLY_LOCAL:
+        self._requests.take(table, rows)
+        if table not in layout.HUB_TABLES or table in _ONLY_LOCAL:
             return
         if "stack" in (rows.dtype.names or ()):
             rows = rows.copy()
@@ -97,7 +106,10 @@ class HubSink(PartialSink):
 
     def send(self, reading: Clock, *, is_synchronised: bool | None = None) -> None:
         """Send the collected rows with a fresh reading of the clock."""
-        tables = {name: layout.joined(rows) for name, rows in self._rows.items()}
+        tables = {name: layout.joined(rows) for name, rows in self._rows.items()} | {
+            layout.LATENCIES.name: self._requests.rows(reading.monotonic_ns),
+            layout.NODE_VERDICTS.name: self._verdicts.rows(reading.monotonic_ns),
+        }
         lost, self._rows, self._lost = self._lost, {}, {}
         self._output.offer(tables, clock=reading, symbols=SYMBOLS, is_synchronised=is_synchronised, lost=lost)
 

@@ -7,6 +7,7 @@ stream_process  the same streams in a separate process
 backlog         the rows to examine: a turn for each cluster, a sample of rounds under overload, and a bound
 continued       incidents that keep their id over restarts and gaps
 job_rows        the jobs of a cluster as rows of the hub
+node_verdicts   incidents that machines have judged themselves, as rows of the hub
 verdict_rows    the change of an incident as rows of the hub
 """
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stallscope.continuous import node_verdicts
 from stallscope.store.hub import traces
 from stallscope.store.hub.store import Batch
 
@@ -23,8 +24,9 @@ Key = tuple[str, str]
 
 Tables = Mapping[str, pa.Table]
 
-_ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus")
-"""Small tables with identities that all later rows refer to; they are sent only once."""
+_TABLES = (*traces.TABLES, node_verdicts.TABLE)
+_ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus", node_verdicts.TABLE)
+"""Small tables whose rows are sent only once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +258,7 @@ def _sampled(part: _Part, every: int) -> _Part:
 def by_cluster(batch: Batch) -> dict[Key, dict[str, pa.Table]]:
     """The rows of a batch by tenant and cluster, and by table."""
     by_key: dict[Key, dict[str, pa.Table]] = {}
-    for name in traces.TABLES:
+    for name in _TABLES:
         rows = batch.tables.get(name)
         if rows is None or not len(rows):
             continue
@@ -283,4 +285,4 @@ def _joined(parts: list[_Part]) -> dict[str, pa.Table]:
 
 
 def _n_rows(tables: Tables) -> int:
-    return sum(len(rows) for name, rows in tables.items() if name in traces.TABLES)
+    return sum(len(rows) for name, rows in tables.items() if name in _TABLES)

@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
+import pyarrow as pa
+
+from stallscope.continuous import node_verdicts
 from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster
 from stallscope.continuous.continued import ContinuedIncidents, joined
 from stallscope.continuous.job_rows import JobRows, as_examined
@@ -186,9 +189,12 @@ class Shard:
     def _feed(self, turn: ClusterTurn) -> None:
         if turn.n_left_out:
             self._report_left_out(turn)
+        tables = dict(turn.tables)
+        if (rows := tables.pop(node_verdicts.TABLE, None)) is not None:
+            self._note_stated(turn.key, rows)
         changes = self._streams.feed(
             turn.key,
-            turn.tables,
+            tables,
             n_left_out=turn.n_left_out if turn.every == 1 else 0,
             is_behind=turn.is_behind,
         )
@@ -235,6 +241,22 @@ class Shard:
                 self._open.add(incident)
             named = replace(change, incident_id=row["verdict_id"])
             self._pending[tenant, named.incident_id] = (row, chain_row(named, cluster, now_us))
+
+    def _note_stated(self, key: Key, rows: pa.Table) -> None:
+        """Take verdicts that machines have made. A machine repeats open incidents; silent incidents end, see offer()."""
+        tenant, now_us = key[0], time.time_ns() // 1000
+        for row, chain in node_verdicts.stated(rows, key[1], now_us=now_us):
+            incident = (tenant, row["verdict_id"])
+            is_new = incident not in self._opened_us
+            row["opened_at"] = self._opened_us.setdefault(incident, now_us)
+            self._continued.offers.pop(incident, None)
+            if row["state"] == "closed":
+                self._opened_us.pop(incident, None)
+                self.numbers.verdicts_closed += 1
+            else:
+                self.numbers.verdicts_opened += is_new
+                self._continued.offer(tenant, row, now_s=time.monotonic())
+            self._pending[incident] = (row, chain)
 
     def _as_first_stored(self, tenant: str, change: Change, row: dict[str, Any]) -> dict[str, Any]:
         """The row of a change, under the first id of an incident that continues."""

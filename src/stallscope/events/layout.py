@@ -483,7 +483,7 @@ SERVERS = Table(
         Field("oldest_ns", "i8", "arrival of the oldest open request whose socket is not full", True),
         Field("oldest_path", "S64", "its path"),
         Field("oldest_progress_ns", "i8", "its last token, or its arrival", True),
-        Field("progress_ns", "i8", "last byte of any response to a request that is open now", True),
+        Field("progress_ns", "i8", "last token or byte of a body, of any request that is open now", True),
         Field("n_full", "i4", "of n_open: the client does not take data, so the socket is full"),
     ),
 )
@@ -510,6 +510,36 @@ GPU_KERNELS = Table(
     ),
 )
 
+LATENCIES = Table(
+    "latencies",
+    "Requests of one process and path that ended in ten seconds: counts and histograms. Agents send it to a hub.",
+    (
+        Field("ts_ns", "i8", "end of the interval"),
+        *_PROCESS_FIELDS,
+        Field("engine", "S16", "as in `requests`"),
+        Field("model", "S64", "as in `requests`"),
+        Field("path", "S64", "as in `requests`; (other) for the paths with the fewest requests"),
+        Field("n", "i8", "requests that ended"),
+        Field("n_failed", "i8", "of them: status 500 or above"),
+        Field("n_aborted", "i8", "of them: the connection was closed before the end of the response"),
+        Field("n_tokens", "i8", "tokens of their responses"),
+        Field("first", "S2048", "histogram of the times until the first token or byte, as in `tokens`"),
+        Field("whole", "S2048", "histogram of the times until the end"),
+        Field("between", "S2048", "histogram of the times between tokens"),
+    ),
+)
+
+NODE_VERDICTS = Table(
+    "node_verdicts",
+    "Changes of incidents that only the diagnosis on the machine can judge, as it has stacks and single requests.",
+    (
+        Field("ts_ns", "i8", "when the agent sent the row; open incidents are repeated every minute"),
+        Field("incident", "S32", "id of the incident on its machine"),
+        Field("change", "S8", "opened, updated or closed"),
+        Field("verdict", "S16384", "JSON: the flat row of the verdict, and the whole verdict"),
+    ),
+)
+
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
 SERVING_TABLES = (REQUESTS, TOKENS, SERVERS)
@@ -519,7 +549,10 @@ JOB_TABLES = (*TABLES, OWNERS, GPU_KERNELS)
 """The tables whose rows belong to processes of a job."""
 
 SENT_TABLES = (*JOB_TABLES, IDLE_GPUS)
-"""The tables that agents send to a hub."""
+"""The tables that agents send to a hub for its diagnosis."""
+
+HUB_TABLES = (*SENT_TABLES, SERVERS, LATENCIES, NODE_VERDICTS)
+"""SENT_TABLES, which the hub diagnoses, and tables that it stores."""
 
 NODE_TABLES: tuple[Table, ...] = (
     OWNERS,

@@ -15,6 +15,8 @@ KINDS = (
     *("process", "latency", "change", "imbalance", "idle", "inconclusive"),
 )
 """The kinds of verdicts, the most urgent first."""
+NODE_KINDS = ("dead_server", "latency")
+"""The kinds that the diagnosis on a machine judges also for a hub, which has no stacks and no single requests."""
 SEVERITIES = ("low", "medium", "high", "critical")
 STATES = ("open", "closed")
 

@@ -46,7 +46,7 @@ TABLES = {
             *(RANKS if table is layout.COLLECTIVES else ()),
         )
     )
-    for table in (*layout.SENT_TABLES, CLOCKS, LOSSES)
+    for table in (*layout.HUB_TABLES, CLOCKS, LOSSES)
 }
 """The tables of a batch. They have no `node` column, since a batch carries the name of its one node.
 
@@ -55,6 +55,7 @@ A collective carries the ranks of its process, because queries on the hub select
 
 ON_MONOTONIC = frozenset(
     {"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns", "since_ns"}
+    | {"oldest_ns", "oldest_progress_ns", "progress_ns"}
 )
 """Times of the node's CLOCK_MONOTONIC. GPU times stay on the GPU's clock."""
 

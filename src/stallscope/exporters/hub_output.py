@@ -25,7 +25,7 @@ __all__ = ["HubOutput", "Target"]
 
 _LAST_S = 5.0
 _OWNERS_EVERY_NS = 600_000_000_000
-_BY_NAME = {table.name: table for table in layout.SENT_TABLES}
+_BY_NAME = {table.name: table for table in layout.HUB_TABLES}
 
 
 class HubOutput:

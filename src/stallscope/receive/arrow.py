@@ -44,7 +44,7 @@ _WORDS["in_call"] = _WORDS["op"]
 _HASHES = ("comm_hash", "parent_hash")
 _UNKNOWN_IN = {
     table.name: {"rank", "local_rank"} | {f.name for f in table.fields if f.may_be_unknown}
-    for table in layout.SENT_TABLES
+    for table in layout.HUB_TABLES
 } | {"clocks": {"is_synchronised"}}
 
 

@@ -1,11 +1,9 @@
 """Rows of requests, tokens and servers from records of the kernel side."""
 
-import json
-
 import numpy as np
 
 from stallscope.capture.serving.engines import Engine
-from stallscope.capture.serving.requests import histogram, request_rows, server_rows, token_rows
+from stallscope.capture.serving.requests import request_rows, server_rows, still_since_ns, token_rows
 from stallscope.events import kernel
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -36,19 +34,6 @@ def test_the_model_comes_from_the_path_before_the_command_line():
     assert rows["model"].tolist() == [b"resnet", b"models"]
 
 
-def test_an_edge_of_the_histogram_is_at_most_9_percent_above_each_length():
-    lengths_ns = np.geomspace(1e5, 1e9, 500).astype(np.int64)
-    counts = {int(edge): n for edge, n in json.loads(histogram(lengths_ns)).items()}
-    assert sum(counts.values()) == 500
-    for length_us in lengths_ns / 1e3:
-        edge = min(each for each in counts if each >= length_us)
-        assert edge <= 1.1 * length_us + 1
-
-
-def test_the_text_of_a_wide_histogram_fits_its_column():
-    assert len(histogram(np.geomspace(1e3, 1e12, 100_000).astype(np.int64))) <= 2048
-
-
 def test_tokens_are_summed_by_path():
     events = np.zeros(3, kernel.TOKEN)
     events["pid"], events["path_hash"], events["gap_ns"] = 7, (1, 2, 1), (10_000, 20_000, 30_000)
@@ -62,8 +47,8 @@ def test_tokens_are_summed_by_path():
 def test_the_oldest_open_request_does_not_wait_for_its_client():
     connections = np.concatenate(
         [
-            connection(b"/slow", ts_ns=100, last_ns=150, full_since_ns=160),
-            connection(b"/old", ts_ns=200, last_ns=300),
+            connection(b"/slow", ts_ns=100, first_ns=150, last_ns=150, full_since_ns=160),
+            connection(b"/old", ts_ns=200, first_ns=250, last_ns=300),
             connection(b"/new", ts_ns=250),
             connection(b"/ended", ts_ns=0, last_ns=900),
         ]
@@ -72,3 +57,23 @@ def test_the_oldest_open_request_does_not_wait_for_its_client():
     assert (int(row["n_open"]), int(row["n_full"])) == (3, 1)
     assert (row["oldest_path"], int(row["oldest_ns"]), int(row["oldest_progress_ns"])) == (b"/old", 200, 300)
     assert row["progress_ns"] == 300
+
+
+def test_the_header_of_a_response_is_no_progress():
+    row = server_rows(connection(b"/a", ts_ns=200, answer_ns=210, last_ns=210), ENGINES, 1000, node=0)[0]
+    assert (int(row["oldest_progress_ns"]), int(row["progress_ns"])) == (200, UNKNOWN)
+
+
+def waiting_since(ns: int) -> Array:
+    return server_rows(connection(b"/a", ts_ns=ns), ENGINES, ns, node=0)
+
+
+def test_a_client_that_tries_again_does_not_end_the_wait():
+    nothing = np.zeros(0, kernel.REQUEST), np.zeros(0, kernel.TOKEN)
+    first = still_since_ns(waiting_since(100), {}, *nothing)
+    assert first == {7: 100}
+    assert still_since_ns(waiting_since(500), first, *nothing) == {7: 100}
+    answered = np.zeros(1, kernel.REQUEST)
+    answered["path"], answered["first_ns"] = b"/a", 400
+    assert still_since_ns(waiting_since(500), first, answered, nothing[1]) == {7: 500}
+    assert still_since_ns(waiting_since(500)[:0], first, *nothing) == {}

@@ -60,6 +60,22 @@ def test_an_answer_to_a_health_check_is_no_progress():
     assert [verdict.kind for verdict in verdicts(engine)] == ["dead_server"]
 
 
+def test_clients_that_give_up_and_try_again_are_no_progress():
+    engine = dead_engine(Category.LOCK)
+    last = engine.servers[-1]
+    begin_ns, end_ns = int(last["oldest_ns"][0]), int(last["ts_ns"][0])
+    last["oldest_ns"] = last["oldest_progress_ns"] = end_ns - SECOND // 2
+    last["progress_ns"] = -1
+    rows = engine.requests[-2:]
+    for name in ("first_ns", "last_ns", "gap_at_ns"):
+        rows[name] = -1
+    rows["flags"], rows["ts_ns"], rows["end_ns"] = 2, (begin_ns, begin_ns + 3 * SECOND), end_ns - SECOND
+    (verdict,) = verdicts(engine)
+    assert (verdict.kind, verdict.evidence.waited_s) == ("dead_server", WAITED_NS / 1e9)
+    engine.requests["last_ns"][-1] = engine.requests["first_ns"][-1] = end_ns - SECOND
+    assert verdicts(engine) == []
+
+
 def test_a_stopped_engine_is_dead():
     (verdict,) = verdicts(dead_engine(Category.STOPPED))
     assert verdict.causes[0].cause.name == "process_stopped"

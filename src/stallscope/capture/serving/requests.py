@@ -1,6 +1,5 @@
 """Rows of `requests`, `tokens` and `servers` from the records and maps of bpf/serving.bpf.c."""
 
-import json
 import re
 from collections.abc import Mapping
 
@@ -8,10 +7,8 @@ import numpy as np
 
 from stallscope.capture.serving.engines import Engine
 from stallscope.events import kernel, layout
+from stallscope.events.histograms import histogram
 from stallscope.events.layout import UNKNOWN, Array
-
-STEPS_PER_DOUBLING = 8
-"""Edges of histograms: each is 2^(1/8), 9 %, above the edge before."""
 
 _TIMES = ("complete_ns", "answer_ns", "first_ns", "last_ns", "gap_at_ns")
 _SAME = (
@@ -19,7 +16,6 @@ _SAME = (
     *("response_bytes", "read_ns", "end_ns", "gap_ns", "blocked_ns"),
 )
 _IN_PATH = re.compile(r"/models/([^/]+)/")
-_MIN_US, _MAX_BYTES = 1.0, 2000
 
 
 def request_rows(events: Array, engines: Mapping[int, Engine], node: int) -> Array:
@@ -57,15 +53,6 @@ def token_rows(events: Array, paths: Mapping[tuple[int, int], bytes], now_ns: in
     return rows
 
 
-def histogram(lengths_ns: Array, steps: int = STEPS_PER_DOUBLING) -> bytes:
-    """Lengths by upper edge in us, as JSON. Coarser edges where the text would not fit the column."""
-    us = np.maximum(lengths_ns / 1e3, _MIN_US)
-    numbers, n = np.unique(np.ceil(np.log2(us) * steps).astype(np.int64), return_counts=True)
-    edges = np.ceil(2.0 ** (numbers / steps)).astype(np.int64)
-    text = json.dumps(dict(zip(map(str, edges.tolist()), n.tolist(), strict=True)), separators=(",", ":"))
-    return text.encode() if len(text) <= _MAX_BYTES or steps == 1 else histogram(lengths_ns, steps // 2)
-
-
 def server_rows(connections: Array, engines: Mapping[int, Engine], now_ns: int, node: int) -> Array:
     """Rows of SERVERS for the processes that have open requests. connections: kernel.CONNECTION."""
     is_open = (connections["request"]["ts_ns"] > 0) & (connections["request"]["end_ns"] == 0)
@@ -79,12 +66,30 @@ def server_rows(connections: Array, engines: Mapping[int, Engine], now_ns: int, 
         is_full = of_process["full_since_ns"] > 0
         row["n_open"], row["n_full"] = len(of_process), is_full.sum()
         requests = of_process["request"]
-        row["progress_ns"] = np.maximum(requests["last_ns"], requests["ts_ns"]).max()
+        row["progress_ns"] = requests["last_ns"][requests["first_ns"] > 0].max(initial=UNKNOWN)
         if len(waiting := requests[~is_full]):
             oldest = waiting[waiting["ts_ns"].argmin()]
             row["oldest_ns"], row["oldest_path"] = oldest["ts_ns"], oldest["path"]
-            row["oldest_progress_ns"] = max(int(oldest["last_ns"]), int(oldest["ts_ns"]))
+            row["oldest_progress_ns"] = oldest["last_ns"] if oldest["first_ns"] else oldest["ts_ns"]
     return rows
+
+
+def still_since_ns(
+    waiting: Array, before: Mapping[int, int], requests: Array, tokens: Array
+) -> dict[int, int]:
+    """By the first process of an engine: since when its waiting requests have made no progress.
+
+    waiting: rows of SERVERS with a waiting request. before: the last result. requests, tokens: kernel records since.
+    Requests whose clients gave up and tried again count as one wait.
+    """
+    out: dict[int, int] = {}
+    for row in waiting:
+        group, since_ns = int(row["group_pid"]), int(row["oldest_progress_ns"])
+        is_answer = (requests["path"] == row["oldest_path"]) & (requests["first_ns"] > 0)
+        if not is_answer.any() and not len(tokens):
+            since_ns = min(since_ns, before.get(group, since_ns))
+        out[group] = min(since_ns, out.get(group, since_ns))
+    return out
 
 
 def new_server_rows(engines: list[Engine], now_ns: int, node: int) -> Array:

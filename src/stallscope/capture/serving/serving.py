@@ -1,6 +1,6 @@
 """Finds inference engines and delivers the rows of their requests once a second."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from stallscope.capture.serving.requests import (
     open_requests,
     request_rows,
     server_rows,
+    still_since_ns,
     token_rows,
 )
 from stallscope.events import kernel, layout
@@ -39,11 +40,10 @@ class Serving:
     ):
         self._node, self._probes, self._note = node, probes, note
         self._engines = Engines(running, chosen)
-        self._known: dict[int, Engine] = {}
         self._requests: list[Array] = []
         self._tokens: list[Array] = []
         self._paths: dict[tuple[int, int], bytes] = {}
-        self._progress_ns: dict[int, int] = {}
+        self._still_since_ns: dict[int, int] = {}
         self._is_supported = probes.records_requests
 
     def take(self, requests: Array, tokens: Array) -> None:
@@ -59,22 +59,22 @@ class Serving:
         """The rows of the last second."""
         if not self._is_supported:
             return
+        known = dict(self._engines.by_pid)
         new, ended = self._engines.scan(now_ns)
         if new:
             self._record(new)
             yield layout.SERVERS, new_server_rows(new, now_ns, self._node)
-        if self._known:
-            yield from self._rows(now_ns)
+        if engines := known | self._engines.by_pid:
+            yield from self._rows(now_ns, engines)
         if ended:
             self._probes.forget_engines(ended)
-        self._known = {pid: engine for pid, engine in self._known.items() if pid not in ended}
 
     def stalled(self, now_ns: int) -> list[int]:
         """The processes of engines with an open request that has made no progress for STALLED_NS."""
         return [
             pid
-            for pid, engine in self._known.items()
-            if now_ns - self._progress_ns.get(engine.group_pid, now_ns) > STALLED_NS
+            for pid, engine in self._engines.by_pid.items()
+            if now_ns - self._still_since_ns.get(engine.group_pid, now_ns) > STALLED_NS
         ]
 
     def _record(self, new: list[Engine]) -> None:
@@ -85,23 +85,22 @@ class Serving:
             self._requests.clear()
             self._tokens.clear()
             self._note(f"requests of inference engines are not recorded: {refusal}")
-        self._known |= {engine.pid: engine for engine in new}
         for engine in new:
             if engine.name != PYTHON:
                 model = f", model {engine.model}" if engine.model else ""
                 self._note(f"process {engine.pid} belongs to an inference engine: {engine.name}{model}")
 
-    def _rows(self, now_ns: int) -> Iterator[tuple[Table, Array]]:
+    def _rows(self, now_ns: int, engines: Mapping[int, Engine]) -> Iterator[tuple[Table, Array]]:
         connections = self._probes.connections()
         requests, self._requests = layout.joined([*self._requests, np.empty(0, kernel.REQUEST)]), []
         tokens, self._tokens = layout.joined([*self._tokens, np.empty(0, kernel.TOKEN)]), []
         self._keep_paths(requests)
         self._keep_paths(open_requests(connections))
-        yield layout.REQUESTS, request_rows(requests, self._known, self._node)
+        yield layout.REQUESTS, request_rows(requests, engines, self._node)
         yield layout.TOKENS, token_rows(tokens, self._paths, now_ns, self._node)
-        servers = server_rows(connections, self._known, now_ns, self._node)
+        servers = server_rows(connections, engines, now_ns, self._node)
         waiting = servers[servers["oldest_progress_ns"] != UNKNOWN]
-        self._progress_ns = dict(waiting[["group_pid", "oldest_progress_ns"]].tolist())
+        self._still_since_ns = still_since_ns(waiting, self._still_since_ns, requests, tokens)
         yield layout.SERVERS, servers
 
     def _keep_paths(self, requests: Array) -> None:

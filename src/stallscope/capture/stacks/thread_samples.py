@@ -60,6 +60,7 @@ _MAX_FRAMES = 48
 _MAX_CHILDREN = 2  # at a time; the next children with the next sample
 _MAX_THREADS = 4
 _LIST_EVERY_NS = 10**9
+_LIST_NEW_EVERY_NS = 10**8
 _MAX_OTHERS_S = 1.0
 _MAX_BLOCKED = (
     2  # processes at a time whose other threads are sampled; the least sampled processes come first
@@ -111,13 +112,16 @@ class _SampledProcess:
     by_tid: dict[int, int] = field(default_factory=dict)
     listed_ns: int = 0
 
-    def python_states(self, now_ns: int, proc: Path) -> dict[int, int]:
+    def python_states(self, now_ns: int, proc: Path, tid: int = 0) -> dict[int, int]:
         """The address of the Python state by thread, listed once a second: between the kernel's report of a thread's
         state and the reading of its stack there is then little time. Raises Unreadable.
+
+        tid: a thread that is wanted. Servers with a thread for each connection have many new threads.
         """
         if self.target.python is None:
             return {}
-        if now_ns - self.listed_ns > _LIST_EVERY_NS:
+        is_new = bool(tid) and tid not in self.by_tid
+        if now_ns - self.listed_ns > (_LIST_NEW_EVERY_NS if is_new else _LIST_EVERY_NS):
             self.by_own = threads_of(self.target.pid, proc, self.by_own)
             self.by_tid = thread_states(self.target.memory, self.target.python, self.by_own)
             self.listed_ns = now_ns
@@ -241,7 +245,7 @@ class Samples:
 
     def _gpu_thread_sample(self, pid: int, tid: int, category: int, now_ns: int) -> _Key:
         """The stack is read first, so that it belongs to the state that the kernel reported."""
-        process, by_tid = self._python(pid, now_ns)
+        process, by_tid = self._python(pid, now_ns, tid)
         words = self._words(process, tid, by_tid)
         blocked = None
         if category in _BLOCKED:
@@ -252,11 +256,11 @@ class Samples:
             blocked = BlockedCall(UNKNOWN, "page faults of new memory")
         return self._key(pid, SampleRole.GPU, pid, tid, category, blocked, words)
 
-    def _python(self, pid: int, now_ns: int) -> tuple[_SampledProcess | None, dict[int, int]]:
-        """The sampled process, and the addresses of its Python thread states by thread."""
+    def _python(self, pid: int, now_ns: int, tid: int = 0) -> tuple[_SampledProcess | None, dict[int, int]]:
+        """The sampled process, and the addresses of its Python thread states by thread. tid: a wanted thread."""
         process = self._sampled_process(pid)
         try:
-            return process, process.python_states(now_ns, self._proc) if process else {}
+            return process, process.python_states(now_ns, self._proc, tid) if process else {}
         except Unreadable:
             return process, {}
 

@@ -1,7 +1,7 @@
 """Engines that accept requests and no longer answer them, although `/health` may still be answered.
 
-An engine counts as dead under three conditions. Its open requests have made no progress for
-Thresholds.dead_server_ns. No other request to the same path has ended in that time. Its threads are blocked or stopped,
+An engine counts as dead under three conditions. Requests to a path wait, also requests whose clients have given up. No
+request to that path has made progress for Thresholds.dead_server_ns. The threads of the engine are blocked or stopped,
 because threads also work during a first request, which may take minutes (compilation, a long unstreamed generation).
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from stallscope.diagnose.processes.code_locations import LOCKS, user_line
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category
+from stallscope.events.names import Category, RequestFlag
 from stallscope.events.trace import Trace
 
 _WORKS = 0.2
@@ -51,15 +51,26 @@ def dead_servers(trace: Trace, node: int, pids: tuple[int, ...], limits: Thresho
     if not is_stuck.any() or _end_ns(trace, node) - last_ns > limits.dead_server_ns:
         return None
     row = rows[is_stuck][rows[is_stuck]["oldest_progress_ns"].argmin()]
-    since_ns = int(row["oldest_progress_ns"])
     own = trace.requests[(trace.requests["node"] == node) & np.isin(trace.requests["pid"], pids)]
     same = own[own["path"] == row["oldest_path"]]
+    since_ns = _waiting_since_ns(same, row, progress_ns=int(rows[is_stuck]["progress_ns"].max()))
     if last_ns - since_ns < max(limits.dead_server_ns, _FACTOR * _longest_ns(same)):
         return None
-    is_answered = bool(((same["end_ns"] > since_ns) & (same["status"] != UNKNOWN)).any())
-    if is_answered or int(rows[is_stuck]["progress_ns"].max()) > since_ns + limits.dead_server_ns:
-        return None
     return _held(trace, node, pids, row, since_ns, last_ns)
+
+
+def _waiting_since_ns(requests: Array, row: Array, *, progress_ns: int) -> int:
+    """Since when requests wait and none makes progress. requests: ended requests of the path. row: open requests.
+
+    A client that gives up and tries again is not progress. progress_ns: of open requests of any path.
+    """
+    is_answered = (requests["first_ns"] != UNKNOWN) | (
+        (requests["status"] != UNKNOWN) & (requests["flags"] & RequestFlag.ABORTED == 0)
+    )
+    last_ns = max(int(requests["last_ns"][is_answered].max(initial=UNKNOWN)), progress_ns)
+    given_up = requests[~is_answered & (requests["end_ns"] > last_ns)]
+    arrival_ns = min(int(given_up["ts_ns"].min(initial=int(row["oldest_ns"]))), int(row["oldest_ns"]))
+    return max(last_ns, arrival_ns)
 
 
 def _held(

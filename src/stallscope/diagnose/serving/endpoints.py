@@ -3,19 +3,15 @@
 Percentiles of times between tokens come from histograms and are at most 9 % too large.
 """
 
-import json
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stallscope.events.histograms import PERCENTS, Percentiles, joined, percentiles_ms
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import RequestFlag
 from stallscope.events.trace import Trace
-
-PERCENTS = (50, 90, 99, 99.9)
-Percentiles = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -95,14 +91,4 @@ def percentiles(values: Array) -> Percentiles:
 
 def between_ms(tokens: Array) -> Percentiles:
     """Percentiles of the times between tokens, of rows of TOKENS."""
-    counts = Counter[int]()
-    for text in tokens["histogram"].tolist():
-        for edge, n in json.loads(text or b"{}").items():
-            counts[int(edge)] += int(n)
-    if not counts:
-        return {}
-    edges = np.array(sorted(counts))
-    upto = np.cumsum([counts[edge] for edge in edges.tolist()])
-    needed = [np.ceil(percent / 100 * upto[-1]) for percent in PERCENTS]
-    values = [edges[np.searchsorted(upto, each)] / 1e3 for each in needed]
-    return {f"p{percent:g}": round(float(value), 3) for percent, value in zip(PERCENTS, values, strict=True)}
+    return percentiles_ms(joined(tokens["histogram"].tolist()))

@@ -17,7 +17,21 @@ from stallscope.events.trace import Trace
 SENDS = (1, 20, 44, 46, 307)
 """write, writev, sendto, sendmsg, sendmmsg (x86-64)."""
 
+SAMPLE_NS = 100_000_000
+"""The time that a sample stands for."""
+
 _SECOND_NS = 10**9
+_BUSY = (Category.ON_CPU, Category.PREEMPTED)
+_HABIT = 0.3
+"""A thread that spends this share of the time also outside late intervals in the same way does not cause them."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A line of code, and the time that its function ran beyond its typical time."""
+
+    line: str
+    excess_ns: int
 
 
 @dataclass(frozen=True)
@@ -45,8 +59,7 @@ class Threads:
 
     def sampled(self, begin_ns: int, end_ns: int) -> Array:
         """Samples of the seconds that overlap this interval."""
-        rows = self.samples
-        return rows[(rows["ts_ns"] > begin_ns) & (rows["ts_ns"] - _SECOND_NS < end_ns)]
+        return _in(self.samples, begin_ns, end_ns)
 
     def line_of(self, rows: Array, weight: Callable[[Array], int]) -> str:
         """The most frequent line of the user's code in these rows; empty without stacks."""
@@ -57,18 +70,67 @@ class Threads:
                 lines[line] += weight(row)
         return lines.most_common(1)[0][0] if lines else ""
 
-    def running_line(self, begin_ns: int, end_ns: int, *, of_others: bool = False) -> str:
-        """The line that ran most often: of the followed threads, or of the threads that they wait for."""
-        rows = self.sampled(begin_ns, end_ns)
+    def running(self, begin_ns: int, end_ns: int, *, pid: int, of_others: bool = False) -> Running | None:
+        """The function of a process that ran, or wanted a CPU; the function with most time beyond its typical time.
+
+        of_others: of the threads that ran while the followed thread was blocked.
+        """
         role = SampleRole.SAME_PROCESS if of_others else SampleRole.GPU
-        chosen = rows[(rows["category"] == Category.ON_CPU) & (rows["role"] == role)]
-        return self.line_of(chosen, lambda row: int(row["n"]))
+        rows = self.samples
+        rows = rows[(rows["pid"] == pid) & (rows["owner_pid"] == pid) & (rows["role"] == role)]
+        busy = rows[np.isin(rows["category"], _BUSY)]
+        n_late = _seconds(_in(rows, begin_ns, end_ns))
+        n_other = _seconds(rows) - n_late
+        inside, always = self._functions(_in(busy, begin_ns, end_ns)), self._functions(busy)
+        excess = {
+            name: lines.total() - n_late * (always[name].total() - lines.total()) / max(n_other, 1)
+            for name, lines in inside.items()
+        }
+        if not excess:
+            return None
+        name = max(excess, key=lambda each: (excess[each], inside[each].total()))
+        return Running(inside[name].most_common(1)[0][0], int(max(excess[name], 0) * SAMPLE_NS))
+
+    def _functions(self, rows: Array) -> dict[str, Counter[str]]:
+        """Samples by function and line of the user's code."""
+        out: dict[str, Counter[str]] = {}
+        for row in rows:
+            frames = self.trace.stacks.get(int(row["stack"]), ()) if row["stack"] != UNKNOWN else ()
+            if line := user_line(frames):
+                out.setdefault(function_of(line), Counter())[line] += int(row["n"])
+        return out
+
+    def is_habit(self, row: Array, late: Array) -> bool:
+        """Whether a thread is often off the CPU like this outside the late intervals. late: int64 (n, 2), disjoint."""
+        rows = self.offcpu
+        same = rows[(rows["pid"] == row["pid"]) & (rows["tid"] == row["tid"])]
+        same = same[(same["category"] == row["category"]) & (2 * same["duration_ns"] >= row["duration_ns"])]
+        inside_ns = sum(int(overlap_ns(same, begin, end).sum()) for begin, end in late.tolist())
+        outside_ns = int(same["duration_ns"].sum()) - inside_ns
+        late_ns = int((late[:, 1] - late[:, 0]).sum())
+        span_ns = int(rows["ts_ns"].max() - rows["ts_ns"].min())
+        return outside_ns * late_ns > _HABIT * inside_ns * max(span_ns - late_ns, 1)
 
     def is_throttled(self, begin_ns: int, end_ns: int) -> bool:
         """Whether a control group had used up its CPU quota about this time."""
         rows = self.host[self.host["kind"] == HostKind.THROTTLED]
         ends = rows["ts_ns"] + np.maximum(rows["duration_ns"], _SECOND_NS)
         return bool(((rows["ts_ns"] < end_ns + _SECOND_NS) & (ends > begin_ns - _SECOND_NS)).any())
+
+
+def _in(samples: Array, begin_ns: int, end_ns: int) -> Array:
+    return samples[(samples["ts_ns"] > begin_ns) & (samples["ts_ns"] - _SECOND_NS < end_ns)]
+
+
+def _seconds(samples: Array) -> int:
+    """The number of seconds with samples."""
+    return len(np.unique(samples["ts_ns"]))
+
+
+def function_of(line: str) -> str:
+    """File and function of a line "file.py:12 function"."""
+    location, _, function = line.rpartition(" ")
+    return f"{location.rpartition(':')[0]} {function}"
 
 
 def split_at_wakeup(off: Array) -> Array:

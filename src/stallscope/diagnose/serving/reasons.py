@@ -6,12 +6,13 @@ engine's code, and these before rules on other requests: a stopped process also 
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.buckets import text_of
+from stallscope.diagnose.processes.code_locations import LOCKS
 from stallscope.diagnose.serving.engine_threads import (
     SENDS,
     Threads,
@@ -39,12 +40,16 @@ class Reason:
 
 @dataclass(frozen=True)
 class Delay:
-    """A late request with its context. requests: of the same engine. off: of its threads, in the late interval."""
+    """A late request with its context. requests: of the same engine. off: of its threads, in the late interval.
+
+    late_spans: all late intervals, disjoint: int64 (n, 2).
+    """
 
     late: Late
     threads: Threads
     requests: Array
     off: Array
+    late_spans: Array = field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
     @property
     def begin_ns(self) -> int:
@@ -67,6 +72,16 @@ class Delay:
         return max(self.end_ns - self.begin_ns - self.longest_ns(off), 0)
 
     @property
+    def off_is_known(self) -> bool:
+        """Whether the activity of the thread that writes the response was recorded: it shows in intervals off the CPU."""
+        row = self.late.request
+        rows = self.threads.offcpu
+        tid = row["writer_tid"] or row["tid"]
+        return (
+            bool(((rows["pid"] == row["pid"]) & (rows["tid"] == tid)).any()) or len(self.threads.samples) > 0
+        )
+
+    @property
     def is_late_by_work(self) -> bool:
         """Whether the request would be late on an idle machine: its thread has that much work to do."""
         return self.running_ns - self.late.typical_ns >= self.late.least_late_ns
@@ -78,6 +93,28 @@ class Delay:
             self.off["tid"], (row["tid"], row["writer_tid"])
         )
         return self.off[is_holder & np.isin(self.off["category"], categories)]
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether the threads of the request wait for another thread or process: for a message, or for a lock."""
+        waits = self.of_holder(Category.NET, Category.LOCK)
+        return self.longest_ns(waits[~np.isin(waits["syscall_nr"], SENDS)]) >= self.least_ns
+
+    def of_others(self, *categories: Category) -> Array:
+        """Intervals of the other threads that begin and end within the late interval; none if the holder works.
+
+        An idle thread waits from before the late interval until after it, or waits as often at other times.
+        """
+        if not self.is_handed_over:
+            return self.off[:0]
+        rows = self.off[np.isin(self.off["category"], categories)]
+        slack_ns = int((1 - HALF) * (self.end_ns - self.begin_ns) / 2)
+        is_inside = (rows["ts_ns"] >= self.begin_ns - slack_ns) & (
+            rows["ts_ns"] + rows["duration_ns"] <= self.end_ns + slack_ns
+        )
+        rows = rows[is_inside & (rows["duration_ns"] >= self.least_ns)]
+        is_new = [not self.threads.is_habit(row, self.late_spans) for row in rows]
+        return rows[np.array(is_new, bool)]
 
     def of_engine(self, *categories: Category) -> Array:
         return self.off[np.isin(self.off["category"], categories)]
@@ -162,6 +199,8 @@ def page_faults(delay: Delay) -> Reason | None:
 def sleep(delay: Delay) -> Reason | None:
     rows = delay.of_holder(Category.SLEEP)
     if delay.longest_ns(rows) < delay.least_ns:
+        rows = delay.of_others(Category.SLEEP)
+    if not len(rows):
         return None
     return Reason("host_sleep", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
 
@@ -176,7 +215,8 @@ def long_prompt(delay: Delay) -> Reason | None:
         return None
     longest = others[shared.argmax()]
     text = f"{longest['path'].decode('utf-8', 'replace')} with {int(longest['request_bytes']):,} bytes"
-    line = delay.threads.running_line(delay.begin_ns, delay.end_ns) or None
+    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=int(longest["pid"]))
+    line = running.line if running else None
     return Reason("long_prompt", int(longest["pid"]), CauseEvidence(work=text, line=line))
 
 
@@ -196,20 +236,49 @@ def capacity(delay: Delay) -> Reason | None:
 
 
 def interpreter_lock(delay: Delay) -> Reason | None:
-    """The holder waits for a lock while another Python thread of its process runs."""
+    """A thread waits for a lock while another Python thread of its process runs."""
     rows = delay.of_holder(Category.LOCK)
-    line = delay.threads.running_line(delay.begin_ns, delay.end_ns, of_others=True)
-    if delay.longest_ns(rows) < delay.least_ns or not line:
+    if delay.longest_ns(rows) < delay.least_ns:
+        rows = delay.of_others(Category.LOCK)
+    if not len(rows):
         return None
-    return Reason("gil", delay.pid_of(rows), CauseEvidence(line=line, holder=line, waits_at=delay.line(rows)))
+    pid = delay.pid_of(rows)
+    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, of_others=True)
+    if not running:
+        return None
+    evidence = CauseEvidence(line=running.line, holder=running.line, waits_at=delay.line(rows))
+    return Reason("gil", pid, evidence)
 
 
 def computation(delay: Delay) -> Reason | None:
     """The thread that serves the request was on the CPU."""
-    line = delay.threads.running_line(delay.begin_ns, delay.end_ns)
-    if not line or (delay.running_ns < delay.least_ns and not delay.is_late_by_work):
+    pid = int(delay.late.request["pid"])
+    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid)
+    if not delay.off_is_known or (delay.running_ns < delay.least_ns and not delay.is_late_by_work):
         return None
-    return Reason("host_compute", int(delay.late.request["pid"]), CauseEvidence(line=line))
+    return Reason("host_compute", pid, CauseEvidence(line=running.line if running else None))
+
+
+def computation_elsewhere(delay: Delay) -> Reason | None:
+    """Another thread or process of the engine computed while the request waited for it."""
+    if not delay.is_handed_over:
+        return None
+    for pid in delay.threads.pids:
+        for of_others in (False, True):
+            running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, of_others=of_others)
+            if running and running.excess_ns >= delay.least_ns:
+                return Reason("host_compute", pid, CauseEvidence(line=running.line))
+    return None
+
+
+def lock(delay: Delay) -> Reason | None:
+    """A thread waited for a lock, and no thread that would hold it ran."""
+    rows = delay.of_others(Category.LOCK)
+    rows = rows[rows["stack"] != UNKNOWN]
+    line = delay.line(rows)
+    if not line or LOCKS.search(line):
+        return None
+    return Reason("lock_contention", delay.pid_of(rows), CauseEvidence(line=line))
 
 
 RULES: tuple[Callable[[Delay], Reason | None], ...] = (
@@ -222,8 +291,10 @@ RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     sleep,
     long_prompt,
     interpreter_lock,
-    capacity,
     computation,
+    capacity,
+    computation_elsewhere,
+    lock,
 )
 
 
@@ -233,6 +304,17 @@ def reason_of(delay: Delay) -> Reason:
         if reason := rule(delay):
             return reason
     return Reason("unknown", int(delay.late.request["pid"]), CauseEvidence())
+
+
+def merged(spans: list[tuple[int, int]]) -> Array:
+    """The union of intervals: disjoint intervals in order, int64 (n, 2)."""
+    out: list[list[int]] = []
+    for begin, end in sorted(spans):
+        if out and begin <= out[-1][1]:
+            out[-1][1] = max(out[-1][1], end)
+        else:
+            out.append([begin, end])
+    return np.array(out, np.int64).reshape(-1, 2)
 
 
 def _pipe_objects(delay: Delay) -> list[bytes]:

@@ -22,7 +22,7 @@ from stallscope.events.trace import Trace
 _EVERY_NS = 1_000_000_000
 _KEPT_NS = 120_000_000_000
 """An incident of late requests closes if no late request has ended for this time."""
-_MOST_ROWS = 20_000
+_MAX_ROWS = 20_000
 _OF_PROCESSES = (layout.OFFCPU, layout.SAMPLES, layout.HOST_EVENTS, layout.POSITIONS, layout.SNAPSHOTS)
 _TABLES = (*SERVING_TABLES, *_OF_PROCESSES)
 Identities = Callable[[set[int]], dict[str, Array]]
@@ -60,7 +60,9 @@ class Engines:
         self, nodes: Nodes, at_ns: int, identities: Identities, *, is_last: bool = False
     ) -> list[Change]:
         """The changes of incidents since the last call. at_ns: by the stream's clock."""
-        if not (self._processes or self._incidents.open) or (at_ns - self._judged_at_ns < _EVERY_NS and not is_last):
+        if not (self._processes or self._incidents.open) or (
+            at_ns - self._judged_at_ns < _EVERY_NS and not is_last
+        ):
             return []
         self._judged_at_ns = at_ns
         self._step += 1
@@ -103,7 +105,7 @@ class Engines:
             is_kept = times > latest[rows["node"]] - _KEPT_NS
             if table is layout.SERVERS:
                 is_kept = _with_last_rows(rows, is_kept) & ~np.isin(_keys(rows), ended)
-            self._rows[table.name] = rows[is_kept][-_MOST_ROWS:]
+            self._rows[table.name] = rows[is_kept][-_MAX_ROWS:]
         named = {int(number) for rows in self._with_stacks() for number in np.unique(rows["stack"])}
         self._stacks = {number: frames for number, frames in self._stacks.items() if number in named}
 

@@ -119,11 +119,15 @@ class Stream:
     def confirmed_ns(self) -> dict[str, int]:
         """The time of the last evaluation that confirmed each open incident, by the stream's clock."""
         with self._lock:
-            return {
-                incident.id: incident.confirmed_ns
-                for job in self._jobs.values()
-                for incident in job.incidents.open
-            } | dict(self._idle.confirmed_ns()) | dict(self._engines.confirmed_ns())
+            return (
+                {
+                    incident.id: incident.confirmed_ns
+                    for job in self._jobs.values()
+                    for incident in job.incidents.open
+                }
+                | dict(self._idle.confirmed_ns())
+                | dict(self._engines.confirmed_ns())
+            )
 
     @property
     def n_rows(self) -> int:

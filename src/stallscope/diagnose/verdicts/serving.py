@@ -2,6 +2,7 @@
 (`dead_server`).
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,9 +19,9 @@ from stallscope.diagnose.report.evidence import Evidence, from_counts
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.serving.dead_servers import DeadServer, dead_servers
 from stallscope.diagnose.serving.endpoints import endpoints
-from stallscope.diagnose.serving.engine_threads import Threads
+from stallscope.diagnose.serving.engine_threads import Threads, function_of
 from stallscope.diagnose.serving.late_requests import Late, late_requests
-from stallscope.diagnose.serving.reasons import Delay, Reason, reason_of
+from stallscope.diagnose.serving.reasons import Delay, Reason, merged, reason_of
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts._owners import with_owners
@@ -118,8 +119,9 @@ def _latency(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
 def _explained(trace: Trace, threads: Threads, requests: Array, late: list[Late]) -> Iterator[Verdict]:
     """A verdict for each reason that explains a large share of the excess, the largest first."""
     by_cause: dict[str, list[tuple[Late, Reason]]] = {}
+    spans = merged([(each.begin_ns, each.end_ns) for each in late])
     for each in late:
-        delay = Delay(each, threads, requests, threads.off(each.begin_ns, each.end_ns))
+        delay = Delay(each, threads, requests, threads.off(each.begin_ns, each.end_ns), spans)
         reason = reason_of(delay)
         by_cause.setdefault(reason.cause, []).append((each, reason))
     whole_ns = sum(each.excess_ns for each in late)
@@ -131,7 +133,7 @@ def _explained(trace: Trace, threads: Threads, requests: Array, late: list[Late]
 
 def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], share: float) -> Verdict:
     late = [each for each, _ in parts]
-    reason = max(parts, key=lambda part: (part[1].evidence.line is not None, part[0].excess_ns))[1]
+    reason = _typical(parts)
     row = max(late, key=lambda each: each.excess_ns).request
     excess_ms = np.array([each.excess_ns for each in late]) / 1e6
     node, pid = int(row["node"]), reason.pid or int(row["pid"])
@@ -163,6 +165,24 @@ def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], sh
             line=reason.evidence.line,
         ),
     )
+
+
+def _typical(parts: list[tuple[Late, Reason]]) -> Reason:
+    """The reason with the process and the function that explain most of the delay; a reason with a line first."""
+    times = Counter[tuple[bool, int, str]]()
+    for late, reason in parts:
+        times[_location(reason)] += late.excess_ns
+    named = [location for location in times if location[0]] or list(times)
+    chosen = max(named, key=lambda location: times[location])
+    return max((part for part in parts if _location(part[1]) == chosen), key=lambda part: part[0].excess_ns)[
+        1
+    ]
+
+
+def _location(reason: Reason) -> tuple[bool, int, str]:
+    """Whether a line is known, the process, and the function of the line."""
+    line = reason.evidence.line
+    return line is not None, reason.pid, function_of(line) if line else ""
 
 
 def _dead(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:

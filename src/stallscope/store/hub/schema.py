@@ -311,7 +311,7 @@ GPU_RATES = HubTable(
 _SENT = (
     EVENTS,
     COLLECTIVES,
-    *(_of_node(table) for table in layout.SENT_TABLES if table is not layout.COLLECTIVES),
+    *(_of_node(table) for table in layout.HUB_TABLES if table is not layout.COLLECTIVES),
     NODE_METRICS,
     STACKS,
     CLOCKS,
