@@ -60,7 +60,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
-        log = subprocess.PIPE if self.fault == "log_pipe" else open(self.folder / "log", "wb")  # noqa: SIM115
+        log = subprocess.PIPE if self.fault == "log_pipe" else (self.folder / "log").open("wb")
         words = [self.python, HERE / "engine_server.py", self.kind, self.fault, str(self.port), self.folder]
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log, process_group=0)
 

@@ -243,7 +243,7 @@ class Shard:
             self._pending[tenant, named.incident_id] = (row, chain_row(named, cluster, now_us))
 
     def _note_stated(self, key: Key, rows: pa.Table) -> None:
-        """Take verdicts that machines have made. A machine repeats open incidents; silent incidents end, see offer()."""
+        """Take verdicts that machines have made. A machine repeats open incidents; others end, see offer()."""
         tenant, now_us = key[0], time.time_ns() // 1000
         for row, chain in node_verdicts.stated(rows, key[1], now_us=now_us):
             incident = (tenant, row["verdict_id"])

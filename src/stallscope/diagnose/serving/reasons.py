@@ -73,7 +73,7 @@ class Delay:
 
     @property
     def off_is_known(self) -> bool:
-        """Whether the activity of the thread that writes the response was recorded: it shows in intervals off the CPU."""
+        """Whether the activity of the thread that writes the response was recorded, as it was off the CPU."""
         row = self.late.request
         rows = self.threads.offcpu
         tid = row["writer_tid"] or row["tid"]
