@@ -126,5 +126,6 @@ def test_only_known_schedulers_are_asked():
         owner_sources(OwnerOptions(kinds="moon"), {})
     with pytest.raises(BadInput, match="kubernetes_address"):
         owner_sources(OwnerOptions(kinds="kubernetes"), {})
-    (source,) = owner_sources(OwnerOptions(kinds="kubernetes"), {"KUBERNETES_SERVICE_HOST": "fd00::1"})
+    gpus, source = owner_sources(OwnerOptions(kinds="kubernetes"), {"KUBERNETES_SERVICE_HOST": "fd00::1"})
+    assert source.gpus is gpus
     assert source.api.address == "https://[fd00::1]:443"

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stallscope.capture.owners.hints import ADDRESSES, OWN_PID, hints
+from stallscope.capture.owners.hints import ADDRESSES, N_PEERS, OWN_PID, hints
 from stallscope.capture.owners.owners import Owners
 from stallscope.capture.owners.ray import Ray
 from stallscope.capture.owners.schedulers import OwnerOptions, owner_sources
 from stallscope.capture.owners.source import RAY_JOB
+from stallscope.capture.process.workload import workload
 
 DRIVER = {"type": "DRIVER", "job_id": "03000000", "submission_id": None, "metadata": {}}
 SUBMITTED = {
@@ -111,6 +112,17 @@ def test_two_actors_with_one_process_number_and_address_have_no_name():
     assert "actor" not in ray.labels({}, facts(40, "10.0.0.1"))
 
 
+def test_a_worker_that_ray_starts_in_advance_belongs_to_the_job_of_its_actor():
+    """Recorded with Ray 2.60: RAY_JOB_ID of the first workers of a node is the job that no job has."""
+    ray = refreshed(actor("n1", 40, "trainer-0", job="02000000"), actor("n2", 41, "other"))
+    advance = facts(40, "10.0.0.1", job="ffffffff")
+    expected = {"job": "02000000", "job_name": "night", "actor": "trainer-0"}
+    assert ray.labels({}, advance) == expected
+    assert ray.labels({"job": "4711"}, advance) == {"actor": "trainer-0"}
+    assert ray.labels({}, facts(41, "10.0.0.1", job="ffffffff")) == {}
+    assert workload(os.getpid(), {RAY_JOB: "ffffffff"}).get("job") is None
+
+
 def test_number_and_addresses_are_read_in_the_namespaces_of_a_worker(tmp_path: Path):
     home = tmp_path / "7"
     (home / "net").mkdir(parents=True)
@@ -124,8 +136,9 @@ def test_number_and_addresses_are_read_in_the_namespaces_of_a_worker(tmp_path: P
         RAY_JOB: "01000000",
         OWN_PID: "31",
         ADDRESSES: "10.0.0.2",
+        N_PEERS: "1",
     }
-    assert hints(7, {"HOME": "/"}, tmp_path) == {}
+    assert hints(7, {"HOME": "/", "WORLD_SIZE": "8"}, tmp_path) == {N_PEERS: "8"}
     assert hints(8, {RAY_JOB: "01000000"}, tmp_path)[OWN_PID] == "8"
 
 

@@ -1,7 +1,8 @@
 """Jobs and actors of one Ray cluster, from the dashboard of its head node.
 
 Formats: Ray 2.53. Jobs are the JobDetails of /api/jobs/, nodes and actors the NodeState and ActorState of the state API
-(/api/v0), which Ray calls alpha. An actor is identified by the job, its node's address and its process number there.
+(/api/v0), which Ray calls alpha. An actor is identified by the job, its node's address and its process number there. A
+worker that Ray starts in advance has no job in its environment: its job is the job of its actor.
 """
 
 import json
@@ -21,8 +22,11 @@ _ACTORS = f"/api/v0/actors?limit=10000{_ALIVE}"
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 32 << 20
 
-Actors = Mapping[tuple[str, str, str], str]
-"""(job, address of the node, process number) -> name."""
+Actors = Mapping[tuple[str, str], list[tuple[str, str]]]
+"""(address of the node, process number) -> (job, name) of each live actor."""
+
+NO_JOB = "ffffffff"
+"""JobID.nil() in hexadecimal digits (JobID of src/ray/common/id.h has 4 bytes)."""
 
 
 class Ray:
@@ -49,14 +53,26 @@ class Ray:
 
     def labels(self, known: Labels, hints: Labels) -> Labels:
         """See Source. A job of Slurm in which Ray runs keeps its own name."""
-        job = hints.get(RAY_JOB, "")
-        addresses = hints.get(ADDRESSES, "").split(",")
-        names = [self._actors.get((job, address, hints.get(OWN_PID, ""))) for address in addresses]
+        job, name = self._actor(hints)
+        is_new = hints.get(RAY_JOB) == NO_JOB != job and not known.get("job")
         labels = {
-            "job_name": self._jobs.get(job, "") if known.get("job") == job else "",
-            "actor": next(filter(None, names), ""),
+            "job": job if is_new else "",
+            "job_name": self._jobs.get(job, "") if is_new or known.get("job") == job else "",
+            "actor": name,
         }
         return {label: value for label, value in labels.items() if value}
+
+    def _actor(self, hints: Labels) -> tuple[str, str]:
+        """Job and name of the only actor that a worker may be; otherwise the job of its environment."""
+        job = hints.get(RAY_JOB, "")
+        addresses = hints.get(ADDRESSES, "").split(",")
+        actors = [
+            actor
+            for address in addresses
+            for actor in self._actors.get((address, hints.get(OWN_PID, "")), ())
+            if job in (NO_JOB, actor[0])
+        ]
+        return actors[0] if len(actors) == 1 else (job, "")
 
     def allocations(self) -> list[Allocation]:
         """Ray does not report the GPUs of a job."""
@@ -75,14 +91,14 @@ def job_names(jobs: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def actor_names(nodes: list[dict[str, Any]], actors: list[dict[str, Any]]) -> Actors:
-    """The names of live actors, otherwise their classes; empty for two actors with one key."""
+    """The jobs and names of live actors, or their classes."""
     address = {node.get("node_id"): str(node.get("node_ip") or "") for node in nodes}
-    names: dict[tuple[str, str, str], str] = {}
+    names: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for actor in actors:
-        key = (str(actor.get("job_id")), address.get(actor.get("node_id"), ""), str(actor.get("pid")))
+        key = address.get(actor.get("node_id"), ""), str(actor.get("pid"))
         name = str(actor.get("name") or actor.get("repr_name") or actor.get("class_name") or "")
-        if actor.get("state") == "ALIVE" and key[1]:
-            names[key] = "" if key in names else name
+        if actor.get("state") == "ALIVE" and key[0]:
+            names.setdefault(key, []).append((str(actor.get("job_id")), name))
     return names
 
 

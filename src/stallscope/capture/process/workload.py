@@ -65,7 +65,10 @@ _JOBS = (
     "OMPI_MCA_ess_base_jobid",
     "OMPI_MCA_orte_ess_jobid",
 )
-"""The first variable that is set; torchrun's default run id is "none"."""
+"""The first variable that is set."""
+
+_UNKNOWN = ("", "none", "ffffffff")
+"""The run id of torchrun without a name; the job of a worker that Ray starts in advance."""
 
 _SERVICE_ACCOUNT = "run/secrets/kubernetes.io/serviceaccount/namespace"
 _OPENAT2, _RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 437, 0x10, 0x02
@@ -138,7 +141,7 @@ def _first_match(pattern: re.Pattern[str], text: str) -> str:
 
 def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str:
     values = (variables.get(name, "") for name in names)
-    return next((value for value in values if value not in ("", "none")), "")
+    return next((value for value in values if value not in _UNKNOWN), "")
 
 
 def _plain(value: str) -> str:
