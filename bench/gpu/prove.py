@@ -151,6 +151,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--skip", nargs="*", default=[], help="likewise")
     parser.add_argument("--from", dest="first", default="", help="begin with this part, in the normal order")
     parser.add_argument("--one-gpu", action="store_true", help="four ranks on one GPU")
+    parser.add_argument(
+        "--restarts", type=int, default=0, help="also start and stop the agent this often for each slowdown"
+    )
     parser.add_argument("--emulated", action="store_true", help="the demo's job instead of PyTorch")
     return parser.parse_args()
 
@@ -264,6 +267,7 @@ def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part])
         disk=proof.disk,
         seconds=min(seconds, proof.left_s),
         agent_words=proof.agent_words(job),
+        n_restarts=proof.chosen.restarts,
     )
 
 

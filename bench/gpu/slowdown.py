@@ -20,7 +20,7 @@ import numpy as np
 from comparing import SETTLE_S, Steps, Window, at_one_speed, found_in, interval, mean_step_ns, slowdown
 from job import STEPS_BETWEEN_READS
 from numpy.typing import NDArray
-from running import Failed, Job, end
+from running import Failed, Job, end, tracing
 from switching import Agent, Governed, switched
 
 from stallscope.events.kernel import HookGroup
@@ -32,6 +32,11 @@ MAX_RUNS = 500
 GOVERNED_S = 6.0
 """After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
+RESTARTED_S = 3.0
+"""Length of a window in which the agent runs, or does not, where it is started and stopped."""
+RESTART_S = 14.0
+"""Of a start of the agent, its window, its end and the window after it."""
+
 LOOK_EVERY = 32
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
@@ -161,12 +166,14 @@ def measured(
     disk: Path,
     seconds: float,
     agent_words: tuple[str, ...] = (),
+    n_restarts: int = 0,
 ) -> dict[str, Any]:
     """Switches tracing of a job on and off until the interval is narrow or the time is over.
 
-    disk: a folder for the trace. seconds: for the whole. Raises Failed. The job is ended.
+    disk: a folder for the trace. seconds: for the whole. n_restarts: starts and ends of the agent, as a second method.
+    Raises Failed. The job is ended.
     """
-    end_s = time.monotonic() + seconds
+    end_s = time.monotonic() + seconds - n_restarts * RESTART_S
     db = disk / "slowdown.db"
     try:
         job.await_loaded()
@@ -183,11 +190,13 @@ def measured(
         db.unlink()
         check_switched(ts_ns, windows)
         (job.folder / "windows.json").write_text(json.dumps({"windows": windows, "turns": after.turns}))
+        started = restarted(workload, job, db, n=n_restarts, agent_words=agent_words)
         counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
             "said": workload.said,
             **slowdown(windows, steps, after.turns),
+            **started,
             "governor_percent": lost_percent(before, after, n_ranks=job.n_ranks),
             **hits(counts, steps, n_ranks=job.n_ranks),
             "gpus": 1 if workload.is_alone else job.n_ranks,
@@ -222,6 +231,24 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
         if job.launcher.process.poll() is not None:
             raise Failed(f"the job ended: {job.launcher.last_words()}")
     return windows
+
+
+def restarted(
+    workload: Workload, job: Job, db: Path, *, n: int, agent_words: tuple[str, ...]
+) -> dict[str, Any]:
+    """The slowdown by a second method: the agent is started and stopped n times, as a user does."""
+    if not n:
+        return {}
+    windows = [window(RESTARTED_S, is_on=False)]
+    for _ in range(n):
+        with tracing(db, words=agent_words):
+            time.sleep(GOVERNED_S)
+            windows.append(window(RESTARTED_S, is_on=True))
+        db.unlink()
+        windows.append(window(RESTARTED_S, is_on=False))
+    result = slowdown(windows, compared_steps(workload, job, windows), [])
+    names = ("slowdown_percent", "spread_percent", "runs")
+    return {f"restarted_{name}": result[name] for name in names}
 
 
 def window(seconds: float, *, is_on: bool) -> Window:
