@@ -21,6 +21,7 @@ const volatile struct {
 #define MSG_PEEK 2
 #define EAGAIN 11
 #define AF_UNIX 1
+#define TCP_ESTABLISHED 1
 #define TCP_FIN_WAIT1 4
 #define TCP_CLOSE 7
 #define TCP_LAST_ACK 9
@@ -682,6 +683,11 @@ int BPF_PROG(serving_sent, struct sock *sk, int result)
 SEC("?tp_btf/inet_sock_set_state")
 int BPF_PROG(serving_state, struct sock *sk, int before, int after)
 {
+	u64 key = (u64)sk;
+
+	/* The kernel reuses the addresses of sockets, and the end of a connection arrives as data, too. */
+	if (after == TCP_ESTABLISHED || after == TCP_CLOSE)
+		bpf_map_delete_elem(&early_arrivals, &key);
 	if (after == TCP_FIN_WAIT1 || after == TCP_LAST_ACK || after == TCP_CLOSE)
 		return has_closed(sk);
 	return 0;

@@ -62,7 +62,7 @@ def flush_slowly() -> None:
 
 def log_line() -> None:
     """More than a pipe holds: the reader of the log is slow."""
-    os.write(2, b"x" * 4000 + b"\n")
+    os.write(2, b"x" * 30_000 + b"\n")
 
 
 def take_wedged() -> None:

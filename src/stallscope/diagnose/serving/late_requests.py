@@ -14,6 +14,9 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Trace
 
 LONG_FACTOR = 4
+MANY_WAITING = 3
+"""A request that arrives while this many earlier requests wait for their first token waits in a queue."""
+
 LONG_BYTES = 2000
 """A prompt is long from this many bytes on, if it also has LONG_FACTOR times the median of its path."""
 
@@ -42,10 +45,7 @@ def late_requests(trace: Trace, rows: Array, limits: Thresholds) -> list[Late]:
     typical_gap_ns = int(between_ms(tokens_of(trace, rows)).get("p50", 0.0) * 1e6)
     is_long = is_long_prompt(rows)
     answered = rows["first_ns"] != UNKNOWN
-    short = rows[answered & ~is_long]
-    typical_first_ns = (
-        int(np.percentile(short["first_ns"] - short["read_ns"], 25, method="lower")) if len(short) else 0
-    )
+    typical_first_ns = _typical_first_ns(rows[answered & ~is_long])
     late = []
     for row, long in zip(rows, is_long, strict=True):
         parts = [_part(row, "pickup", int(row["ts_ns"]), int(row["read_ns"]), 0, limits)]
@@ -60,6 +60,23 @@ def late_requests(trace: Trace, rows: Array, limits: Thresholds) -> list[Late]:
         if worst.excess_ns >= worst.least_late_ns:
             late.append(worst)
     return late
+
+
+def _typical_first_ns(rows: Array) -> int:
+    """The typical time until the first token: of requests that did not queue, if there are any."""
+    if not len(rows):
+        return 0
+    direct = rows[n_before(rows, rows["ts_ns"]) < MANY_WAITING]
+    chosen = direct if len(direct) >= MANY_WAITING else rows
+    return int(np.percentile(chosen["first_ns"] - chosen["read_ns"], 25, method="lower"))
+
+
+def n_before(rows: Array, at_ns: Array) -> Array:
+    """How many of these requests wait for their first token at each moment: int64 (n,)."""
+    until_ns = np.where(rows["first_ns"] == UNKNOWN, rows["end_ns"], rows["first_ns"])
+    began = np.searchsorted(np.sort(rows["ts_ns"]), at_ns, side="left")
+    ended: Array = np.searchsorted(np.sort(until_ns), at_ns, side="right")
+    return began - ended
 
 
 def _part(row: Array, name: str, begin_ns: int, end_ns: int, typical_ns: int, limits: Thresholds) -> Late:

@@ -20,12 +20,11 @@ from stallscope.diagnose.serving.engine_threads import (
     most_of_a_thread,
     overlap_ns,
 )
-from stallscope.diagnose.serving.late_requests import Late, is_long_prompt
+from stallscope.diagnose.serving.late_requests import MANY_WAITING, Late, is_long_prompt, n_before
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
 HALF = 0.5
-_MANY_WAITING = 3
 _PIPE = b"full pipe"
 
 
@@ -72,19 +71,22 @@ class Delay:
         return max(self.end_ns - self.begin_ns - self.longest_ns(off), 0)
 
     @property
-    def off_is_known(self) -> bool:
-        """Whether the activity of the thread that writes the response was recorded, as it was off the CPU."""
+    def is_holder_known(self) -> bool:
+        """Whether the thread that writes the response was off the CPU at times in the late interval, or was sampled.
+
+        A thread without rows may still wait: a wait has its row when the thread is woken.
+        """
         row = self.late.request
-        rows = self.threads.offcpu
         tid = row["writer_tid"] or row["tid"]
-        return (
-            bool(((rows["pid"] == row["pid"]) & (rows["tid"] == tid)).any()) or len(self.threads.samples) > 0
-        )
+        off, sampled = self.off, self.threads.sampled(self.begin_ns, self.end_ns)
+        is_off = (off["pid"] == row["pid"]) & (off["tid"] == tid)
+        is_sampled = (sampled["owner_pid"] == row["pid"]) & (sampled["tid"] == tid)
+        return bool(is_off.any() or is_sampled.any())
 
     @property
     def is_late_by_work(self) -> bool:
         """Whether the request would be late on an idle machine: its thread has that much work to do."""
-        return self.running_ns - self.late.typical_ns >= self.late.least_late_ns
+        return self.is_holder_known and self.running_ns - self.late.typical_ns >= self.late.least_late_ns
 
     def of_holder(self, *categories: Category) -> Array:
         """Intervals off the CPU of the threads that read the request or write the response."""
@@ -142,14 +144,20 @@ def stopped(delay: Delay) -> Reason | None:
     return Reason("process_stopped", delay.pid_of(rows), CauseEvidence())
 
 
-def kept_off_the_cpu(delay: Delay) -> Reason | None:
-    """By a quota, or by another program. Threads of the engine that compete with each other are not a reason."""
+def quota(delay: Delay) -> Reason | None:
+    """The control group had used up its CPU quota."""
     rows = delay.of_engine(Category.PREEMPTED)
     throttled = rows[is_throttled_row(rows)]
     if delay.longest_ns(throttled) >= delay.least_ns or (
         delay.longest_ns(rows) >= delay.least_ns and delay.threads.is_throttled(delay.begin_ns, delay.end_ns)
     ):
         return Reason("cpu_quota", delay.pid_of(rows), CauseEvidence())
+    return None
+
+
+def preemption(delay: Delay) -> Reason | None:
+    """Another program had the CPU. Threads of the engine that compete with each other are not a reason."""
+    rows = delay.of_engine(Category.PREEMPTED)
     foreign = rows[~np.isin(rows["by_pid"], delay.threads.pids)]
     if delay.longest_ns(foreign) < delay.least_ns or delay.is_late_by_work:
         return None
@@ -221,17 +229,15 @@ def long_prompt(delay: Delay) -> Reason | None:
 
 
 def capacity(delay: Delay) -> Reason | None:
-    """The request waited behind several earlier requests while the engine completed responses."""
+    """The request waited behind several earlier requests while the engine completed responses at a steady rate."""
     rows, own = delay.requests, delay.late.request
-    if delay.late.part == "gap":
+    if delay.late.part == "gap" or n_before(rows, np.array([own["ts_ns"]]))[0] < MANY_WAITING:
         return None
-    is_before = (rows["ts_ns"] < own["ts_ns"]) & (
-        np.where(rows["first_ns"] == UNKNOWN, rows["end_ns"], rows["first_ns"]) > own["ts_ns"]
-    )
-    n_done = int(((rows["end_ns"] > delay.begin_ns) & (rows["end_ns"] < delay.end_ns)).sum())
-    if int(is_before.sum()) < _MANY_WAITING or n_done < _MANY_WAITING:
+    done_ns = np.sort(rows["end_ns"][(rows["end_ns"] > delay.begin_ns) & (rows["end_ns"] < delay.end_ns)])
+    pauses_ns = np.diff(np.concatenate([[delay.begin_ns], done_ns, [delay.end_ns]]))
+    if len(done_ns) < MANY_WAITING or pauses_ns.max() > HALF * (delay.end_ns - delay.begin_ns):
         return None
-    rate = round(n_done / (delay.end_ns - delay.begin_ns) * 1e9, 2)
+    rate = round(len(done_ns) / (delay.end_ns - delay.begin_ns) * 1e9, 2)
     return Reason("capacity", int(own["pid"]), CauseEvidence(calls_per_second=rate))
 
 
@@ -254,7 +260,7 @@ def computation(delay: Delay) -> Reason | None:
     """The thread that serves the request was on the CPU."""
     pid = int(delay.late.request["pid"])
     running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid)
-    if not delay.off_is_known or (delay.running_ns < delay.least_ns and not delay.is_late_by_work):
+    if not delay.is_holder_known or (delay.running_ns < delay.least_ns and not delay.is_late_by_work):
         return None
     return Reason("host_compute", pid, CauseEvidence(line=running.line if running else None))
 
@@ -283,16 +289,17 @@ def lock(delay: Delay) -> Reason | None:
 
 RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     stopped,
-    kept_off_the_cpu,
+    quota,
     slow_client,
     full_pipe,
     disk,
     page_faults,
     sleep,
     long_prompt,
+    capacity,
+    preemption,
     interpreter_lock,
     computation,
-    capacity,
     computation_elsewhere,
     lock,
 )
