@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from stallscope.errors import BadInput
-from stallscope.serve.openapi import document
+from stallscope.serve.openapi import LATENCY_TOOL, document
 from stallscope.serve.tool_calls import called, listed
 from stallscope.serve.tools.tenant_context import Hub
 from stallscope.serve.tools.tool_registry import Tools
@@ -26,7 +26,8 @@ def routes(hub: Hub, tools: Tools) -> list[BaseRoute]:
     return [
         Route("/api/v1/tools/list", _list(tools), methods=["GET"]),
         Route("/api/v1/tools/{name}", _tool(hub, tools), methods=["POST"]),
-        Route("/api/v1/sql", _sql(hub, tools), methods=["POST"]),
+        Route("/api/v1/sql", _fixed(hub, tools, SQL_TOOL), methods=["POST"]),
+        Route("/api/v1/inference", _fixed(hub, tools, LATENCY_TOOL), methods=["POST"]),
         Route("/api/v1/openapi.json", _openapi(tools), methods=["GET"]),
     ]
 
@@ -54,11 +55,13 @@ def _tool(hub: Hub, tools: Tools) -> Endpoint:
     return tool
 
 
-def _sql(hub: Hub, tools: Tools) -> Endpoint:
-    async def sql(request: Request) -> Response:
-        return await _answered(hub, tools, SQL_TOOL, request)
+def _fixed(hub: Hub, tools: Tools, name: str) -> Endpoint:
+    """The endpoint of one tool under its own path."""
 
-    return sql
+    async def tool(request: Request) -> Response:
+        return await _answered(hub, tools, name, request)
+
+    return tool
 
 
 async def _answered(hub: Hub, tools: Tools, name: str, request: Request) -> Response:

@@ -16,6 +16,8 @@ _ERRORS = {
     "504": "The query exceeded its time or memory limit.",
 }
 _JSON = "application/json"
+LATENCY_TOOL = "fleet.cluster.latency"
+"""The tool behind POST /api/v1/inference."""
 
 
 def document(tools: Tools, *, sql_tool: str) -> dict[str, Any]:
@@ -23,6 +25,8 @@ def document(tools: Tools, *, sql_tool: str) -> dict[str, Any]:
     paths = {f"/api/v1/tools/{tool.name}": {"post": _operation(tool, tool.name)} for tool in tools.values()}
     if sql_tool in tools:
         paths["/api/v1/sql"] = {"post": _operation(tools[sql_tool], "sql")}
+    if LATENCY_TOOL in tools:
+        paths["/api/v1/inference"] = {"post": _operation(tools[LATENCY_TOOL], "inference")}
     paths["/api/v1/tools/list"] = {"get": _listing()}
     paths["/api/versions"] = {
         "get": _open("versions", "Supported API versions.", ["versions", "capabilities"])

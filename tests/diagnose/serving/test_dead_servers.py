@@ -51,6 +51,23 @@ def test_a_deadlocked_thread_is_named_with_its_line():
     assert verdict.severity == "critical"
 
 
+def test_the_thread_that_holds_the_lock_is_named_and_not_the_threads_that_wait_for_it():
+    engine = dead_engine(Category.LOCK)
+    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
+    waits = "0x90d8f (libc.so.6)", "/srv/app.py:20 with_lock", "/srv/app.py:9 handler"
+    for tid in range(PID + 2, PID + 5):
+        engine.position(at_ns, *waits, tid=tid)
+    shared = engine.positions[-3]["stack"][0]
+    for row in engine.positions[-2:]:
+        row["stack"] = shared
+    engine.position(at_ns, "epoll_pwait+0x6e (libc.so.6)", "uv_run+0x1 (loop.so)", "/srv/app.py:3 serve")
+    engine.position(
+        at_ns, "0x90d8f (libc.so.6)", "/srv/app.py:12 wedge", "/srv/app.py:9 handler", tid=PID + 1
+    )
+    (verdict,) = verdicts(engine)
+    assert verdict.evidence.line == "/srv/app.py:12 wedge"
+
+
 def test_an_answer_to_a_health_check_is_no_progress():
     engine = dead_engine(Category.LOCK)
     engine.requests["path"][-1] = b"/health"

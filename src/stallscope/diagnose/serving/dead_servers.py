@@ -5,6 +5,7 @@ request to that path has made progress for Thresholds.dead_server_ns. The thread
 because threads also work during a first request, which may take minutes (compilation, a long unstreamed generation).
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -18,15 +19,12 @@ from stallscope.events.trace import Trace
 
 _WORKS = 0.2
 _FACTOR = 3
-_IDLE_FRAMES = (
-    "/selectors.py:",
-    "/asyncio/",
-    "/socketserver.py:",
-    "/concurrent/futures/thread.py:",
-    "/queue.py:",
-    "/anyio/",
-    "/uvicorn/",
+_IDLE = re.compile(
+    r"^(epoll_p?wait|p?poll|p?select|accept4?)\b|/selectors\.py:|/asyncio/|/socketserver\.py:|/queue\.py:|/anyio/"
+    r"|/uvicorn/|/concurrent/futures/thread\.py:|/threading\.py:\d+ wait|/multiprocessing/resource_tracker\.py:"
 )
+"""Innermost frames of a thread that waits for work."""
+_INNER_FRAMES = 4
 _AT_WORK = (Category.ON_CPU, Category.WAIT_GPU, Category.DEVICE, Category.IO, Category.PREEMPTED)
 
 
@@ -112,11 +110,15 @@ def _blocked_at(
     """Process and stack of the thread that is blocked in the user's code; a thread that waits for work is not."""
     rows = trace.positions
     rows = rows[(rows["node"] == node) & np.isin(rows["pid"], pids) & (rows["ts_ns"] >= since_ns)]
-    stacks = Counter((int(row["pid"]), trace.stacks.get(int(row["stack"]), ())) for row in rows)
-    blocked = {
-        key: n for key, n in stacks.items() if key[1] and not any(part in key[1][0] for part in _IDLE_FRAMES)
-    }
-    ranked = sorted(blocked, key=lambda key: (not _is_in_function(key[1]), -blocked[key]))
+    samples: dict[tuple[int, tuple[str, ...]], Counter[int]] = {}
+    for row in rows:
+        if frames := trace.stacks.get(int(row["stack"]), ()):
+            samples.setdefault((int(row["pid"]), frames), Counter())[int(row["tid"])] += 1
+    blocked = [key for key in samples if not any(_IDLE.search(frame) for frame in key[1][:_INNER_FRAMES])]
+    # Threads that wait for a lock are many and at one line; the thread that has the lock is alone at its line.
+    ranked = sorted(
+        blocked, key=lambda key: (not _is_in_function(key[1]), len(samples[key]), -samples[key].total())
+    )
     return ranked[0] if ranked else None
 
 

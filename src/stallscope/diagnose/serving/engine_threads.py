@@ -4,14 +4,14 @@ An interval off the CPU is known from 1 ms on. Samples are counted per second, s
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from stallscope.diagnose.processes.code_locations import user_line
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category, HostKind, OffCpuFlag, SampleRole
+from stallscope.events.names import Category, HostKind, OffCpuFlag
 from stallscope.events.trace import Trace
 
 SENDS = (1, 20, 44, 46, 307)
@@ -70,14 +70,15 @@ class Threads:
                 lines[line] += weight(row)
         return lines.most_common(1)[0][0] if lines else ""
 
-    def running(self, begin_ns: int, end_ns: int, *, pid: int, of_others: bool = False) -> Running | None:
+    def running(
+        self, begin_ns: int, end_ns: int, *, pid: int, without: Collection[int] = ()
+    ) -> Running | None:
         """The function of a process that ran, or wanted a CPU; the function with most time beyond its typical time.
 
-        of_others: of the threads that ran while the followed thread was blocked.
+        without: threads that are left out.
         """
-        role = SampleRole.SAME_PROCESS if of_others else SampleRole.GPU
         rows = self.samples
-        rows = rows[(rows["pid"] == pid) & (rows["owner_pid"] == pid) & (rows["role"] == role)]
+        rows = rows[(rows["pid"] == pid) & (rows["owner_pid"] == pid) & ~np.isin(rows["tid"], list(without))]
         busy = rows[np.isin(rows["category"], _BUSY)]
         n_late = _seconds(_in(rows, begin_ns, end_ns))
         n_other = _seconds(rows) - n_late

@@ -24,7 +24,7 @@ from stallscope.diagnose.serving.late_requests import MANY_WAITING, Late, is_lon
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
-HALF = 0.5
+HALF, _MOST = 0.5, 0.75
 _PIPE = b"full pipe"
 
 
@@ -121,6 +121,12 @@ class Delay:
     def of_engine(self, *categories: Category) -> Array:
         return self.off[np.isin(self.off["category"], categories)]
 
+    @property
+    def foreign(self) -> Array:
+        """Intervals in which another program had the CPU of a thread of the engine."""
+        rows = self.of_engine(Category.PREEMPTED)
+        return rows[~np.isin(rows["by_pid"], self.threads.pids)]
+
     def longest_ns(self, rows: Array) -> int:
         return most_of_a_thread(rows, self.begin_ns, self.end_ns)
 
@@ -157,8 +163,7 @@ def quota(delay: Delay) -> Reason | None:
 
 def preemption(delay: Delay) -> Reason | None:
     """Another program had the CPU. Threads of the engine that compete with each other are not a reason."""
-    rows = delay.of_engine(Category.PREEMPTED)
-    foreign = rows[~np.isin(rows["by_pid"], delay.threads.pids)]
+    foreign = delay.foreign
     if delay.longest_ns(foreign) < delay.least_ns or delay.is_late_by_work:
         return None
     names = Counter[str]()
@@ -249,8 +254,9 @@ def interpreter_lock(delay: Delay) -> Reason | None:
     if not len(rows):
         return None
     pid = delay.pid_of(rows)
-    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, of_others=True)
-    if not running:
+    waiting = np.unique(rows["tid"]).tolist()
+    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
+    if not running or delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
         return None
     evidence = CauseEvidence(line=running.line, holder=running.line, waits_at=delay.line(rows))
     return Reason("gil", pid, evidence)
@@ -269,11 +275,12 @@ def computation_elsewhere(delay: Delay) -> Reason | None:
     """Another thread or process of the engine computed while the request waited for it."""
     if not delay.is_handed_over:
         return None
+    row = delay.late.request
     for pid in delay.threads.pids:
-        for of_others in (False, True):
-            running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, of_others=of_others)
-            if running and running.excess_ns >= delay.least_ns:
-                return Reason("host_compute", pid, CauseEvidence(line=running.line))
+        waiting = (int(row["tid"]), int(row["writer_tid"]))
+        running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
+        if running and running.excess_ns >= delay.least_ns:
+            return Reason("host_compute", pid, CauseEvidence(line=running.line))
     return None
 
 
@@ -297,8 +304,8 @@ RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     sleep,
     long_prompt,
     capacity,
-    preemption,
     interpreter_lock,
+    preemption,
     computation,
     computation_elsewhere,
     lock,
