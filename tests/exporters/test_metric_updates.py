@@ -150,3 +150,27 @@ def test_an_owner_is_a_series_while_its_process_runs():
         "process.owner": "bob",
         "k8s.namespace.name": "vision",
     }
+
+
+def test_requests_and_tokens_of_an_engine_are_histograms_by_model_and_path():
+    updates = MetricUpdates(Meter(0))
+    servers, requests = layout.empty(layout.SERVERS, 1), layout.empty(layout.REQUESTS, 3)
+    tokens = layout.empty(layout.TOKENS, 1)
+    for rows in (servers, requests):
+        rows["pid"], rows["engine"], rows["model"] = 7, b"vllm", b"m"
+    requests["path"], requests["end_ns"] = b"/v1", 500_000_000
+    requests["first_ns"] = (150_000_000, 30_000_000, layout.UNKNOWN)
+    tokens["pid"], tokens["path"], tokens["total_ns"] = 7, b"/v1", 40_000_000
+    tokens["histogram"] = b'{"9000": 4}'
+    for table, rows in ((layout.SERVERS, servers), (layout.REQUESTS, requests), (layout.TOKENS, tokens)):
+        updates.take(table, rows)
+    series = {metric.name: entries for metric, entries in updates.meter.read()}
+    expected = {
+        "time_to_first_token": (2, 0.18),
+        "time_per_output_token": (4, 0.04),
+        "request.duration": (3, 1.5),
+    }
+    for name, (n, total_s) in expected.items():
+        (entry,) = series[f"gen_ai.server.{name}"]
+        assert entry.values == ("vllm", "m", "/v1")
+        assert (entry.histogram.n, entry.histogram.total) == (n, pytest.approx(total_s))

@@ -50,6 +50,7 @@ PROMETHEUS_UNITS = {
 """Words for units; a unit in braces is an annotation and has no word."""
 
 SECONDS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+TOKEN_SECONDS = (*(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), *(1.0, 2.0, 5.0, 10.0, 20.0, 60.0))
 BYTES = tuple(float(4**n) for n in range(3, 17))
 
 COLLECTIVE_CALLS = Metric(
@@ -149,6 +150,31 @@ LEDGER_TIME = Metric(
     "s",
     ("nccl.rank", "stallscope.category"),
     "time that the GPU threads of the process spent in each category of the time ledger",
+)
+_SERVED = ("stallscope.engine", "gen_ai.request.model", "url.path")
+TIME_TO_FIRST_TOKEN = Metric(
+    "gen_ai.server.time_to_first_token",
+    Kind.HISTOGRAM,
+    "s",
+    _SERVED,
+    "time from the arrival of a request at an inference engine until its first token, or first byte",
+    TOKEN_SECONDS,
+)
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "gen_ai.server.time_per_output_token",
+    Kind.HISTOGRAM,
+    "s",
+    _SERVED,
+    "time between two tokens of a response, at most 9 % too large",
+    TOKEN_SECONDS,
+)
+REQUEST_DURATION = Metric(
+    "gen_ai.server.request.duration",
+    Kind.HISTOGRAM,
+    "s",
+    _SERVED,
+    "time from the arrival of a request until the end of its response",
+    TOKEN_SECONDS,
 )
 PROCESSES = Metric("stallscope.processes", Kind.UP_DOWN, "{process}", (), "GPU processes traced now")
 RECORDS = Metric("stallscope.records", Kind.COUNTER, "{record}", ("stallscope.table",), "records kept")
@@ -253,6 +279,9 @@ METRICS = (
     CUDA_COPIED,
     CUDA_MEMORY,
     LEDGER_TIME,
+    TIME_TO_FIRST_TOKEN,
+    TIME_PER_OUTPUT_TOKEN,
+    REQUEST_DURATION,
     PROCESSES,
     RECORDS,
     LOST,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.events import layout
+from stallscope.events import histograms, layout
 from stallscope.events.layout import UNKNOWN, Array, Table
-from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op, word
+from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op, RequestFlag, word
 from stallscope.events.owner import GROUP_LABELS, column
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import Meter
@@ -26,6 +26,7 @@ class MetricUpdates:
     meter: Meter
     _rank: dict[int, str] = field(default_factory=dict)
     _owner: dict[int, list[str]] = field(default_factory=dict)
+    _engine: dict[int, tuple[str, str]] = field(default_factory=dict)
     _calls: dict[int, Array] = field(default_factory=dict)
     _ledger: dict[int, Array] = field(default_factory=dict)
     _waited: dict[int, int] = field(default_factory=dict)
@@ -43,6 +44,9 @@ class MetricUpdates:
             "operations": self._operations,
             "memory": self._memory,
             "owners": self._owned,
+            "servers": self._engines,
+            "requests": self._requests,
+            "tokens": self._tokens,
         }
         if len(rows) and table.name in counts:
             counts[table.name](rows)
@@ -50,6 +54,7 @@ class MetricUpdates:
     def process_ended(self, pid: int) -> None:
         """End the series of a process that has ended."""
         self._owner.pop(pid, None)
+        self._engine.pop(pid, None)
 
     def n_processes(self, n: int) -> None:
         """The number of processes traced now, and the owners of the running processes."""
@@ -75,6 +80,36 @@ class MetricUpdates:
     def _owned(self, rows: Array) -> None:
         for row in rows:
             self._owner[int(row["pid"])] = [row[column(label)].decode() for label in GROUP_LABELS]
+
+    def _engines(self, rows: Array) -> None:
+        """Engine and model of each process."""
+        for row in rows:
+            engine, model = _words(row, "engine", "model")
+            self._engine[int(row["pid"])] = engine, model
+
+    def _requests(self, rows: Array) -> None:
+        """The times of requests, by engine, model and path."""
+        names = ["engine", "model", "path"]
+        for key in np.unique(rows[names]):
+            own = rows[rows[names] == key]
+            values = _words(key, *names)
+            is_whole = (own["first_ns"] != UNKNOWN) & (own["flags"] & RequestFlag.ABORTED == 0)
+            first_s = (own["first_ns"] - own["ts_ns"])[is_whole] / 1e9
+            self.meter.observe(table_of.TIME_TO_FIRST_TOKEN, first_s, *values)
+            self.meter.observe(table_of.REQUEST_DURATION, (own["end_ns"] - own["ts_ns"]) / 1e9, *values)
+
+    def _tokens(self, rows: Array) -> None:
+        """The times between tokens, by engine, model and path."""
+        for row in rows:
+            counts = histograms.joined([row["histogram"]])
+            engine, model = self._engine.get(int(row["pid"]), ("", ""))
+            self.meter.observe_counted(
+                table_of.TIME_PER_OUTPUT_TOKEN,
+                np.array(list(counts)) / 1e6,
+                np.array(list(counts.values())),
+                float(row["total_ns"]) / 1e9,
+                *(engine, model, *_words(row, "path")),
+            )
 
     def rank_of(self, pid: int) -> str:
         """The rank as text; `unknown` without a rank from the launcher or a communicator."""
@@ -190,3 +225,8 @@ class MetricUpdates:
                 if ns:
                     self.meter.add(table_of.LEDGER_TIME, ns / 1e9, self.rank_of(pid), name)
             self._ledger[pid] = np.maximum(ledger, self._ledger.get(pid, ledger))
+
+
+def _words(row: Array, *names: str) -> tuple[str, ...]:
+    """Text columns of a row."""
+    return tuple(row[name].decode("utf-8", "replace") for name in names)

@@ -12,7 +12,7 @@ from stallscope.diagnose.report.verdict import Answer, Report
 from stallscope.events.names import Category, OffCpuFlag, SampleRole
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_traces import GAP_NS, LATE, MS, PID, THROTTLED, EngineTrace
+from engine_traces import FIRST_NS, GAP_NS, LATE, MS, PID, THROTTLED, EngineTrace
 
 DELAY_NS = 300 * MS
 SENDTO, WRITE = 44, 1
@@ -26,13 +26,13 @@ def late_engine(category: Category, **values: object) -> EngineTrace:
     return engine
 
 
-def the_verdict(engine: EngineTrace):
+def the_verdict(engine: EngineTrace, *, typical_ns: int = GAP_NS):
     report = diagnose(engine.trace())
     (verdict,) = report.verdicts
     assert verdict.kind == "latency"
     assert verdict.evidence.n_late_requests == len(LATE)
     assert verdict.late_ms is not None
-    assert verdict.late_ms["median"] == pytest.approx((DELAY_NS - GAP_NS) / MS, rel=0.1)
+    assert verdict.late_ms["median"] == pytest.approx((DELAY_NS - typical_ns) / MS, rel=0.1)
     assert text_of(report)
     return verdict
 
@@ -126,6 +126,15 @@ def test_a_full_pipe_is_named_with_its_reader():
     verdict = the_verdict(engine)
     assert verdict.causes[0].cause.name == "full_pipe"
     assert verdict.causes[0].evidence.reader == "logger"
+
+
+def test_a_write_before_the_response_does_not_wait_for_the_client():
+    engine = EngineTrace()
+    for i in LATE:
+        engine.off(*engine.late_first(i, DELAY_NS), Category.NET, syscall_nr=WRITE)
+    verdict = the_verdict(engine, typical_ns=FIRST_NS)
+    assert verdict.causes[0].cause.name == "full_pipe"
+    assert verdict.pids == [PID]
 
 
 @pytest.mark.parametrize("blocks", [True, False])

@@ -17,6 +17,9 @@ from stallscope.events.trace import Trace
 SENDS = (1, 20, 44, 46, 307)
 """write, writev, sendto, sendmsg, sendmmsg (x86-64)."""
 
+WRITES = (1, 20)
+"""write, writev: to a socket, a pipe or a file."""
+
 SAMPLE_NS = 100_000_000
 """The time that a sample stands for."""
 

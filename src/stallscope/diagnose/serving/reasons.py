@@ -15,6 +15,7 @@ from stallscope.diagnose.processes.buckets import text_of
 from stallscope.diagnose.processes.code_locations import LOCKS
 from stallscope.diagnose.serving.engine_threads import (
     SENDS,
+    WRITES,
     Threads,
     is_throttled_row,
     most_of_a_thread,
@@ -191,7 +192,8 @@ def full_pipe(delay: Delay) -> Reason | None:
     rows = rows[np.isin(rows["syscall_nr"], SENDS)]
     if delay.longest_ns(rows) < delay.least_ns or not _writes_to_pipe(delay):
         return None
-    reader = _pipe_objects(delay)[0].decode("utf-8", "replace").removeprefix("full pipe read by ")
+    objects = _pipe_objects(delay)
+    reader = objects[0].decode("utf-8", "replace").removeprefix("full pipe read by ") if objects else None
     return Reason("full_pipe", delay.pid_of(rows), CauseEvidence(line=delay.line(rows), reader=reader))
 
 
@@ -337,4 +339,7 @@ def _pipe_objects(delay: Delay) -> list[bytes]:
 
 
 def _writes_to_pipe(delay: Delay) -> bool:
-    return bool(_pipe_objects(delay))
+    """Whether a pipe was full, by samples or because the socket of the request was still empty."""
+    rows = delay.of_holder(Category.NET)
+    is_before_response = delay.late.part == "first" and np.isin(rows["syscall_nr"], WRITES).any()
+    return bool(_pipe_objects(delay)) or bool(is_before_response)
