@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stallscope.errors import NotFound
+from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details
@@ -37,6 +38,20 @@ def print_report(
     return print_reports([trace], as_json, settings=settings, details=details, missing=missing, html=html)
 
 
+def _without_calls(traces: Sequence[Trace]) -> str:
+    """The error message for traces without calls: it names the processes that were traced."""
+    text = "the trace, or the selected part of it, has no NCCL collectives or CUDA calls"
+    processes = [(int(row["pid"]), int(row["rank"])) for trace in traces for row in trace.processes]
+    if not processes:
+        return f"{text}; widen --since, or trace longer"
+    names = ", ".join(f"{pid}{f' (rank {rank})' if rank >= 0 else ''}" for pid, rank in processes[:4])
+    more = ", ..." if len(processes) > 4 else ""
+    return (
+        f"{text}, only {counted(len(processes), 'process')} with a GPU library: {names}{more}; trace longer. Ranks "
+        "that use the CPU only, by gloo, MPI or UCX, are not traced: `stallscope stacks` prints their stacks"
+    )
+
+
 def print_reports(
     traces: Sequence[Trace],
     as_json: bool,
@@ -54,10 +69,7 @@ def print_reports(
     listed = listed_price(trace, settings)
     reports = [report for each in traces if (report := _usable_report(each, settings, listed))]
     if not reports:
-        raise NotFound(
-            "the trace, or the selected part of it, has no NCCL collectives or CUDA calls; "
-            "widen --since, or trace longer"
-        )
+        raise NotFound(_without_calls(traces))
     report = joint(reports)
     if html is not None:
         _write_html(html, trace, report)
