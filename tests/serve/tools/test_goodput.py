@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stallscope.events.owner import GROUP_LABELS, column
-from stallscope.serve.tools.goodput import _row
+from stallscope.serve.tools.goodput import _row, _summary
 from stallscope.serve.tools.goodput_sums import GpuTime, Window, gpu_times
 
 S = 10**9
@@ -192,3 +192,12 @@ def test_the_hours_of_a_row_add_up(held):
     parts = (row.productive, row.stragglers, row.hangs, row.restarts, row.input, row.idle)
     assert row.gpu_hours == pytest.approx(held / 3600, abs=1e-6)
     assert round(sum(parts), 6) == row.gpu_hours
+
+
+def test_a_short_job_has_hours_in_the_summary():
+    short = GpuTime()
+    short.add(GpuTime(64.0, {"input": 16.0}))
+    assert _summary([short]) == (
+        "At most 75.0% of 0.0178 GPU hours were productive; lost: 25.0% input."
+    )
+    assert "of 2,777.8 GPU hours" in _summary([GpuTime(1e7)])

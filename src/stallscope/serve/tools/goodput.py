@@ -99,6 +99,11 @@ def _hours(seconds: float) -> float:
     return round(seconds / 3600, 6)
 
 
+def _amount(hours: float) -> str:
+    """Three digits of a small number."""
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
+
+
 def _summary(times: list[GpuTime]) -> str:
     held = sum(time.held for time in times)
     if not held:
@@ -107,7 +112,7 @@ def _summary(times: list[GpuTime]) -> str:
     lost: dict[str, Any] = {name: sum(time.lost[name] for time in times) / held for name in LOSSES}
     parts = [f"{share:.1%} {name}" for name, share in lost.items() if share >= 0.0005]
     return (
-        f"At most {productive / held:.1%} of {held / 3600:,.1f} GPU hours were productive"
+        f"At most {productive / held:.1%} of {_amount(held / 3600)} GPU hours were productive"
         f"{'; lost: ' + ', '.join(parts) if parts else ''}."
     )
 
