@@ -420,7 +420,15 @@ def test_sql_runs_lists_and_saves_its_rows(hub: Served, browser, problems):
 
 def test_an_alert_is_acknowledged_and_silenced_on_the_card_of_its_incident(hub: Served, browser, problems):
     hub.alerts.note(
-        [incident("large", tenant="a", cluster="llama-70b", begin_s=time.time() - SENT_EPOCH_S - 60)]
+        [
+            incident(
+                "large",
+                tenant="a",
+                cluster="llama-70b",
+                nodes=["node-0"],
+                begin_s=time.time() - SENT_EPOCH_S - 60,
+            )
+        ]
     )
     hub.alerts.evaluate(config(), time.time_ns())
     page = signed_in(context(browser), hub, problems)

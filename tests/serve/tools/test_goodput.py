@@ -197,7 +197,5 @@ def test_the_hours_of_a_row_add_up(held):
 def test_a_short_job_has_hours_in_the_summary():
     short = GpuTime()
     short.add(GpuTime(64.0, {"input": 16.0}))
-    assert _summary([short]) == (
-        "At most 75.0% of 0.0178 GPU hours were productive; lost: 25.0% input."
-    )
+    assert _summary([short]) == ("At most 75.0% of 0.0178 GPU hours were productive; lost: 25.0% input.")
     assert "of 2,777.8 GPU hours" in _summary([GpuTime(1e7)])
