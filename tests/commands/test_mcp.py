@@ -40,6 +40,7 @@ TOOLS = {
     "get_trace_stats",
     "graph_frequency",
     "graph_lifecycle",
+    "latency",
     "query_fleet",
     "run_demo",
     "run_analysis",

@@ -24,7 +24,7 @@ SAMPLE_NS = 100_000_000
 """The time that a sample stands for."""
 
 _SECOND_NS = 10**9
-_BUSY = (Category.ON_CPU, Category.PREEMPTED)
+BUSY = (Category.ON_CPU, Category.PREEMPTED)
 _HABIT = 0.3
 """A thread that spends this share of the time also outside late intervals in the same way does not cause them."""
 
@@ -82,7 +82,7 @@ class Threads:
         """
         rows = self.samples
         rows = rows[(rows["pid"] == pid) & (rows["owner_pid"] == pid) & ~np.isin(rows["tid"], list(without))]
-        busy = rows[np.isin(rows["category"], _BUSY)]
+        busy = rows[np.isin(rows["category"], BUSY)]
         n_late = _seconds(_in(rows, begin_ns, end_ns))
         n_other = _seconds(rows) - n_late
         inside, always = self._functions(_in(busy, begin_ns, end_ns)), self._functions(busy)

@@ -14,6 +14,8 @@ from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.buckets import text_of
 from stallscope.diagnose.processes.code_locations import LOCKS
 from stallscope.diagnose.serving.engine_threads import (
+    BUSY,
+    SAMPLE_NS,
     SENDS,
     WRITES,
     Threads,
@@ -82,7 +84,8 @@ class Delay:
         off, sampled = self.off, self.threads.sampled(self.begin_ns, self.end_ns)
         is_off = (off["pid"] == row["pid"]) & (off["tid"] == tid)
         is_sampled = (sampled["owner_pid"] == row["pid"]) & (sampled["tid"] == tid)
-        return bool(is_off.any() or is_sampled.any())
+        n_busy = int(sampled["n"][is_sampled & np.isin(sampled["category"], BUSY)].sum())
+        return bool(is_off.any() or 4 * n_busy * SAMPLE_NS >= self.least_ns)
 
     @property
     def is_late_by_work(self) -> bool:
@@ -115,9 +118,14 @@ class Delay:
         is_inside = (rows["ts_ns"] >= self.begin_ns - slack_ns) & (
             rows["ts_ns"] + rows["duration_ns"] <= self.end_ns + slack_ns
         )
-        rows = rows[is_inside & (rows["duration_ns"] >= self.least_ns)]
-        is_new = [not self.threads.is_habit(row, self.late_spans) for row in rows]
-        return rows[np.array(is_new, bool)]
+        rows = rows[is_inside]
+        is_cause = np.zeros(len(rows), bool)
+        for tid in np.unique(rows["tid"]):
+            own = rows["tid"] == tid
+            longest = rows[own][rows[own]["duration_ns"].argmax()]
+            if self.longest_ns(rows[own]) >= self.least_ns:
+                is_cause |= own & (not self.threads.is_habit(longest, self.late_spans))
+        return rows[is_cause]
 
     def of_engine(self, *categories: Category) -> Array:
         return self.off[np.isin(self.off["category"], categories)]

@@ -1,5 +1,6 @@
 """Tables that other interfaces show: rows by process, chains of slow calls, groups of similar stacks."""
 
+from stallscope.diagnose.serving.endpoints import Endpoint, endpoints
 from stallscope.diagnose.timeline.user_frame import in_own_code
 from stallscope.diagnose.views.by_process import ProcessRow, as_rows, container_rows, process_rows
 from stallscope.diagnose.views.slow_calls import Chain, chains
@@ -7,12 +8,14 @@ from stallscope.diagnose.views.stack_groups import ProcessStack, StackGroup, gro
 
 __all__ = [
     "Chain",
+    "Endpoint",
     "ProcessRow",
     "ProcessStack",
     "StackGroup",
     "as_rows",
     "chains",
     "container_rows",
+    "endpoints",
     "groups",
     "in_own_code",
     "latest_stacks",
