@@ -229,4 +229,4 @@ class MetricUpdates:
 
 def _words(row: Array, *names: str) -> tuple[str, ...]:
     """Text columns of a row."""
-    return tuple(row[name].decode("utf-8", "replace") for name in names)
+    return tuple(bytes(row[name]).decode("utf-8", "replace") for name in names)

@@ -56,7 +56,8 @@ def _text(line: dict[str, Any]) -> bytes:
     """The verdict as JSON. A verdict that is too long for the column loses its details."""
     known = {field.name: line["attributes"].get(f"stallscope.{field.name}") for field in FIELDS}
     row = known | {"summary": line["summary"], "since_ns": line["begin_ns"], "until_ns": line["end_ns"]}
-    for verdict in (line["verdict"], {}):
+    details: tuple[dict[str, Any], ...] = (line["verdict"], {})
+    for verdict in details:
         text = json.dumps({"row": row, "verdict": verdict, "reason": line["reason"]}).encode()
         if len(text) <= _MAX_BYTES:
             return text

@@ -65,8 +65,9 @@ def latency(context: TenantContext, params: LatencyParams) -> Latency:
     """
     now_ns = context.hub.now_ns()
     begin_ns = params.from_ if params.from_ is not None or params.to is not None else now_ns - _LAST_NS
-    where = {"cluster": params.cluster, "node": params.node}
-    found = context.rows("latencies", **where, **window(begin_ns, params.to))
+    where: dict[str, Any] = {"cluster": params.cluster, "node": params.node}
+    times: dict[str, Any] = dict(window(begin_ns, params.to))
+    found = context.rows("latencies", **where, **times)
     rows = [_endpoint(row) for row in found][: params.limit]
     waiting = [_open(row) for row in context.rows("open_requests", **where, fresh_ns=now_ns - _FRESH_NS)]
     n_open = sum(row.n_open for row in waiting)
