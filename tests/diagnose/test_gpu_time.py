@@ -5,10 +5,11 @@ import pytest
 
 from stallscope.diagnose.gpu.gpu_clock import gpu_time
 from stallscope.diagnose.timeline.timeline import timeline_of
+from stallscope.events.names import Op
 from stallscope.synth import Capture, ClockSpread, Job, MovingImbalance, Schedule, SlowDevice, simulate
 from stallscope.synth.slow import SharedDevice
 
-from .builders import ENQUEUE_NS, MS, data_parallel, dp_trace, trace_of
+from .builders import ENQUEUE_NS, MS, Call, data_parallel, dp_trace, trace_of
 from .builders import Job as MadeJob
 from .reports import only, report_of
 
@@ -78,3 +79,24 @@ def test_a_shared_gpu_works_by_turns():
     trace, _ = simulate(Job(dp=8, steps=80), [SharedDevice(ranks=(2,))], seed=4, capture=ON_GPU)
     verdict = only(report_of(trace))
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([2], "gpu_shared")
+
+
+def test_a_send_behind_another_send_waits_for_the_other_gpu():
+    """The first send of a step ends late, since its receiver is late; an all-reduce on another stream ends before."""
+    pair, both = ((0, 1),), ((0, 1),)
+    program = (
+        Call(pair, Op.SEND, gpu_ns=MS),
+        Call(both, gpu_ns=MS),
+        Call(pair, Op.SEND, gpu_ns=MS, count=7, waits=True),
+    )
+    trace = trace_of(MadeJob(program, n_ranks=2, n_steps=20, has_gpu_times=True))
+    rows = trace.collectives
+    first, second = (
+        np.flatnonzero((rows["op"] == Op.SEND) & (rows["seq"] % 2 == number)) for number in (0, 1)
+    )
+    rows["gpu_end_ns"][first] = rows["gpu_start_ns"][second]
+    timeline = timeline_of(trace)
+    times = gpu_time(timeline)
+    is_second = (timeline.rows["op"] == Op.SEND) & (timeline.rows["count"] == 7) & times.known
+    assert is_second.any()
+    assert times.own_ns[is_second].max() == 0

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import Op
 
 _ROWS_IN_BLOCK = 32
 _PROMPT_NS = 200_000  # releases that follow the ends of collectives scatter by less than this
@@ -28,8 +30,10 @@ _NO_BOUND_NS = 1e18  # beyond any difference of two offsets of one pair of clock
 class GpuTime:
     """known: bool (n,), the times of the row and of the previous row are known, and no record was lost in between.
     own_ns: float64 (n,), work of the GPU between the previous collective and this collective; least_ns, most_ns: its
-    bounds by the bounds on the GPU's clock. held_ns: float64 (n,), from its start to its end, in which the GPU waits
-    for other GPUs and transfers. All 0 where not known.
+    bounds by the bounds on the GPU's clock. They lack the work before the collective was enqueued, unless the GPU is
+    behind its host (is_behind: bool (n,)). paced_ns: float64 (n,), the same with that work, at most the time of the
+    host since the previous call. held_ns: float64 (n,), from its start to its end, in which the GPU waits for other
+    GPUs and transfers. All 0 where not known.
     error_ns: float64 (p,), the error of the host's arrivals on the GPU's clock.
     """
 
@@ -37,6 +41,8 @@ class GpuTime:
     own_ns: Array
     least_ns: Array
     most_ns: Array
+    paced_ns: Array
+    is_behind: Array
     held_ns: Array
     error_ns: Array
 
@@ -53,19 +59,39 @@ def gpu_time(timeline: Timeline) -> GpuTime | None:
     at, held = np.flatnonzero(known), np.zeros(len(has_times))
     held[at] = np.maximum(end_ns[at] - start_ns[at], 0)
 
+    free_ns = np.maximum(end_ns[at - 1], _end_before_on_stream(timeline, end_ns)[at])
+
     def worked(since_ns: Array) -> Array:
         own = np.zeros(len(has_times))
-        own[at] = np.maximum(start_ns[at] - np.maximum(end_ns[at - 1], since_ns[at]), 0)
+        own[at] = np.maximum(start_ns[at] - np.maximum(free_ns, since_ns[at]), 0)
         return own
 
+    is_behind = np.zeros(len(has_times), bool)
+    is_behind[at] = free_ns > enqueued.latest_ns[at]
     return GpuTime(
         known=known,
         own_ns=worked(enqueued.likely_ns),
         least_ns=worked(enqueued.latest_ns),
         most_ns=worked(enqueued.earliest_ns),
+        paced_ns=worked(np.append(enqueued.earliest_ns[:1], enqueued.earliest_ns[:-1])),
+        is_behind=is_behind,
         held_ns=held,
         error_ns=enqueued.error_ns,
     )
+
+
+def _end_before_on_stream(timeline: Timeline, end_ns: Array) -> Array:
+    """The end of the process's previous collective on the same stream: int64 (n,), UNKNOWN where there is none.
+
+    Until that end, a collective waits for other GPUs rather than for work of its own GPU. Sends have a queue of their
+    own, so that they do not wait for receives.
+    """
+    rows, out = timeline.rows, np.full(len(end_ns), UNKNOWN)
+    queue, _ = numbered(timeline.process, rows["stream"], rows["op"] == Op.SEND)
+    order = np.argsort(queue, kind="stable")
+    same = np.diff(queue[order]) == 0
+    out[order[1:][same]] = end_ns[order[:-1][same]]
+    return out
 
 
 def _near_gaps(timeline: Timeline) -> Array:

@@ -64,21 +64,30 @@ def device_excess(
 ) -> DeviceExcess:
     """The device time in each step beyond the peers' median, minus the part that the host explains.
 
-    Computed from bounds: the least device time minus the peers' most device time.
+    Computed from bounds: the least device time minus the peers' most device time. A GPU behind its host shows all its
+    work. Its peers' work then includes the work before they enqueued the call: a GPU that keeps up with the hosts'
+    pace delays no rank.
 
     host_excess_ns: float64 (n,), see excess.excess_ns() of host time.
     """
 
     def beyond_peers(own_ns: Array, peers_ns: Array) -> Array:
         beyond = programs.calls.beyond_others(own_ns, times.known, held_against=peers_ns)
-        return table.sums(np.nan_to_num(beyond, nan=0.0))
+        return np.asarray(np.nan_to_num(beyond, nan=0.0))
+
+    paced_ns = np.maximum(times.most_ns, times.paced_ns)
+    least = np.where(
+        times.is_behind,
+        beyond_peers(times.least_ns, paced_ns),
+        beyond_peers(times.least_ns, times.most_ns),
+    )
 
     # A call's own host time lies in the interval after its arrival.
     of_host = np.append(np.where(timeline.is_first[1:], 0.0, host_excess_ns[1:]), 0.0)[: len(times.known)]
     by_host = np.maximum(table.sums(of_host), 0.0)
-    by_cell = beyond_peers(times.least_ns, times.most_ns) - by_host
+    by_cell = table.sums(least) - by_host
     by_cell -= _of_node(timeline, table, by_cell)
-    most = beyond_peers(times.most_ns, times.least_ns) - by_host
+    most = table.sums(beyond_peers(times.most_ns, times.least_ns)) - by_host
     return DeviceExcess(
         by_cell_ns=np.maximum(by_cell, 0.0),
         most_ns=np.maximum(np.maximum(by_cell, most), 0.0),
