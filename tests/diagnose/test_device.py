@@ -109,3 +109,17 @@ def test_sends_do_not_confuse_it():
     late = {(2, step): 6 * MS for step in range(10, 60)}
     report = report_of(trace_of(Job(program, n_steps=60, gpu_late_ns=late, has_gpu_times=True)))
     assert {tuple(verdict.ranks) for verdict in report.verdicts} <= {(2,), ()}
+
+
+@pytest.mark.parametrize("is_slow", [lambda step: True, lambda step: step % 3 > 0])
+def test_a_gpu_that_is_slower_by_few_per_cent_of_a_step_is_a_remark(is_slow):
+    """GPUs of a model differ; a drift around the threshold of a late step makes some steps late."""
+    program = data_parallel(work_ns=500_000, gpu_ns=12 * MS)
+    late = {(1, step): int(1.5 * MS) for step in range(60) if is_slow(step)}
+    report = report_of(
+        trace_of(Job(program, n_steps=60, gpu_late_ns=late, has_gpu_times=True, gpu_jitter=0.005))
+    )
+    assert report.healthy
+    (remark,) = [each for each in report.benign if "slower than its peers" in str(each["what"])]
+    assert remark["rank"] == 1
+    assert remark["late_ms"] == pytest.approx(1.5, abs=0.3)

@@ -22,20 +22,22 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.excess import excess_ns
 from stallscope.diagnose.timeline.timeline import Timeline
 
-_SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late; of all steps: throughout
+_SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late
 _VICTIM = 0.5  # share of the partner's excess up to which a GPU is the partner's victim
 
 
 @dataclass(frozen=True)
 class DeviceFindings:
     """slow: GPUs by process. more_work: GPUs that do additional work in some steps. stage: a stage whose GPUs have more
-    work. uneven: late steps that move between GPUs.
+    work. uneven: late steps that move between GPUs. differing: GPUs that are slower by a small share of a step, as GPUs
+    of a model differ.
     """
 
     slow: dict[int, SlowDevice] = field(default_factory=dict)
     stage: SlowStage | None = None
     uneven: MovingLateness | None = None
     more_work: dict[int, SlowDevice] = field(default_factory=dict)
+    differing: dict[int, SlowDevice] = field(default_factory=dict)
 
 
 def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
@@ -67,18 +69,21 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
     )
     named = {process: device.late for process, device in slow.items()}
     least_ns = least_device_ns(case.pace, limits)
-    slow = {process: device for process, device in slow.items() if not _is_by_manufacture(case, device)}
+    differing = {process: device for process, device in slow.items() if _is_by_manufacture(case, device)}
     return DeviceFindings(
-        slow, stage, moving(timeline, late, named, table=table, least_ns=least_ns, limits=limits)
+        slow={process: device for process, device in slow.items() if process not in differing},
+        stage=stage,
+        uneven=moving(timeline, late, named, table=table, least_ns=least_ns, limits=limits),
+        differing=differing,
     )
 
 
 def _is_by_manufacture(case: Case, device: SlowDevice) -> bool:
-    """Whether a GPU is slower by a small share of the step in nearly all steps: GPUs of a model differ that much."""
+    """Whether a GPU is slower by a small share of the step: GPUs of a model differ that much, and their speed drifts
+    around the threshold of a late step.
+    """
     typical_ns = float(np.median([late.excess_ns for late in device.late]))
-    n_steps = len(np.unique(case.judged.step))
-    is_small = typical_ns < case.limits.late_step_share * case.step_ns
-    return is_small and len(device.late) >= _SAME_STEPS * n_steps
+    return typical_ns < case.limits.late_step_share * case.step_ns
 
 
 def _is_victim(timeline: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> bool:
