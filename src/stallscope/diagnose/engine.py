@@ -187,7 +187,9 @@ def report(case_findings: Findings) -> Report:
     ]
     once, benign = straggler.one_off_verdicts(case_findings, examined)
     verdicts += once
-    if not verdicts:
+    if verdicts:
+        verdicts += change.of_other_steps(case_findings)
+    else:
         verdicts = (
             change.slow_links(case)
             or change.of_all_ranks(case)
@@ -201,7 +203,7 @@ def report(case_findings: Findings) -> Report:
         evidence=evidence,
         budget=budget_of_case(case),
         verdicts=[_worded(verdict) for verdict in verdicts],
-        benign=benign + _absorbed(case_findings) + _warm_up(case),
+        benign=benign + _absorbed(case_findings) + _differing_gpus(case_findings) + _warm_up(case),
     )
 
 
@@ -219,6 +221,19 @@ def _absorbed(case_findings: Findings) -> list[dict[str, object]]:
             "n_steps": len(late),
         }
         for process, late in case_findings.absorption.proved.items()
+    ]
+
+
+def _differing_gpus(case_findings: Findings) -> list[dict[str, object]]:
+    """Remarks on GPUs that are slower by a small share of a step."""
+    return [
+        {
+            "what": "a GPU that is slightly slower than its peers, as GPUs of a model differ",
+            "rank": int(case_findings.case.timeline.rank[process]),
+            "late_ms": round(float(np.median([step.excess_ns for step in device.late])) / 1e6, 3),
+            "n_steps": len(device.late),
+        }
+        for process, device in case_findings.differing.items()
     ]
 
 

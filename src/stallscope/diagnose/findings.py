@@ -9,7 +9,7 @@ from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatch import Mismatch, mismatches
 from stallscope.diagnose.lateness.blocked_steps import blocked_steps
 from stallscope.diagnose.lateness.imbalance import MovingLateness, SlowStage, moving, slow_stage
-from stallscope.diagnose.lateness.late_steps import LateStep, late_steps
+from stallscope.diagnose.lateness.late_steps import LateStep, late_steps, with_stops
 from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.timeline.case import Case
 
@@ -21,6 +21,7 @@ class Findings:
     mismatches: rounds that ranks entered with different calls. late: all late steps. named: the late steps of each
     named process. device: slow GPUs by process. stage: a stage with more work. uneven: late steps of changing ranks;
     is_on_device: these are delays of the GPUs. gpu_work: GPUs that do additional work in some steps.
+    differing: GPUs that are slower by a small share of a step, as GPUs of a model differ.
     absorption: recurring late steps that cost nothing, or perhaps nothing; their ranks are not named.
     """
 
@@ -33,6 +34,7 @@ class Findings:
     uneven: MovingLateness | None
     is_on_device: bool = False
     gpu_work: dict[int, SlowDevice] = field(default_factory=dict)
+    differing: dict[int, SlowDevice] = field(default_factory=dict)
     absorption: Absorption = field(default_factory=Absorption)
 
 
@@ -47,6 +49,7 @@ def findings(case: Case) -> Findings:
         n=len(timeline.rows),
     )
     all_late += blocked_steps(timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits)
+    all_late = with_stops(timeline, all_late)
     named = recurring(
         all_late, timeline.n_processes, least_ns=case.pace.least_ns, limits=limits, node=timeline.node
     )
@@ -67,6 +70,7 @@ def findings(case: Case) -> Findings:
         uneven=uneven or gpus.uneven,
         is_on_device=uneven is None,
         gpu_work=gpus.more_work,
+        differing=gpus.differing,
         absorption=absorbed,
     )
 

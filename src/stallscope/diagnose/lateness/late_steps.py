@@ -5,7 +5,7 @@ enough to explain the lateness (this needs no other clock). A rank that is late 
 another rank: it is a victim.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from stallscope.diagnose.timeline.rounds import Rounds
 from stallscope.diagnose.timeline.step_table import Cells, lengths_ns, median_step_ns, touched
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
+from stallscope.events.names import Category
 
+_MOST = 0.5  # share of a delay
 _WANDERING = 2.5  # 1.25 for a median, doubled since 60 % of a deviation persists in the next step
 
 
@@ -30,6 +32,7 @@ class LateStep:
     peak, against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self
     time beyond its peers'. n_rounds: the late rounds of the step. is_held: it arrived in time, but kept the others
     waiting in a round under way. is_usual: all ranks paused, and a difference of this size is normal in pauses.
+    is_stopped: a signal stopped the process for most of the delay, which never happens by chance.
     """
 
     process: int
@@ -41,6 +44,7 @@ class LateStep:
     n_rounds: int
     is_held: bool = False
     is_usual: bool = False
+    is_stopped: bool = False
 
 
 def noise_ns(timeline: Timeline, table: Cells) -> float:
@@ -191,6 +195,22 @@ def _held(table: Cells, i: int) -> LateStep:
         n_rounds=1,
         is_held=True,
     )
+
+
+def with_stops(timeline: Timeline, late: list[LateStep]) -> list[LateStep]:
+    """The late steps, with is_stopped from the time ledgers."""
+    before, after = (
+        timeline.rows.column("ledger_ns", np.array(rows, np.int64), Category.STOPPED - 1)
+        for rows in (
+            [max(late_step.first_row - 1, 0) for late_step in late],
+            [late_step.peak_row for late_step in late],
+        )
+    )
+    stopped_ns = after.astype(np.float64) - before
+    return [
+        replace(late_step, is_stopped=True) if ns >= _MOST * late_step.excess_ns > 0 else late_step
+        for late_step, ns in zip(late, stopped_ns.tolist(), strict=True)
+    ]
 
 
 def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:

@@ -27,7 +27,8 @@ def recurring(
 
     One-off delays of other ranks count unless they are far longer: the candidate may have had such delays by chance.
     least_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that have ended:
-    the ranks of nodes that are late together count as one event.
+    the ranks of nodes that are late together count as one event. A process that a signal stopped again and again is
+    named however late the others are.
     """
     one_off_ids = {id(late) for late in one_offs(late_steps, limits.one_off_ns, limits)}
     is_once = np.array([id(late) in one_off_ids for late in late_steps], bool)
@@ -35,10 +36,14 @@ def recurring(
     step = np.array([late.step for late in late_steps], np.int64)
     size = np.array([late.excess_ns for late in late_steps])
     is_usual = np.array([late.is_usual for late in late_steps], bool)
+    is_stopped = np.array([late.is_stopped for late in late_steps], bool)
     n_recurring = np.bincount(process[~is_once], minlength=n_processes)
     named = {}
     for candidate in np.flatnonzero(n_recurring >= limits.min_late_steps).tolist():
         own = np.flatnonzero((process == candidate) & ~is_once)
+        if np.count_nonzero(is_stopped[own]) >= limits.min_late_steps:
+            named[candidate] = [late_steps[i] for i in own.tolist()]
+            continue
         median = float(np.median(size[own]))
         comparable = (size >= 0.5 * median) & (~is_once | (_SIMILAR * size <= median))
         comparable[(process == candidate) & is_once] = False
@@ -133,7 +138,8 @@ def one_offs(late_steps: list[LateStep], least_ns: float, limits: Thresholds) ->
 def unique_delays(
     single: list[LateStep], late_steps: list[LateStep], *, named: Container[int], node: Array
 ) -> list[LateStep]:
-    """The single long delays without a similar delay of another rank, and that are not normal for a pause.
+    """The single long delays without a similar delay of another rank, and that are not normal for a pause; and all
+    stops by a signal.
 
     If all ranks have such delays at times, as from garbage collection, the rank with the longest is chance.
     late_steps: all late steps. named: processes that are late for their own reasons, which do not bear on others.
@@ -152,7 +158,7 @@ def unique_delays(
         is_whole = len(n_on_node) > 1 and np.count_nonzero(on_node) + 1 == n_on_node[node[late.process]]
         return not (is_similar & ~on_node if is_whole else is_similar).any()
 
-    return [late for late in single if not late.is_usual and is_alone(late)]
+    return [late for late in single if late.is_stopped or (not late.is_usual and is_alone(late))]
 
 
 def beyond_chance(n_own: int, others: Array | list[int], chance: float) -> bool:
