@@ -9,7 +9,7 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace
 
-from .builders import MS, Delay, Job, data_parallel, dp_trace, trace_of
+from .builders import MS, Call, Delay, Job, data_parallel, dp_trace, trace_of
 from .reports import only, report_of
 
 PATIENCE_NS = Thresholds().hang_after_ns
@@ -104,3 +104,13 @@ def test_long_delays_of_alternating_ranks_name_no_rank():
     delays = [Delay(rank, 10 + 12 * rank, 500 * MS) for rank in range(4)]
     job = Job(data_parallel(work_ns=15 * MS), n_steps=60, delays=tuple(delays))
     assert all(not verdict.ranks for verdict in report_of(trace_of(job)).verdicts)
+
+
+def test_a_stop_early_in_a_job_of_two_models_is_an_incident():
+    """Four short steps of one model and a step of the other repeat: the third repetition is no warm-up."""
+    everyone = ((0, 1, 2, 3),)
+    first = tuple(Call(everyone, count=1000, work_ns=4 * MS, waits=True) for _ in range(4))
+    program = (*first, Call(everyone, count=9000, work_ns=20 * MS, waits=True))
+    job = Job(program, n_steps=30, delays=(Delay(1, 2, 700 * MS, Category.IO, call=1),))
+    verdict = only(report_of(trace_of(job)))
+    assert (verdict.kind, verdict.ranks, verdict.causes[0].cause.name) == ("straggler", [1], "block_io")

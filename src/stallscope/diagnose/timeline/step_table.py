@@ -12,6 +12,7 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 
 _STRETCHES_AT_ONCE = 1 << 12
+_NO_WAIT_NS = 10_000  # shorter calls are not waits
 _FEW = 0.05  # share of the rows up to which they are examined individually
 _STEPS_AHEAD = 64
 """A host that runs further ahead waits in its launches for room in the queue (1,024 entries)."""
@@ -29,6 +30,7 @@ class Cells:
     late_ns: Array
     rise_ns: Array
     excess_ns: Array
+    whole_excess_ns: Array
     held_row: Array
     held_ns: Array
     self_ns: Array
@@ -36,7 +38,7 @@ class Cells:
 
     def without(self, rows: Array) -> "Cells":
         """The cells that contain none of some rows. rows: bool (n,)."""
-        return _where(self, self.sums(rows.astype(np.int64)) == 0)
+        return part_of(self, self.sums(rows.astype(np.int64)) == 0)
 
     def sums(self, value: Array) -> Array:
         """The sum of a value (n,) over the rows of each cell: (c,)."""
@@ -51,6 +53,7 @@ def cells(
     excess: float64 (n,) each, of self time and of host time (see excess.excess_ns). The larger excess counts:
     host time misses slow copies and allocations, and self time misses waits of victims inside a copy.
     held_ns: float64 (n,), how long the process held up others that were already waiting (see excess).
+    whole_excess_ns: the excess until the end of the step; excess_ns ends at the peak.
     self_ns, wait_ns: the process's self time in the step, and its waits.
 
     rise_ns is the lateness gained in the step: the peak minus the lateness carried over from the step before. The
@@ -61,7 +64,7 @@ def cells(
     if not n:
         none = np.zeros(0, np.int64)
         real = none.astype(np.float64)
-        return Cells(none, none, none, none, none, real, real, real, none, real, real, none)
+        return Cells(none, none, none, none, none, real, real, real, real, none, real, real, none)
     first = first_of_steps(timeline, programs)
     end = np.append(first[1:], n)
     late = _known(matched.late_ns)
@@ -73,6 +76,7 @@ def cells(
     at_first = np.maximum(np.maximum(excess[0][first], excess[1][first]), 0.0)
     carried = np.clip(late[first] - at_first, 0.0, np.maximum(before, 0.0))
     largest_excess = np.maximum(*(_largest_tail(value, first, peak) for value in excess))
+    whole_excess = np.maximum(*(_sums(value, first, end) for value in excess))
     rise = np.maximum(late[peak] - carried, np.minimum(late[peak], largest_excess) * (waited > 0))
     kept = programs.step[first] >= 0
     return Cells(
@@ -84,6 +88,7 @@ def cells(
         late_ns=late[peak][kept],
         rise_ns=rise[kept],
         excess_ns=largest_excess[kept],
+        whole_excess_ns=np.maximum(largest_excess, whole_excess)[kept],
         held_row=held_row[kept],
         held_ns=held_ns[held_row][kept],
         self_ns=(length - waited)[kept].astype(np.float64),
@@ -193,11 +198,11 @@ def judged(table: Cells, timeline: Timeline, limits: Thresholds, *, is_excerpt: 
     is_excerpt: the trace begins after the job's first steps, so no step is left out.
     """
     if is_excerpt:
-        return _where(table, table.step >= 0)
+        return part_of(table, table.step >= 0)
     starts = timeline.ts_ns[table.first_row]
     median_ns = median_step_ns(timeline, table)
-    first_judged = limits.warm_up_steps
-    for step in range(limits.warm_up_steps, 10):
+    first_judged = _n_warm_up(table, timeline, limits)
+    for step in range(first_judged, 10):
         now, after = starts[table.step == step], starts[table.step == step + 1]
         if (
             not len(now)
@@ -206,8 +211,19 @@ def judged(table: Cells, timeline: Timeline, limits: Thresholds, *, is_excerpt: 
         ):
             break
         first_judged = step + 1
-    return _where(table, table.step >= first_judged)
+    return part_of(table, table.step >= first_judged)
 
 
-def _where(table: Cells, mask: Array) -> Cells:
+def _n_warm_up(table: Cells, timeline: Timeline, limits: Thresholds) -> int:
+    """The steps of the pattern that are never judged: fewer if all ranks meet and wait several times in each step.
+    Such a step is several steps of the job, as with two models that train in turn.
+    """
+    is_of_all = timeline.n_members[timeline.comm] == timeline.n_processes
+    waits = (timeline.wait_ns > _NO_WAIT_NS) & np.append(False, is_of_all[:-1])
+    n_waits = float(np.median(table.sums(waits))) if len(table.step) else 0.0
+    return -(-limits.warm_up_steps // max(int(n_waits), 1))
+
+
+def part_of(table: Cells, mask: Array) -> Cells:
+    """Some cells of a table. mask: bool (c,)."""
     return replace(table, **{name: getattr(table, name)[mask] for name in Cells.__dataclass_fields__})
