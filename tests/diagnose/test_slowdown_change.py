@@ -149,3 +149,28 @@ def test_a_job_that_never_waits_is_examined_in_few_blocks_of_steps(n_blocks: int
     for name in set(rows.dtype.names) & set(sent.dtype.names):
         rows[name] = sent[name]
     assert report_of(Trace(collectives=rows)).answer == "healthy"
+
+
+@pytest.mark.parametrize("named", [1, 3])
+def test_a_slower_job_is_reported_in_addition_to_a_late_rank(named: int):
+    """A rank reads a disk every ninth step; all ranks need 30 % more time from step 60 on."""
+    late = builders.every(named, 9, 80 * MS, first=6, until=120, category=Category.IO)
+    slower = [Delay(rank, step, 9 * MS) for rank in range(4) for step in range(60, 120)]
+    program = builders.data_parallel(work_ns=10 * MS)
+    report = report_of(builders.trace_of(builders.Job(program, n_steps=120, delays=(*late, *slower))))
+    straggler, change = report.verdicts
+    assert (straggler.kind, straggler.ranks, change.kind, change.ranks) == (
+        "straggler",
+        [named],
+        "change",
+        [],
+    )
+    assert change.evidence.from_step == pytest.approx(60, abs=3)
+    assert change.cost and change.cost.gpu_seconds == pytest.approx(4 * 60 * 0.009, rel=0.1)
+
+
+def test_a_rank_that_is_late_in_most_steps_from_some_step_on_is_no_change_of_the_job():
+    late = [Delay(2, step, 20 * MS, Category.IO) for step in range(60, 120) if step % 5]
+    program = builders.data_parallel(work_ns=10 * MS)
+    report = report_of(builders.trace_of(builders.Job(program, n_steps=120, delays=tuple(late))))
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", [2])]

@@ -26,19 +26,22 @@ _MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the l
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
 _COARSE_CUTS = 128  # cuts tried in a first pass; the second pass tries all cuts near the best
 _FEWEST_BEFORE = 6  # steps before an early change, of which each must be faster than each later step
+_OUTLIERS = 0.05  # share of the steps at either end that does not count in a mean
 _GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Steps take after_ns instead of before_ns.
+    """Steps take after_ns instead of before_ns (medians).
 
+    growth_ns: of the mean step, without outliers; steps of several kinds grow by several amounts.
     host_share: share of the growth that is host time of the ranks themselves. at_ns: the moment on the clock of the
     first process; step: its number. n_steps: steps since. grew_ns: by ledger category, the parts of a step that grew.
     """
 
     before_ns: float
     after_ns: float
+    growth_ns: float
     host_share: float
     at_ns: int
     step: int
@@ -74,18 +77,26 @@ def slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown |
     before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
     if after - before < limits.min_late_ns and after < limits.slowdown_factor * before:
         return None
+    growth = (_trimmed_mean(summed[cut:]) - _trimmed_mean(summed[:cut])) / together
     host = _per_step(table, timeline.host_ns, steps)
     grown = float(np.median(host[best:]) - np.median(host[:best]))
     first = table.first_row[table.step == steps[best]][0]
     return Slowdown(
         before_ns=before,
         after_ns=after,
+        growth_ns=growth,
         host_share=min(max(grown / (after - before), 0.0), 1.0),
         at_ns=int(timeline.ts_ns[first]),
         step=int(steps[best]),
         n_steps=len(steps) - best,
         grew_ns=_grown_ns(timeline, table, steps, best, least_ns=_GREW_SHARE * (after - before)),
     )
+
+
+def _trimmed_mean(values: Array) -> float:
+    """The mean without the lowest and the highest values: checkpoints, evaluations."""
+    low, high = np.quantile(values, (_OUTLIERS, 1 - _OUTLIERS))
+    return float(values[(values >= low) & (values <= high)].mean())
 
 
 def _is_lasting(values: Array, cut: int, limits: Thresholds) -> bool:

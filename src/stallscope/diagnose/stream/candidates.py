@@ -75,8 +75,10 @@ def of_evaluation(
     if faults.uneven:
         out += _moves(result, history, named=taken, only_since=True)
     out += _once(result, history)
-    if out or not (is_periodic or is_whole):
+    if not (is_periodic or is_whole):
         return out
+    if out:
+        return out + _slow(result, incidents)
     return _links(result) or _slow(result, incidents) or _uncertain(result)
 
 
@@ -256,7 +258,7 @@ def _links(result: Evaluation) -> list[Candidate]:
 
 def _slow(result: Evaluation, incidents: Incidents) -> list[Candidate]:
     """Candidates for a slowdown of all ranks, as long as the steps take nearly as long as first reported."""
-    verdicts = change.of_all_ranks(result.case)
+    verdicts = change.of_other_steps(result.faults)
     known = incidents.of(SLOW, frozenset())
     if not verdicts and known is not None:
         was = known.candidate.verdict

@@ -1,22 +1,33 @@
 """Verdicts on a change of the whole job, and on a slow link between some ranks: a fault without a rank to blame."""
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from stallscope.diagnose.evidence_fields import VerdictEvidence
+from stallscope.diagnose.findings import Findings
+from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
 from stallscope.diagnose.lateness.slowdown import slowdown
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.timeline.step_table import Cells, part_of, touched
 from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.diagnose.verdicts._late import between, priced
 
 _CONFIDENCE = 0.9  # a change exceeds the variation of the steps by four deviations, see lateness.slowdown
+_ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold up a step
 
 
-def of_all_ranks(case: Case) -> list[Verdict]:
-    """The verdict on a slowdown of all ranks; reported only without any other verdict."""
-    change = slowdown(case.timeline, case.judged, case.limits) if case.programs.has_steps.all() else None
+def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
+    """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows."""
+    if not case.programs.has_steps.all():
+        return []
+    change = slowdown(case.timeline, _without(case, list(known)), case.limits)
     if change is None:
         return []
+    n_steps = len(np.unique(case.judged.step[case.judged.step >= change.step]))
     on_host = change.host_share >= 0.5
     why = (
         "every rank slowed down by a similar amount: the cause is shared (input, file system, network, code)"
@@ -35,7 +46,7 @@ def of_all_ranks(case: Case) -> list[Verdict]:
             confidence=_CONFIDENCE,
             cost=priced(
                 case,
-                (change.after_ns - change.before_ns) * change.n_steps * case.timeline.n_processes / 1e9,
+                change.growth_ns * n_steps * case.timeline.n_processes / 1e9,
                 is_lower_bound=False,
                 observed_ns=case.observed_ns,
             ),
@@ -51,12 +62,38 @@ def of_all_ranks(case: Case) -> list[Verdict]:
                 step_ms_before=round(change.before_ns / 1e6, 3),
                 step_ms_after=round(change.after_ns / 1e6, 3),
                 host_share=round(change.host_share, 3),
-                n_steps=change.n_steps,
+                n_steps=n_steps,
                 from_step=change.step,
                 grew_ms={name: round(ns / 1e6, 3) for name, ns in change.grew_ns.items()},
             ),
         )
     ]
+
+
+def of_other_steps(findings: Findings) -> list[Verdict]:
+    """The verdict on a slowdown of all ranks in the steps in which no rank or GPU with a verdict is late."""
+    known = [late for late in findings.late if late.process in findings.named]
+    known += [
+        late for gpus in (findings.device, findings.gpu_work) for gpu in gpus.values() for late in gpu.late
+    ]
+    known += findings.uneven.late if findings.uneven else ()
+    return of_all_ranks(findings.case, known)
+
+
+def _without(case: Case, late: list[LateStep]) -> Cells:
+    """The judged steps without late steps, without the steps after them, and without steps in which a late process
+    exceeds its peers by half of its typical lateness.
+    """
+    table = case.judged
+    if not late:
+        return table
+    steps = case.programs.step[np.array([late_step.peak_row for late_step in late])]
+    typical_ns = np.full(case.timeline.n_processes, np.inf)
+    for process in {late_step.process for late_step in late}:
+        sizes = [late_step.late_ns for late_step in late if late_step.process == process]
+        typical_ns[process] = np.median(sizes)
+    also = table.step[table.excess_ns >= _ALSO_LATE * typical_ns[table.process]]
+    return part_of(table, ~touched(table.step, np.append(steps, also)))
 
 
 def slow_links(case: Case) -> list[Verdict]:
