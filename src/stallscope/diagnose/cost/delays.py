@@ -217,7 +217,10 @@ def _costing(
         modelled = 0.0
     most = grown.most_ns * share
     if by_waits and _MOST * grown.most_ns > grown.least_ns and not len(case.waits.released_ns):
-        most = min(most, sum(ns for key, ns in delays.lost_ns.items() if key not in members) or most)
+        # The known waits belong to the largest lateness of a step; a step with several waits has delays after it.
+        late_ns = sum(late_step.late_ns for late_step in delays.late) * len(waited)
+        waited_ns = sum(ns for key, ns in delays.lost_ns.items() if key not in members)
+        most = min(most, waited_ns * max(grown.delay_ns * share / max(late_ns, 1.0), 1.0) or most)
     least = (
         min(grown.least_ns * share, most)
         if grown.is_measured

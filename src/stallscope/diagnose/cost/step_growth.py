@@ -414,7 +414,8 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
     pause_ns = shared_pause_ns(table, case.pace.least_ns, case.programs.program)
     paused = _paused(table, pause_ns, n)
-    delay, excess = _by_named(case, late, named, is_warm=is_warm, pause_ns=pause_ns)
+    is_normal = _is_normal(table, n)
+    delay, excess = _by_named(case, late, named, is_warm=is_warm & ~is_normal, pause_ns=pause_ns)
     for process, own in excess.items():  # a single long delay has a verdict of its own
         kept &= (own < case.limits.one_off_ns) | (delay[process] > 0)
     begin_ns = np.full(n, np.inf)
@@ -432,7 +433,7 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         n_waiting=case.timeline.n_processes - len(named),
         in_all_ns={process: float(each.sum()) for process, each in delay.items()},
     )
-    return replace(parts, step_at_most_ns=_shortest_warm_up(parts, _is_normal(table, n)[kept]))
+    return replace(parts, step_at_most_ns=_shortest_warm_up(parts, is_normal[kept]))
 
 
 def _paused(table: Cells, pause_ns: Array, n: int) -> Array:
@@ -448,6 +449,8 @@ def _by_named(
 ) -> tuple[dict[int, Array], dict[int, Array]]:
     """The delay and the excess of each named process in each step.
 
+    The delay of a late step lasts until its end: a step with several waits has delays after the largest lateness.
+    is_warm: bool (n,), warm-up steps in which hosts are slower than later.
     A step with half of the process's median delay also counts as late, although no verdict is based on it. In a pause
     of all ranks it counts if it exceeds the differences of ranks in pauses, or if it is the turn of a periodic delay.
     """
@@ -466,6 +469,9 @@ def _by_named(
         large = here[is_large & (table.excess_ns[here] < case.limits.one_off_ns)]
         is_late = table.step[large[~is_usual_in_pauses(table, pause_ns, large, limits=case.limits)]]
         process_delay[is_late] = np.maximum(process_delay[is_late], own[is_late])
+        late_cells = here[process_delay[table.step[here]] > 0]
+        until_end = table.step[late_cells]
+        process_delay[until_end] = np.maximum(process_delay[until_end], table.whole_excess_ns[late_cells])
         process_delay[_in_turn(process_delay, table.step[here[pause_ns[here] > 0]])] = typical
     return delay, excess
 
