@@ -133,7 +133,7 @@ class Delivery:
         for table, rows in self._gpus.take_rows() if self._gpus else ():
             self._append(table, rows)
         losses = self._losses.new_losses(self._probes.counters(), n_dropped=self.collector.n_dropped)
-        if self._kernels:
+        if self._kernels is not None:
             kernels = self._kernels.second(self._processes.pids(), n_calls=self._n_calls)
             self._append(layout.GPU_KERNELS, kernels)
             n_lost, self._n_calls = self._kernels.take_lost(), 0

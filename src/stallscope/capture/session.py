@@ -268,7 +268,7 @@ class Capture:
 
     def record_gpu_times(self) -> None:
         """Let NCCL's profiler plugin record soon, because the diagnosis is undecided. Safe from any thread."""
-        if self._kernels:
+        if self._kernels is not None:
             self._kernels.request()
 
     def latest_gpus(self) -> Array | None:

@@ -38,7 +38,9 @@ class KernelRecords:
         self._was_on = False
         self._n_lost = self._n_gone = 0
 
-    def __len__(self) -> int:
+    @property
+    def n_processes(self) -> int:
+        """Processes whose plugin is read."""
         return len(self._rings)
 
     def request(self) -> None:
