@@ -23,7 +23,7 @@ _PROLOGUE = ("-O0", "-fno-omit-frame-pointer", "-fcf-protection=none")
 
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "libcudart.so.12": ("device.c", "memory.c", "copy.c", "event.c", "graph.c", "cudart.c"),
-    "libnccl.so.2": ("nccl.c", "communicators.c", "group.c", "collective.c", "meet.c"),
+    "libnccl.so.2": ("nccl.c", "communicators.c", "group.c", "collective.c", "profiler.c", "meet.c"),
 }
 """In build order: the second library is linked against the first."""
 

@@ -4,6 +4,7 @@
 
 #include "clock.h"
 #include "collective.h"
+#include "profiler.h"
 
 #define NS_PER_COLLECTIVE 12000
 #define BUS_BYTES_PER_NS 25
@@ -168,7 +169,7 @@ static void run(struct stream *stream, void *arg, uint64_t n)
 {
 	struct batch *batch = arg;
 	struct entry entries[batch->n_parts];
-	int64_t end_ns = 0;
+	int64_t start_ns = now_ns(), end_ns = 0;
 	bool is_aborted = false;
 
 	(void)stream;
@@ -184,6 +185,8 @@ static void run(struct stream *stream, void *arg, uint64_t n)
 	}
 	if (!is_aborted)
 		sleep_until(end_ns);
+	for (int i = 0; i < batch->n_parts && !is_aborted; i++)
+		profiler_ran(batch->parts[i].comm, batch->parts[i].event, start_ns, now_ns());
 	for (int i = 0; i < batch->n_parts && !is_aborted; i++)
 		finish(&batch->parts[i], &entries[i]);
 }
@@ -209,6 +212,7 @@ static ncclResult_t enqueue_on_one_stream(const struct part *parts, int n_parts,
 			continue;
 		batch->parts[batch->n_parts++] = parts[i];
 		parts[i].comm->n_pending++;
+		batch->parts[batch->n_parts - 1].event = profiler_enqueued(parts[i].comm, parts[i].kind, parts[i].count);
 	}
 	emulated_enqueue(parts[first].comm->device, parts[first].stream,
 			 (struct work){ .run = run, .drop = drop, .arg = batch });

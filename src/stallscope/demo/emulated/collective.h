@@ -21,6 +21,9 @@ struct comm {
 	_Atomic uint32_t n_pending;
 	_Atomic bool is_aborted;
 	uint64_t n_splits, n_shrinks, n_grows;
+	uint64_t n_calls[RECV + 1]; /* enqueued, by kind */
+	void *profiler;
+	bool is_profiled;
 };
 
 struct part {
@@ -31,6 +34,7 @@ struct part {
 	void *recv;
 	size_t count;
 	int datatype, reduce_op, root; /* root: of SEND and RECV the peer */
+	void *event; /* see profiler.h; NULL from the caller */
 };
 
 /* All given parts run as one operation per stream, like the calls of an NCCL group. Copies `parts`. */
