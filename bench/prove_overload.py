@@ -31,10 +31,31 @@ N_AGENTS, RANKS_EACH = 4, 64
 OVERLOAD = 1.5
 CALIBRATION_S = 15.0
 TICK_S, SAMPLE_S = 0.25, 2.0
+MAX_ROWS_OFFERED = 60_000
+"""Of an agent at once: its sender holds 64 MB of rows until they are on disk, and drops further rows."""
+
+PROGRESS_S = 60.0
+ROUNDS_A_QUESTION = 100_000
 SPOOL_BYTES = 20 << 30
 MAX_DRAIN_S = 3600.0
 MAX_GROWTH = 1.15
 """Memory is flat if the median of the last third of the overload exceeds that of the middle third by at most this."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What the agents offered: rounds of all ranks. rss_mb: the hub's memory every SAMPLE_S."""
+
+    agents: list["Agent"]
+    first_round: int
+    n_rounds: int
+    seconds: float
+    rss_mb: list[int]
+
+    @property
+    def n_rows(self) -> int:
+        """Offered rows."""
+        return self.n_rounds * N_AGENTS * RANKS_EACH
 
 
 @dataclass
@@ -45,11 +66,10 @@ class Agent:
     spool: Spool
     job: Job
 
-    def offer(self, first_round: int, n_rounds: int, origin_round: int) -> int:
-        """Offer some rounds. Returns the number of rows."""
+    def offer(self, first_round: int, n_rounds: int, origin_round: int) -> None:
+        """Offer some rounds."""
         rows: Array = load.collectives(self.job, first_round, n_rounds, origin_round=origin_round)
         self.sender.offer({"collectives": rows})
-        return len(rows)
 
 
 def main() -> None:
@@ -73,17 +93,14 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
     with served_hub(folder, STALLSCOPE_HUB_MEMORY_BYTES=str(memory_bytes)) as hub:
         sustained = sustained_rows_per_s(hub)
         before = hub.numbers()
-        n_offered, samples, agents, offered_s = overload(hub, folder, sustained * OVERLOAD, duration_s)
-        drain_s = drained_s(agents, n_offered)
+        offered = overload(hub, folder, sustained * OVERLOAD, duration_s)
+        drain_s = drained_s(hub, offered)
         rss_mb_after = hub.rss_mb()
-        stored = hub.all_rows(
-            "SELECT rank, count(*), min(seq), max(seq), sum(seq)::DOUBLE FROM collectives WHERE cluster_id = 'overload'"
-            " GROUP BY rank"
-        )
+        stored = stored_rounds(hub, offered)
         numbers = hub.numbers()
-        for agent in agents:
+        for agent in offered.agents:
             agent.sender.close(5.0)
-    n_rounds = n_offered // (N_AGENTS * RANKS_EACH)
+    n_rounds, samples = offered.n_rounds, offered.rss_mb
     counts = [n for _, n, *_ in stored] + [0] * (N_AGENTS * RANKS_EACH - len(stored))
     third = len(samples) // 3
     growth = statistics.median(samples[2 * third :]) / statistics.median(samples[third : 2 * third])
@@ -91,14 +108,14 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         "duration_s": round(duration_s),
         "memory_setting_mb": round(memory_bytes / 1e6),
         "sustained_rows_per_s": round(sustained),
-        "offered_rows_per_s": round(n_offered / offered_s),
-        "offered_to_sustained": round(n_offered / offered_s / sustained, 2),
-        "offered_rows": n_offered,
+        "offered_rows_per_s": round(offered.n_rows / offered.seconds),
+        "offered_to_sustained": round(offered.n_rows / offered.seconds / sustained, 2),
+        "offered_rows": offered.n_rows,
         "stored_rows": sum(counts),
         "lost_rows": sum(max(n_rounds - n, 0) for n in counts),
         "rows_twice": sum(max(n - n_rounds, 0) for n in counts),
         "ranks_with_other_rounds": sum(not has_each_round(*row[1:]) for row in stored),
-        "dropped_rows": sum(agent.sender.n_not_sent for agent in agents),
+        "dropped_rows": sum(agent.sender.n_not_sent for agent in offered.agents),
         "refused_requests": round(numbers["requests_refused_total"] - before["requests_refused_total"]),
         "rows_left_out_of_the_diagnosis": round(numbers["diagnosis_rows_left_out_total"]),
         "drain_s": round(drain_s, 1),
@@ -108,6 +125,26 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         "rss_growth": round(growth, 3),
         "is_flat": growth <= MAX_GROWTH,
     }
+
+
+def stored_rounds(hub: ServedHub, offered: Offered) -> list[tuple[int, int, int, int, float]]:
+    """For each rank: its number of rows, its first and last round, and the sum of its rounds.
+
+    Several short questions: an answer may not take longer than the hub's time limit.
+    """
+    where = "FROM collectives WHERE cluster_id = 'overload'"
+    first, end = offered.first_round, offered.first_round + offered.n_rounds
+    by_rank: dict[int, list[list[Any]]] = {}
+    for begin in range(first, end, ROUNDS_A_QUESTION):
+        for rank, *numbers in hub.all_rows(
+            f"SELECT rank, count(*), min(seq), max(seq), sum(seq)::DOUBLE {where}"
+            f" AND seq >= {begin} AND seq < {begin + ROUNDS_A_QUESTION} GROUP BY rank"
+        ):
+            by_rank.setdefault(rank, []).append(numbers)
+    return [
+        (rank, sum(n for n, *_ in parts), parts[0][1], parts[-1][2], sum(total for *_, total in parts))
+        for rank, parts in by_rank.items()
+    ]
 
 
 def has_each_round(n: int, first: int, last: int, total: float) -> bool:
@@ -124,25 +161,38 @@ def sustained_rows_per_s(hub: ServedHub) -> float:
     return rate
 
 
-def overload(
-    hub: ServedHub, folder: Path, rows_per_s: float, duration_s: float
-) -> tuple[int, list[int], list[Agent], float]:
-    """Offer rows at a rate. Returns the offered rows, the memory in MB over time, the agents, and the seconds."""
+def overload(hub: ServedHub, folder: Path, rows_per_s: float, duration_s: float) -> Offered:
+    """Offer rows at a rate."""
     rounds_per_s = rows_per_s / (N_AGENTS * RANKS_EACH)
     agents = [agent(hub, folder, number, int(1e9 / rounds_per_s)) for number in range(N_AGENTS)]
     origin = load.rounds_until(agents[0].job, time.time_ns())
-    begin_s, sampled_s, n_rounds, n_offered = time.monotonic(), 0.0, 0, 0
+    begin_s, n_rounds = time.monotonic(), 0
+    sampled_s = printed_s = 0.0
     samples: list[int] = []
     while (now_s := time.monotonic()) < begin_s + duration_s:
-        n_due = int((now_s - begin_s) * rounds_per_s) - n_rounds
+        n_due = min(int((now_s - begin_s) * rounds_per_s) - n_rounds, MAX_ROWS_OFFERED // RANKS_EACH)
         if n_due > 0:
-            n_offered += sum(each.offer(origin + n_rounds, n_due, origin) for each in agents)
+            for each in agents:
+                each.offer(origin + n_rounds, n_due, origin)
             n_rounds += n_due
         if now_s - sampled_s >= SAMPLE_S:
             sampled_s = now_s
             samples.append(hub.rss_mb())
+        if now_s - printed_s >= PROGRESS_S:
+            printed_s = now_s
+            print_progress(hub, now_s - begin_s, agents)
         time.sleep(TICK_S)
-    return n_offered, samples, agents, time.monotonic() - begin_s
+    return Offered(agents, origin, n_rounds, time.monotonic() - begin_s, samples)
+
+
+def print_progress(hub: ServedHub, elapsed_s: float, agents: list[Agent]) -> None:
+    """One line for the reader of a long run."""
+    n_acknowledged = sum(agent.sender.n_acknowledged for agent in agents)
+    n_not_sent = sum(agent.sender.n_not_sent for agent in agents)
+    text = (
+        f"{elapsed_s:.0f} s: {n_acknowledged:,} rows acknowledged, {n_not_sent:,} not sent, {hub.rss_mb()} MB"
+    )
+    print(text, file=sys.stderr, flush=True)
 
 
 def agent(hub: ServedHub, folder: Path, number: int, interval_ns: int) -> Agent:
@@ -168,13 +218,17 @@ def agent(hub: ServedHub, folder: Path, number: int, interval_ns: int) -> Agent:
     return Agent(HubSender(spool, HubChannel(target)), spool, job)
 
 
-def drained_s(agents: list[Agent], n_offered: int) -> float:
+def drained_s(hub: ServedHub, offered: Offered) -> float:
     """Seconds until the hub has acknowledged all rows. Raises RuntimeError if the spools do not drain."""
-    begin_s = time.monotonic()
-    while time.monotonic() - begin_s < MAX_DRAIN_S:
+    agents = offered.agents
+    begin_s = printed_s = time.monotonic()
+    while (now_s := time.monotonic()) - begin_s < MAX_DRAIN_S:
         time.sleep(TICK_S)
-        if sum(agent.sender.n_acknowledged + agent.sender.n_not_sent for agent in agents) >= n_offered:
+        if sum(agent.sender.n_acknowledged + agent.sender.n_not_sent for agent in agents) >= offered.n_rows:
             return time.monotonic() - begin_s
+        if now_s - printed_s >= PROGRESS_S:
+            printed_s = now_s
+            print_progress(hub, now_s - begin_s, agents)
     raise RuntimeError("the spools did not drain: " + "; ".join(agent.sender.status() for agent in agents))
 
 
