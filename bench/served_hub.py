@@ -18,6 +18,9 @@ from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
 
 PROGRAM = (str(Path(sys.executable).with_name("stallscope")),)
 MAX_SEAL_S = 900.0
+MAX_ROWS = 10_000
+"""The hub's largest limit; without a limit an answer has 100 rows."""
+
 PORTS = re.compile(r"gRPC at port (\d+), over HTTP at (\d+); \w+ API at (\d+)")
 
 
@@ -38,13 +41,16 @@ class ServedHub:
     def all_rows(self, statement: str) -> list[list[Any]]:
         """The rows of a statement, once its answer covers all stored rows. Raises RuntimeError after some minutes."""
         end_s = time.monotonic() + MAX_SEAL_S
-        while time.monotonic() < end_s:
-            answer = self._answer("POST", "/api/v1/sql", {"sql": statement})
+        while True:
+            answer = self._answer("POST", "/api/v1/sql", {"sql": statement, "limit": MAX_ROWS})
             if not answer["truncated"]:
                 rows: list[list[Any]] = answer["rows"]
                 return rows
+            if not answer.get("note") or time.monotonic() > end_s:
+                raise RuntimeError(
+                    f"the answer is incomplete: {answer.get('note') or 'it has too many rows'}"
+                )
             time.sleep(2.0)
-        raise RuntimeError(f"the answer is incomplete: {answer['note']}")
 
     def numbers(self) -> dict[str, float]:
         """The metrics without labels, by name."""
