@@ -621,6 +621,12 @@ def joined(arrays: Sequence[Array]) -> Array:
     return joined_bytes.view(arrays[0].dtype)
 
 
+def process_keys(rows: Array) -> Array:
+    """One number for each row's process: node << 32 | pid, int64 (n,)."""
+    keys: Array = rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
+    return keys
+
+
 def empty(table: Table, n: int = 0) -> Array:
     """n rows with unknown in every field that may be unknown, and zero in all others."""
     rows = np.zeros(n, dtype(table))

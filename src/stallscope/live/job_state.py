@@ -13,7 +13,7 @@ import numpy as np
 from stallscope.diagnose import Numbering
 from stallscope.diagnose.arrays import median_of_others, numbered
 from stallscope.events import layout
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import UNKNOWN, Array, process_keys
 from stallscope.events.names import N_CATEGORIES, P2P_OPS, Category, CollectiveFlag, Op, word
 from stallscope.events.trace import Trace
 from stallscope.live import host_events
@@ -419,7 +419,7 @@ def _process_key(row: Array) -> ProcessKey:
 
 
 def _positions(rows: Array) -> Iterable[tuple[ProcessKey, Array]]:
-    key = rows["node"].astype(np.int64) << 32 | rows["pid"]
+    key = process_keys(rows)
     for value in np.unique(key).tolist():
         yield (value >> 32, value & 0xFFFFFFFF), np.flatnonzero(key == value)
 

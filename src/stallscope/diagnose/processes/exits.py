@@ -12,7 +12,7 @@ import numpy as np
 
 from stallscope.diagnose.processes import exit_reason
 from stallscope.diagnose.timeline.clocks import wall_ns
-from stallscope.events.layout import Array
+from stallscope.events.layout import Array, process_keys
 from stallscope.events.names import BY_SIGNAL, HostKind
 from stallscope.events.trace import Trace
 
@@ -47,9 +47,7 @@ def first_failed(trace: Trace) -> ProcessEnd | None:
 
 def arrived_ranks(trace: Trace) -> dict[tuple[int, int], int]:
     """The rank of each process that has made a collective."""
-    with_collectives = set(
-        np.unique(trace.collectives["node"].astype(np.int64) << 32 | trace.collectives["pid"]).tolist()
-    )
+    with_collectives = set(np.unique(process_keys(trace.collectives)).tolist())
     return {
         (node, pid): rank
         for (node, pid), rank in trace.launcher_ranks().items()

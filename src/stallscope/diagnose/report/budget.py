@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.events.layout import Array
+from stallscope.events.layout import Array, process_keys
 from stallscope.events.names import CATEGORY_NAMES, N_CATEGORIES, Category, CollectiveFlag
 from stallscope.events.trace import Trace
 
@@ -197,14 +197,14 @@ def _edges(table: Any, has_ledger: Any) -> tuple[Array, Array, Array]:
     if not len(rows):
         none = np.zeros(0, np.int64)
         return none, none, np.zeros((0, N_CATEGORIES), np.int64)
-    key = table["node"][rows].astype(np.int64) << 32 | table["pid"][rows].astype(np.int64)
+    key = process_keys(table)[rows]
     order = np.lexsort((table["ts_ns"][rows], key))
     begins = np.flatnonzero(np.diff(key[order], prepend=key[order[0]] - 1))
     ends = np.append(begins[1:], len(order)) - 1
     edge = rows[order[np.unique(np.concatenate([begins, ends]))]]
     picked = table[edge]
     return (
-        picked["node"].astype(np.int64) << 32 | picked["pid"].astype(np.int64),
+        process_keys(picked),
         picked["ts_ns"].astype(np.int64),
         picked["ledger_ns"].astype(np.int64),
     )

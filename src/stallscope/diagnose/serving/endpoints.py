@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.events.histograms import PERCENTS, Percentiles, joined, percentiles_ms
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import UNKNOWN, Array, process_keys
 from stallscope.events.names import RequestFlag
 from stallscope.events.trace import Trace
 
@@ -74,11 +74,7 @@ def _endpoint(trace: Trace, rows: Array) -> Endpoint:
 def tokens_of(trace: Trace, rows: Array) -> Array:
     """The rows of TOKENS of the processes and the path of some requests, which have a single path."""
     is_path = trace.tokens["path"] == rows["path"][0]
-    return trace.tokens[is_path & np.isin(_process_of(trace.tokens), _process_of(rows))]
-
-
-def _process_of(rows: Array) -> Array:
-    return rows["node"].astype(np.int64) << 32 | rows["pid"]
+    return trace.tokens[is_path & np.isin(process_keys(trace.tokens), process_keys(rows))]
 
 
 def percentiles(values: Array) -> Percentiles:

@@ -17,7 +17,7 @@ import numpy as np
 from stallscope.diagnose.arrays.grouping import median_of_others, numbered
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import UNKNOWN, Array, process_keys
 from stallscope.events.names import P2P_OPS, Op
 from stallscope.events.trace import Trace
 
@@ -89,7 +89,7 @@ def work(trace: Trace, *, first_step: int) -> Work | None:
     spans = trace.spans[trace.spans["step"] >= first_step]
     if not (spans["op"] == Op.COMPUTE).any():
         return None
-    in_order, first_row = np.unique(_keys(trace.processes), return_index=True)
+    in_order, first_row = np.unique(process_keys(trace.processes), return_index=True)
     process = _process_of(spans, in_order)
     spans, process = spans[process >= 0], process[process >= 0]
     steps, step = np.unique(spans["step"], return_inverse=True)
@@ -240,7 +240,7 @@ def longer_kinds(trace: Trace, done: Work, process: int, steps: list[int]) -> di
     steps: rows of the Work.
     """
     spans = trace.spans[(trace.spans["op"] == Op.COMPUTE) & np.isin(trace.spans["step"], done.step[steps])]
-    owner = _process_of(spans, np.unique(_keys(trace.processes)))
+    owner = _process_of(spans, np.unique(process_keys(trace.processes)))
     labels, label = np.unique(spans["label"], return_inverse=True)
     total = np.zeros((len(done.peers), len(labels)))
     np.add.at(total, (owner[owner >= 0], label[owner >= 0]), spans["duration_ns"][owner >= 0])
@@ -255,10 +255,6 @@ def longer_kinds(trace: Trace, done: Work, process: int, steps: list[int]) -> di
         )
         for name, own, other_rows in zip(labels.tolist(), own_ns, usual, strict=True)
     }
-
-
-def _keys(rows: Array) -> Array:
-    return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
 
 
 def _ends(spans: Array, step: Array, n_steps: int) -> tuple[Array, Array]:
@@ -302,9 +298,9 @@ def _process_of(rows: Array, in_order: Array) -> Array:
     """The process of each row, by the keys of the processes; UNKNOWN for none of them."""
     if not len(in_order):
         return np.full(len(rows), UNKNOWN)
-    index = np.searchsorted(in_order, _keys(rows))
+    index = np.searchsorted(in_order, process_keys(rows))
     index = np.minimum(index, len(in_order) - 1)
-    return np.where(in_order[index] == _keys(rows), index, UNKNOWN)
+    return np.where(in_order[index] == process_keys(rows), index, UNKNOWN)
 
 
 def _peers(trace: Trace, spans: Array, process: Array, in_order: Array) -> Array:

@@ -16,7 +16,7 @@ from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts import serving
 from stallscope.events import layout
-from stallscope.events.layout import SERVING_TABLES, UNKNOWN, Array
+from stallscope.events.layout import SERVING_TABLES, UNKNOWN, Array, process_keys
 from stallscope.events.trace import Trace
 
 _EVERY_NS = 1_000_000_000
@@ -44,13 +44,13 @@ class Engines:
 
     def add(self, batch: Trace) -> None:
         """Take a batch's rows of engines."""
-        self._processes |= set(_keys(batch.servers).tolist())
+        self._processes |= set(process_keys(batch.servers).tolist())
         if not self._processes:
             return
         keys = np.array(sorted(self._processes))
         for table in _TABLES:
             rows = getattr(batch, table.name)
-            rows = rows[np.isin(_keys(rows), keys)] if len(rows) else rows
+            rows = rows[np.isin(process_keys(rows), keys)] if len(rows) else rows
             if len(rows):
                 self._new.setdefault(table.name, []).append(rows)
         named = {int(number) for rows in self._with_stacks() for number in np.unique(rows["stack"])}
@@ -97,14 +97,14 @@ class Engines:
         """Sort the new rows into the tables, and drop old rows and the rows of ended processes."""
         new, self._new = self._new, {}
         latest = np.array([nodes.latest_ns(node) for node in range(len(nodes.names))])
-        ended = np.unique(_keys(processes[processes["ended_ns"] != UNKNOWN]))
+        ended = np.unique(process_keys(processes[processes["ended_ns"] != UNKNOWN]))
         self._processes -= set(ended.tolist())
         for table in _TABLES:
             rows = layout.joined([self._rows[table.name], *new.get(table.name, [])])
             times = rows["end_ns"] if table is layout.REQUESTS else rows["ts_ns"]
             is_kept = times > latest[rows["node"]] - _KEPT_NS
             if table is layout.SERVERS:
-                is_kept = _with_last_rows(rows, is_kept) & ~np.isin(_keys(rows), ended)
+                is_kept = _with_last_rows(rows, is_kept) & ~np.isin(process_keys(rows), ended)
             self._rows[table.name] = rows[is_kept][-_MAX_ROWS:]
         named = {int(number) for rows in self._with_stacks() for number in np.unique(rows["stack"])}
         self._stacks = {number: frames for number, frames in self._stacks.items() if number in named}
@@ -119,7 +119,7 @@ class Engines:
 
 def _with_last_rows(rows: Array, is_kept: Array) -> Array:
     """is_kept, and the last row of each process: it states its engine."""
-    _, last = np.unique(_keys(rows)[::-1], return_index=True)
+    _, last = np.unique(process_keys(rows)[::-1], return_index=True)
     is_kept[len(rows) - 1 - last] = True
     return is_kept
 
@@ -128,10 +128,6 @@ def _candidate(verdict: Verdict) -> Candidate:
     evidence, cause = verdict.evidence, verdict.causes[0].cause.name if verdict.causes else ""
     sort = f"{verdict.kind} {verdict.nodes} {evidence.engine} {evidence.endpoint} {verdict.pids} {cause}"
     return Candidate(sort, frozenset(), verdict, -1, 1)
-
-
-def _keys(rows: Array) -> Array:
-    return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
 
 
 def _closed(incident: Incident, reason: str) -> None:

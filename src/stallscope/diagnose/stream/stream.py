@@ -23,7 +23,7 @@ from stallscope.diagnose.stream.stream_job import Job
 from stallscope.diagnose.stream.window import Retention, joined
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts.by_job import together
-from stallscope.events.layout import JOB_TABLES, OWNERS, PROCESSES, Array, empty
+from stallscope.events.layout import JOB_TABLES, OWNERS, PROCESSES, Array, empty, process_keys
 from stallscope.events.trace import Trace
 
 _MAX_ENDED = 32
@@ -178,7 +178,7 @@ class Stream:
     def _routed(self, batch: Trace, at_ns: int) -> list[Job]:
         """Give each job its rows. Returns the jobs that got any."""
         tables = {table.name: getattr(batch, table.name) for table in JOB_TABLES}
-        keys_by_table = [np.unique(_keys(rows)) for rows in tables.values() if len(rows)]
+        keys_by_table = [np.unique(process_keys(rows)) for rows in tables.values() if len(rows)]
         keys = np.unique(np.concatenate(keys_by_table)) if keys_by_table else np.zeros(0, np.int64)
         groups = [self._members.group((int(key >> 32), int(key & 0xFFFFFFFF))) for key in keys]
         jobs = []
@@ -232,8 +232,4 @@ class Stream:
 
 
 def _of(rows: Array, keys: Array) -> Array:
-    return rows[np.isin(_keys(rows), keys)] if len(rows) else rows
-
-
-def _keys(rows: Array) -> Array:
-    return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
+    return rows[np.isin(process_keys(rows), keys)] if len(rows) else rows

@@ -11,7 +11,7 @@ import numpy as np
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.timeline.timeline import by_process_and_time
 from stallscope.events import layout
-from stallscope.events.layout import HOST_EVENTS, JOB_TABLES, UNKNOWN, Array
+from stallscope.events.layout import HOST_EVENTS, JOB_TABLES, UNKNOWN, Array, process_keys
 from stallscope.events.names import Op
 
 _SIDE_TABLES = ("calls", "offcpu", "snapshots", "spans", "host_events", "gpu_kernels")
@@ -93,13 +93,13 @@ class Rows:
         """Drop collectives that are not kept, and rows of other tables before each process's first kept collective."""
         rows = chosen(self.tables["collectives"], kept)
         self.tables["collectives"], self.step = rows, self.step[kept]
-        keys, first = np.unique(_keys(rows), return_index=True)
+        keys, first = np.unique(process_keys(rows), return_index=True)
         for name in _SIDE_TABLES:
             side = self.tables[name]
             if not len(side) or not len(keys):
                 continue
-            slot = np.minimum(np.searchsorted(keys, _keys(side)), len(keys) - 1)
-            begin = np.where(keys[slot] == _keys(side), rows["ts_ns"][first][slot], 0)
+            slot = np.minimum(np.searchsorted(keys, process_keys(side)), len(keys) - 1)
+            begin = np.where(keys[slot] == process_keys(side), rows["ts_ns"][first][slot], 0)
             self.tables[name] = chosen(side, side["ts_ns"] >= begin)[-most_side_rows:]
 
 
@@ -130,7 +130,7 @@ def complete(rows: Array, lag_ns: int) -> Array:
     n = len(rows)
     if not n:
         return np.zeros(0, bool)
-    keys, ts_ns, seq = _keys(rows), rows["ts_ns"], rows["seq"]
+    keys, ts_ns, seq = process_keys(rows), rows["ts_ns"], rows["seq"]
     first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     sizes = np.diff(first, append=n)
     process = np.repeat(np.arange(len(first)), sizes)
@@ -187,7 +187,3 @@ def _latest(rows: Array, name: str) -> Array:
         best[number[known]] = rows[field_][known]
         out[field_] = best
     return out
-
-
-def _keys(rows: Array) -> Array:
-    return rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)

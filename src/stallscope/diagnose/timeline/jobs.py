@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.diagnose.timeline.clocks import wall_ns
-from stallscope.events.layout import JOB_TABLES, UNKNOWN, Array
+from stallscope.events.layout import JOB_TABLES, UNKNOWN, Array, process_keys
 from stallscope.events.trace import Trace
 
 Process = tuple[int, int]
@@ -182,4 +182,4 @@ def _without(rows: Array, others: set[Process]) -> Array:
     if not len(rows):
         return rows
     gone = np.array([node << 32 | pid for node, pid in others], np.int64)
-    return rows[~np.isin(rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64), gone)]
+    return rows[~np.isin(process_keys(rows), gone)]
