@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.capture.probes.discovery import Discovery
-from stallscope.capture.process.process_identity import identity, small_file
+from stallscope.capture.process.process_identity import identity, small_file, stat_fields
 from stallscope.capture.process.wait_objects import WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
@@ -54,7 +54,7 @@ def _current_stack(pid: int, objects: WaitObjects, files: Files, proc: Path) -> 
     except Unreadable:
         stacks = {}
     blocked = objects.blocked_call(pid, pid, memory)
-    stat = small_file(f"{proc}/{pid}/stat").rpartition(b")")[2].split()
+    stat = stat_fields(f"{proc}/{pid}")
     return CurrentStack(
         pid=pid,
         rank=identity(pid, proc).rank,

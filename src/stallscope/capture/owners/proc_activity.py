@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stallscope.capture.owners.peers import has_peers
-from stallscope.capture.process.process_identity import environment, small_file
+from stallscope.capture.process.process_identity import environment, fields_of_stat, small_file, stat_fields
 from stallscope.capture.process.workload import workload
 
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
@@ -92,23 +92,15 @@ class ProcActivity:
     def _stat(self, pid: int) -> _Stat | None:
         """None if the process has ended."""
         text = small_file(f"{self.proc}/{pid}/stat")
-        fields = _fields(text)
+        fields = fields_of_stat(text)
         name = text.partition(b"(")[2].rpartition(b")")[0].decode(errors="replace")
         return _Stat(int(fields[1]), fields[19], name) if len(fields) > 19 else None
 
     def _used(self, pid: int) -> tuple[int, int]:
-        fields = _fields(small_file(f"{self.proc}/{pid}/stat"))
+        fields = stat_fields(f"{self.proc}/{pid}")
         if len(fields) <= 14:
             return 0, 0
         lines = small_file(f"{self.proc}/{pid}/io").splitlines()
         data = sum(int(line.split()[1]) for line in lines if line.startswith(_DATA))
         page_faults = int(fields[9]) + int(fields[10])
         return sum(map(int, fields[11:15])) * _TICK_NS, data + page_faults * _PAGE_BYTES
-
-
-def _fields(stat: bytes) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on: 9, 10 major page faults, 11 to 14 CPU time, 19 start (proc(5)).
-
-    The second of two numbers is of ended children that the process has waited for.
-    """
-    return stat.rpartition(b")")[2].split()

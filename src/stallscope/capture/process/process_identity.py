@@ -125,15 +125,28 @@ def large_file(path: Path, n_bytes: int) -> bytes:
         return b""
 
 
+def stat_fields(task: str) -> list[bytes]:
+    """The fields of a process or thread from its state on; empty if it has ended. task: its folder in /proc."""
+    return fields_of_stat(small_file(f"{task}/stat"))
+
+
+def fields_of_stat(text: bytes) -> list[bytes]:
+    """The fields of a stat file from the state on, after the name, which may contain blanks and brackets.
+
+    proc(5): 0 state, 1 parent, 7 minor and 9 major page faults, 11 and 12 CPU time in ticks, 17 threads, 19 start in
+    ticks since boot; 10, 13 and 14 are of ended children that the process has waited for.
+    """
+    return text.rpartition(b")")[2].split()
+
+
 def _comm_and_start(process_dir: Path) -> tuple[str, int]:
     """Command name and start time in clock ticks since boot, from /proc/PID/stat."""
     try:
         text = (process_dir / "stat").read_bytes()
     except OSError:
         return "", UNKNOWN
-    head, _, tail = text.rpartition(b")")
-    fields = tail.split()
-    return head.partition(b"(")[2].decode("utf-8", "replace"), int(fields[19])
+    name = text.partition(b"(")[2].rpartition(b")")[0]
+    return name.decode("utf-8", "replace"), int(fields_of_stat(text)[19])
 
 
 def _device(process_dir: Path, variables: Mapping[str, str], gpus: GpuNumbers) -> int:

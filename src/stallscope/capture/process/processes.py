@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.capture.gpu.visible_devices import GpuNumbers
-from stallscope.capture.process.process_identity import Identity, environment, identity, small_file
+from stallscope.capture.process.process_identity import Identity, environment, identity, stat_fields
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -172,8 +172,7 @@ class Snapshots:
 
 
 def _is_running(proc: Path, process: Identity) -> bool:
-    head, _, tail = small_file(f"{proc}/{process.pid}/stat").rpartition(b")")
-    fields = tail.split()
-    if not head or int(fields[19]) != process.started_ticks:
+    fields = stat_fields(f"{proc}/{process.pid}")
+    if not fields or int(fields[19]) != process.started_ticks:
         return False
     return fields[0] not in (b"Z", b"X") or int(fields[17]) > 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.process.process_identity import small_file
+from stallscope.capture.process.process_identity import small_file, stat_fields
 from stallscope.capture.process.unix_peer import unix_peer
 from stallscope.capture.stacks.memory import Memory, Unreadable
 
@@ -208,7 +208,7 @@ class WaitObjects:
     def _relatives(self, pid: int) -> list[int]:
         """The children of a process, their children, and its parent."""
         children = self.children(pid)
-        fields = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()
+        fields = stat_fields(f"{self.proc}/{pid}")
         parents = [int(fields[1])] if len(fields) > 1 else []
         return [
             *children,

@@ -20,6 +20,7 @@ from stallscope.capture.process.process_identity import (
     launcher_ranks,
     open_sockets,
     small_file,
+    stat_fields,
 )
 from stallscope.events.layout import UNKNOWN
 
@@ -161,5 +162,5 @@ def model_of(words: str) -> str:
 
 
 def _parent(proc: Path, pid: int) -> int:
-    fields = small_file(f"{proc}/{pid}/stat", 4096).rpartition(b")")[2].split()
+    fields = stat_fields(f"{proc}/{pid}")
     return int(fields[1]) if len(fields) > 1 else 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.process.process_identity import identity, small_file
+from stallscope.capture.process.process_identity import identity, stat_fields
 from stallscope.capture.stacks.native import stopped_thread
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.events import layout
@@ -91,7 +91,7 @@ class SilentRanks:
         rows["ts_ns"], rows["node"], rows["pid"], rows["alive"] = now_ns, self.node, pids, 1
         rows["syscall_nr"], rows["in_call_since_ns"] = UNKNOWN, UNKNOWN
         for row, pid in zip(rows, pids, strict=True):
-            state = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()[:1]
+            state = stat_fields(f"{self.proc}/{pid}")[:1]
             thread = stopped_thread(self.stacks.peek, pid, n_pieces=0) if self.stacks.peek else None
             if state in ([b"T"], [b"t"]):
                 row["category"] = Category.STOPPED
@@ -108,7 +108,7 @@ class SilentRanks:
     def _is_rank(self, pid: int, watched: _WatchedProcess) -> bool:
         if watched.is_rank is None:
             rank = identity(pid, self.proc).rank
-            fields = small_file(f"{self.proc}/{pid}/stat").rpartition(b")")[2].split()
+            fields = stat_fields(f"{self.proc}/{pid}")
             parent = int(fields[1]) if len(fields) > 1 else 0
             watched.is_rank = rank != UNKNOWN and (not parent or identity(parent, self.proc).rank != rank)
         return watched.is_rank

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.capture.probes.program import State
-from stallscope.capture.process.process_identity import small_file
+from stallscope.capture.process.process_identity import small_file, stat_fields
 from stallscope.capture.process.wait_objects import BlockedCall, WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
@@ -333,7 +333,7 @@ class Samples:
 
         Judged over at least _MIN_TICKS of its CPU time: a thread that competes for its CPU runs seldom.
         """
-        fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
+        fields = stat_fields(f"{self._proc}/{pid}/task/{tid}")
         if len(fields) < 13:
             return False
         now = int(fields[7]), int(fields[11]), int(fields[12])
@@ -348,7 +348,7 @@ class Samples:
 
     def _state(self, pid: int, tid: int) -> bytes:
         """The kernel's letter for the state of a thread."""
-        fields = small_file(f"{self._proc}/{pid}/task/{tid}/stat").rpartition(b")")[2].split()
+        fields = stat_fields(f"{self._proc}/{pid}/task/{tid}")
         return fields[0] if fields else b""
 
     def _sampled_process(self, pid: int) -> _SampledProcess | None:
