@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.processes.code_locations import user_line
+from stallscope.diagnose.processes.code_locations import function, user_line
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, HostKind, OffCpuFlag
 from stallscope.events.trace import Trace
@@ -95,13 +95,13 @@ class Threads:
         name = max(excess, key=lambda each: (excess[each], inside[each].total()))
         return Running(inside[name].most_common(1)[0][0], int(max(excess[name], 0) * SAMPLE_NS))
 
-    def _functions(self, rows: Array) -> dict[str, Counter[str]]:
+    def _functions(self, rows: Array) -> dict[tuple[str, str], Counter[str]]:
         """Samples by function and line of the user's code."""
-        out: dict[str, Counter[str]] = {}
+        out: dict[tuple[str, str], Counter[str]] = {}
         for row in rows:
             frames = self.trace.stacks.get(int(row["stack"]), ()) if row["stack"] != UNKNOWN else ()
             if line := user_line(frames):
-                out.setdefault(function_of(line), Counter())[line] += int(row["n"])
+                out.setdefault(function(line), Counter())[line] += int(row["n"])
         return out
 
     def is_habit(self, row: Array, late: Array) -> bool:
@@ -129,12 +129,6 @@ def _in(samples: Array, begin_ns: int, end_ns: int) -> Array:
 def _seconds(samples: Array) -> int:
     """The number of seconds with samples."""
     return len(np.unique(samples["ts_ns"]))
-
-
-def function_of(line: str) -> str:
-    """File and function of a line "file.py:12 function"."""
-    location, _, function = line.rpartition(" ")
-    return f"{location.rpartition(':')[0]} {function}"
 
 
 def split_at_wakeup(off: Array) -> Array:

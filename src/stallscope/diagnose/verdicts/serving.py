@@ -12,14 +12,14 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.processes.buckets import text_of
-from stallscope.diagnose.processes.code_locations import user_line
+from stallscope.diagnose.processes.code_locations import function, user_line
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.conclusion import graded
 from stallscope.diagnose.report.evidence import Evidence, from_counts
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.serving.dead_servers import DeadServer, dead_servers
 from stallscope.diagnose.serving.endpoints import endpoints
-from stallscope.diagnose.serving.engine_threads import Threads, function_of
+from stallscope.diagnose.serving.engine_threads import Threads
 from stallscope.diagnose.serving.late_requests import Late, late_requests
 from stallscope.diagnose.serving.reasons import Delay, Reason, merged, reason_of
 from stallscope.diagnose.thresholds import Thresholds
@@ -169,7 +169,7 @@ def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], sh
 
 def _typical(parts: list[tuple[Late, Reason]]) -> Reason:
     """The reason with the process and the function that explain most of the delay; a reason with a line first."""
-    times = Counter[tuple[bool, int, str]]()
+    times = Counter[tuple[bool, int, tuple[str, str]]]()
     for late, reason in parts:
         times[_location(reason)] += late.excess_ns
     named = [location for location in times if location[0]] or list(times)
@@ -179,10 +179,10 @@ def _typical(parts: list[tuple[Late, Reason]]) -> Reason:
     ]
 
 
-def _location(reason: Reason) -> tuple[bool, int, str]:
+def _location(reason: Reason) -> tuple[bool, int, tuple[str, str]]:
     """Whether a line is known, the process, and the function of the line."""
     line = reason.evidence.line
-    return line is not None, reason.pid, function_of(line) if line else ""
+    return line is not None, reason.pid, function(line or "")
 
 
 def _dead(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
