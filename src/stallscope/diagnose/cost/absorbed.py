@@ -14,14 +14,13 @@ from stallscope.diagnose.arrays.spans import largest_in, rows_of
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.excess import medians_in_calls
 from stallscope.diagnose.timeline.programs import Programs
-from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.diagnose.timeline.timeline import NO_WAIT_NS, Timeline
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
 QUEUE_EMPTYING = (Category.COPY, Category.ALLOC)
 """Calls that wait for the GPU's queued work first, and vary with it."""
 _EMPTYING = (Category.DEVICE, *QUEUE_EMPTYING)
-_NO_WAIT_NS = 10_000  # shorter calls are not waits
 _TAIL = 0.3  # share of the host's time at the end in which it may enqueue less work than before
 _MOST = 0.5  # share of a delay that decides its kind and its position
 
@@ -126,7 +125,7 @@ def _waits(timeline: Timeline, rows: Array, *, self_ns: Array) -> tuple[Array, A
     """
     n_syncs = timeline.rows.column("n_syncs", rows).astype(np.int64)
     waited = np.maximum(timeline.wait_ns[rows], 0)
-    ends = np.flatnonzero((waited > _NO_WAIT_NS) | (np.diff(n_syncs, prepend=n_syncs[:1]) > 0))
+    ends = np.flatnonzero((waited > NO_WAIT_NS) | (np.diff(n_syncs, prepend=n_syncs[:1]) > 0))
     leave = timeline.rows["wait_leave_ns"][rows[ends]]
     after = np.where(leave != UNKNOWN, timeline.ts_ns[rows[ends]] - leave, self_ns[rows[ends]])
     return ends, waited[ends], np.clip(after, 0, self_ns[rows[ends]]).astype(np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from stallscope.diagnose.cost.absorbed import QUEUE_EMPTYING, HostTimes, passed_on
 from stallscope.diagnose.cost.step_growth import Growth, growth, stretches, without_others
-from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.late_steps import LateStep, spent_ns
 from stallscope.diagnose.timeline.case import Case
 
 _PASSED_ON = 0.2  # share of a delay, by the model of the GPU's queue, from which the delay is not absorbed
@@ -66,15 +66,8 @@ def absorption(case: Case, named: Late, *, is_exact: bool = True) -> Absorption:
 
 def _empties_queue(case: Case, late: Sequence[LateStep]) -> bool:
     """Whether most of the delays were spent in allocations and copies: these calls wait for the GPU first."""
-    before = np.array([max(late_step.first_row - 1, 0) for late_step in late])
-    after = np.array([late_step.peak_row for late_step in late])
-    spent_ns = 0.0
-    for category in QUEUE_EMPTYING:
-        total_ns = [
-            case.timeline.rows.column("ledger_ns", rows, category - 1).sum() for rows in (before, after)
-        ]
-        spent_ns += float(total_ns[1]) - float(total_ns[0])
-    return spent_ns >= _MOST * sum(late_step.excess_ns for late_step in late)
+    emptying_ns = sum(float(spent_ns(case.timeline, late, category).sum()) for category in QUEUE_EMPTYING)
+    return emptying_ns >= _MOST * sum(late_step.excess_ns for late_step in late)
 
 
 def _is_absorbed(case: Case, grown: Growth, late: Sequence[LateStep]) -> bool:

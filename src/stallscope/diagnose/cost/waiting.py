@@ -18,10 +18,9 @@ from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.rounds import Rounds
 from stallscope.diagnose.timeline.step_table import Cells
-from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.diagnose.timeline.timeline import NO_WAIT_NS, Timeline
 from stallscope.events.layout import UNKNOWN, Array
 
-_NO_WAIT_NS = 10_000  # shorter calls are not waits
 _SHORT_WAIT = 0.05  # nor are calls below this share of a step, such as copies of the input
 _RUNS_AHEAD_STEPS = 2
 _FEWEST_WAITS = 3
@@ -343,7 +342,7 @@ def _releases(
     n_syncs = timeline.rows.column("n_syncs", np.arange(own.start, own.stop))
     synced = np.diff(n_syncs.astype(np.int64), prepend=0) > 0
     edge = (
-        np.flatnonzero(synced | (timeline.wait_ns[own] > max(_NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
+        np.flatnonzero(synced | (timeline.wait_ns[own] > max(NO_WAIT_NS, _SHORT_WAIT * step_ns))) + own.start
     )
     if len(edge) < _FEWEST_WAITS or np.median(np.diff(step[edge])) < _RUNS_AHEAD_STEPS:
         return edge[:0], edge[:0]
@@ -413,7 +412,7 @@ def _waits_regularly(timeline: Timeline) -> bool:
     """Whether the job waits regularly: at least 2 % of the intervals of most processes contain a wait."""
     if not len(timeline.rows):
         return False
-    each = np.add.reduceat(timeline.in_gpu_calls_ns > _NO_WAIT_NS, timeline.first[:-1], dtype=np.int64)
+    each = np.add.reduceat(timeline.in_gpu_calls_ns > NO_WAIT_NS, timeline.first[:-1], dtype=np.int64)
     return bool(np.median(each / np.diff(timeline.first)) >= 0.02)
 
 

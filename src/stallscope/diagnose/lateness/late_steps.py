@@ -5,6 +5,7 @@ enough to explain the lateness (this needs no other clock). A rank that is late 
 another rank: it is a victim.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -197,16 +198,19 @@ def _held(table: Cells, i: int) -> LateStep:
     )
 
 
+def spent_ns(timeline: Timeline, late: Sequence[LateStep], category: Category) -> Array:
+    """Time in a category of the ledger from the begin of each late step until its peak: float64 (len(late),)."""
+    before = np.array([max(late_step.first_row - 1, 0) for late_step in late], np.int64)
+    peak = np.array([late_step.peak_row for late_step in late], np.int64)
+    total_ns = (timeline.rows.column("ledger_ns", rows, category - 1) for rows in (before, peak))
+    at_begin, at_peak = (each.astype(np.float64) for each in total_ns)
+    spent: Array = at_peak - at_begin
+    return spent
+
+
 def with_stops(timeline: Timeline, late: list[LateStep]) -> list[LateStep]:
     """The late steps, with is_stopped from the time ledgers."""
-    before, after = (
-        timeline.rows.column("ledger_ns", np.array(rows, np.int64), Category.STOPPED - 1)
-        for rows in (
-            [max(late_step.first_row - 1, 0) for late_step in late],
-            [late_step.peak_row for late_step in late],
-        )
-    )
-    stopped_ns = after.astype(np.float64) - before
+    stopped_ns = spent_ns(timeline, late, Category.STOPPED)
     return [
         replace(late_step, is_stopped=True) if ns >= _MOST * late_step.excess_ns > 0 else late_step
         for late_step, ns in zip(late, stopped_ns.tolist(), strict=True)

@@ -8,11 +8,10 @@ from stallscope.diagnose.arrays.parallel import MUCH, in_pieces
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.programs import Programs, first_of_steps
 from stallscope.diagnose.timeline.rounds import Rounds
-from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.diagnose.timeline.timeline import NO_WAIT_NS, Timeline
 from stallscope.events.layout import Array
 
 _STRETCHES_AT_ONCE = 1 << 12
-_NO_WAIT_NS = 10_000  # shorter calls are not waits
 _FEW = 0.05  # share of the rows up to which they are examined individually
 _STEPS_AHEAD = 64
 """A host that runs further ahead waits in its launches for room in the queue (1,024 entries)."""
@@ -219,7 +218,7 @@ def _n_warm_up(table: Cells, timeline: Timeline, limits: Thresholds) -> int:
     Such a step is several steps of the job, as with two models that train in turn.
     """
     is_of_all = timeline.n_members[timeline.comm] == timeline.n_processes
-    waits = (timeline.wait_ns > _NO_WAIT_NS) & np.append(False, is_of_all[:-1])
+    waits = (timeline.wait_ns > NO_WAIT_NS) & np.append(False, is_of_all[:-1])
     n_waits = float(np.median(table.sums(waits))) if len(table.step) else 0.0
     return -(-limits.warm_up_steps // max(int(n_waits), 1))
 

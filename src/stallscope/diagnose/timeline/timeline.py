@@ -30,6 +30,9 @@ _COLUMNS = (
     *("ts_ns", "comm_hash", "comm_rank", "peer_rank", "nranks", "seq"),
     *("op", "datatype", "count", "flags", "wait_leave_ns", "gpu_start_ns", "gpu_end_ns"),
 )
+NO_WAIT_NS = 10_000
+"""Shorter calls are not waits."""
+
 _SPARSE = 4  # largest range of round numbers, as a multiple of the rounds that occur
 
 
