@@ -80,13 +80,17 @@ def _answer(verdicts: Sequence[Verdict], report: Report) -> Answer:
 
 def is_of(verdict: Verdict, members: Sequence[Member]) -> bool:
     """Whether a verdict is about a job; a verdict that names no process is about each."""
-    named = {(node, pid) for node in verdict.nodes for pid in verdict.pids}
+    named = _processes_of(verdict)
     return not named or not named.isdisjoint((member.node, member.pid) for member in members)
 
 
+def _processes_of(verdict: Verdict) -> set[tuple[str, int]]:
+    """The processes that a verdict may name: its pids on each of its nodes."""
+    return {(node, pid) for node in verdict.nodes for pid in verdict.pids}
+
+
 def _job_of(verdict: Verdict, of_process: Mapping[tuple[str, int], str]) -> str:
-    processes = {(node, pid) for node in verdict.nodes for pid in verdict.pids}
-    ids = [of_process[process] for process in processes & of_process.keys()]
+    ids = [of_process[process] for process in _processes_of(verdict) & of_process.keys()]
     return min(ids or of_process.values(), default="")
 
 

@@ -137,7 +137,7 @@ class GpuKernelFlag(IntFlag):
     ON_HOST_CLOCK = 2  # the times are on the host's clock: when NCCL noticed begin and end
     IS_SEND = 4  # of a transfer over the network
     IS_PARTIAL = 8  # the times of a channel are missing
-    IS_NETWORK = 16  # the part of an operation that one proxy sends to, or receives from, a peer
+    IS_NETWORK = 16  # the part of an operation that a proxy exchanges with a peer
 
 
 class OffCpuFlag(IntFlag):

@@ -5,7 +5,7 @@ Open incidents are repeated every minute, so that the hub can end the incidents 
 
 import json
 import queue
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,11 +44,11 @@ class NodeVerdicts:
         return _rows(lines, now_ns)
 
 
-def _rows(lines: Iterable[dict[str, Any]], now_ns: int) -> Array:
-    values = [(now_ns, line["incident"], line["change"], _text(line)) for line in lines]
-    out = layout.empty(layout.NODE_VERDICTS, len(values))
-    for row, (ts_ns, incident, change, text) in zip(out, values, strict=True):
-        row["ts_ns"], row["incident"], row["change"], row["verdict"] = ts_ns, incident, change, text
+def _rows(lines: Sequence[dict[str, Any]], now_ns: int) -> Array:
+    out = layout.empty(layout.NODE_VERDICTS, len(lines))
+    out["ts_ns"] = now_ns
+    for row, line in zip(out, lines, strict=True):
+        row["incident"], row["change"], row["verdict"] = line["incident"], line["change"], _text(line)
     return out
 
 

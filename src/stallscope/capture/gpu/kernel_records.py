@@ -93,7 +93,7 @@ class KernelRecords:
     def _close(self, pid: int) -> None:
         ring = self._rings.pop(pid)
         self._n_gone += ring.n_lost + ring.n_dropped
-        ring.__exit__()
+        ring.close()
 
 
 def _events(ring: NcclRing) -> Event:

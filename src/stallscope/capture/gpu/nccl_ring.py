@@ -104,6 +104,10 @@ class NcclRing:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Switch the plugin off, and release its memory."""
         self.switch(Event(0), seconds=0)
         del self._header, self._records
         self._memory.close()

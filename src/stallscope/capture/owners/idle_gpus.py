@@ -151,10 +151,8 @@ class IdleGpus:
         """The idle GPUs of an allocation."""
         if own:
             self._process_ns[allocation.key] = now_ns
-        names = {
-            number(gpu) if gpu != "?" else f"?{index}": gpu if gpu != "?" else f"?{index}"
-            for index, gpu in enumerate(allocation.gpus)
-        }
+        distinct = [gpu if gpu != "?" else f"?{index}" for index, gpu in enumerate(allocation.gpus)]
+        names = {number(gpu): gpu for gpu in distinct}
         holder = _Holder(allocation.key, allocation.owner, own, since_ns=allocation.since_ns)
         if reason := self._why_idle(holder, now_ns):
             return dict.fromkeys(names.values(), reason)

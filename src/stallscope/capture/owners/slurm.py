@@ -62,7 +62,7 @@ class Slurm:
         self._numbers = {job.number: job.labels["job"] for job in found}
 
     def labels(self, known: Labels, hints: Labels) -> Labels:
-        """See Source. Control groups have the number of a component, the environment that of the whole job."""
+        """See Source. Control groups name the component of a heterogeneous job, the environment the whole job."""
         number = known.get("job", "")
         job = self._jobs.get(number) or self._jobs.get(self._numbers.get(number, ""))
         if job is None:

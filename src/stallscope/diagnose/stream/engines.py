@@ -53,7 +53,7 @@ class Engines:
             rows = rows[np.isin(process_keys(rows), keys)] if len(rows) else rows
             if len(rows):
                 self._new.setdefault(table.name, []).append(rows)
-        named = {int(number) for rows in self._with_stacks() for number in np.unique(rows["stack"])}
+        named = self._named_stacks()
         self._stacks |= {number: frames for number, frames in batch.stacks.items() if number in named}
 
     def changes(
@@ -106,15 +106,14 @@ class Engines:
             if table is layout.SERVERS:
                 is_kept = _with_last_rows(rows, is_kept) & ~np.isin(process_keys(rows), ended)
             self._rows[table.name] = rows[is_kept][-_MAX_ROWS:]
-        named = {int(number) for rows in self._with_stacks() for number in np.unique(rows["stack"])}
+        named = self._named_stacks()
         self._stacks = {number: frames for number, frames in self._stacks.items() if number in named}
 
-    def _with_stacks(self) -> list[Array]:
-        """The rows that name stacks."""
+    def _named_stacks(self) -> set[int]:
+        """The numbers of the stacks that the kept and the new rows name."""
         names = [table.name for table in (layout.OFFCPU, layout.SAMPLES, layout.POSITIONS)]
-        return [self._rows[name] for name in names] + [
-            rows for name in names for rows in self._new.get(name, [])
-        ]
+        parts = [rows["stack"] for name in names for rows in (self._rows[name], *self._new.get(name, []))]
+        return set(np.unique(np.concatenate(parts)).tolist())
 
 
 def _with_last_rows(rows: Array, is_kept: Array) -> Array:

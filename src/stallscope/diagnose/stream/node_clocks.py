@@ -20,10 +20,10 @@ from stallscope.events.trace import Clock, Trace
 
 _MAX_READINGS = 8  # of a node's clock: early readings far apart, late readings close together
 _TIMES = ("ts_ns", "ended_ns")
-_ON_NODES = (*SENT_TABLES, HOST_EVENTS, GPUS, GPU_PROCESSES, SAMPLES, POSITIONS, *SERVING_TABLES)
+_ONLY_ON_NODES = (GPUS, GPU_PROCESSES, SAMPLES, POSITIONS, *SERVING_TABLES)
+_ON_NODES = (*SENT_TABLES, HOST_EVENTS, *_ONLY_ON_NODES)
 _UNTIMED = frozenset(
-    {"processes", "communicators", "owners", "idle_gpus"}
-    | {table.name for table in _ON_NODES[len(SENT_TABLES) + 1 :]}
+    {"processes", "communicators", "owners", "idle_gpus", *(table.name for table in _ONLY_ON_NODES)}
 )
 """Tables whose rows do not show the time of their node's latest event."""
 

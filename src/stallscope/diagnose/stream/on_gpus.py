@@ -24,7 +24,7 @@ _REPLACED = (candidates.SLOW, candidates.UNSURE)
 def with_gpu_arrivals(
     trace: Trace, shown: Sequence[Candidate], incidents: Incidents, result: Evaluation
 ) -> list[Candidate]:
-    """The candidates with those of the GPUs, which replace a slowdown without a rank."""
+    """The candidates of the hosts and of the GPUs. A rank named by its GPU replaces a slowdown without a rank."""
     known = [incident.candidate for incident in incidents.open if incident.candidate.sort == GPU]
     if not len(trace.gpu_kernels) and not known:
         return list(shown)
