@@ -7,6 +7,7 @@ engine's code, and these before rules on other requests: a stopped process also 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Delay:
     def least_ns(self) -> float:
         return HALF * self.late.excess_ns
 
-    @property
+    @cached_property
     def running_ns(self) -> int:
         """Time that the thread which writes the response spent on the CPU."""
         row = self.late.request
@@ -73,7 +74,7 @@ class Delay:
         off = self.off[(self.off["pid"] == row["pid"]) & (self.off["tid"] == tid)]
         return max(self.end_ns - self.begin_ns - self.longest_ns(off), 0)
 
-    @property
+    @cached_property
     def is_holder_known(self) -> bool:
         """Whether the thread that writes the response was off the CPU at times in the late interval, or was sampled.
 
@@ -100,7 +101,7 @@ class Delay:
         )
         return self.off[is_holder & np.isin(self.off["category"], categories)]
 
-    @property
+    @cached_property
     def is_handed_over(self) -> bool:
         """Whether the threads of the request wait for another thread or process: for a message, or for a lock."""
         waits = self.of_holder(Category.NET, Category.LOCK)
@@ -130,11 +131,17 @@ class Delay:
     def of_engine(self, *categories: Category) -> Array:
         return self.off[np.isin(self.off["category"], categories)]
 
-    @property
+    @cached_property
     def foreign(self) -> Array:
         """Intervals in which another program had the CPU of a thread of the engine."""
         rows = self.of_engine(Category.PREEMPTED)
         return rows[~np.isin(rows["by_pid"], self.threads.pids)]
+
+    @cached_property
+    def full_pipes(self) -> list[bytes]:
+        """The full pipes of the samples in the late interval, each with its reader."""
+        rows = self.threads.sampled(self.begin_ns, self.end_ns)
+        return [text for text in rows["object"].tolist() if text.startswith(_PIPE)]
 
     def longest_ns(self, rows: Array) -> int:
         return most_of_a_thread(rows, self.begin_ns, self.end_ns)
@@ -200,8 +207,8 @@ def full_pipe(delay: Delay) -> Reason | None:
     rows = rows[np.isin(rows["syscall_nr"], SENDS)]
     if delay.longest_ns(rows) < delay.least_ns or not _writes_to_pipe(delay):
         return None
-    objects = _pipe_objects(delay)
-    reader = objects[0].decode("utf-8", "replace").removeprefix("full pipe read by ") if objects else None
+    pipes = delay.full_pipes
+    reader = pipes[0].decode("utf-8", "replace").removeprefix("full pipe read by ") if pipes else None
     return Reason("full_pipe", delay.pid_of(rows), CauseEvidence(line=delay.line(rows), reader=reader))
 
 
@@ -341,13 +348,8 @@ def merged(spans: list[tuple[int, int]]) -> Array:
     return np.array(out, np.int64).reshape(-1, 2)
 
 
-def _pipe_objects(delay: Delay) -> list[bytes]:
-    rows = delay.threads.sampled(delay.begin_ns, delay.end_ns)
-    return [text for text in rows["object"].tolist() if text.startswith(_PIPE)]
-
-
 def _writes_to_pipe(delay: Delay) -> bool:
     """Whether a pipe was full, by samples or because the socket of the request was still empty."""
     rows = delay.of_holder(Category.NET)
     is_before_response = delay.late.part == "first" and np.isin(rows["syscall_nr"], WRITES).any()
-    return bool(_pipe_objects(delay)) or bool(is_before_response)
+    return bool(delay.full_pipes) or bool(is_before_response)
