@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -218,10 +218,10 @@ def _share_within(row: dict[str, Any], params: CostParams) -> float:
 
 
 def _grouped(losses: list[_Loss], params: CostParams, hours: float | None) -> list[CostRow]:
-    groups: dict[tuple[Any, ...], list[_Loss]] = defaultdict(list)
+    groups: dict[_Group, list[_Loss]] = defaultdict(list)
     for loss in losses:
-        groups[_key(loss, params.by)].append(loss)
-    rows = [_row(key, members, hours) for key, members in groups.items()]
+        groups[_group(loss, params.by)].append(loss)
+    rows = [_row(group, members, hours) for group, members in groups.items()]
     return sorted(rows, key=_costliest_first)
 
 
@@ -231,29 +231,34 @@ def _costliest_first(row: CostRow) -> tuple[Any, ...]:
     return -usd, -gpu_seconds, row.cluster or "", row.rank or -1
 
 
-def _key(loss: _Loss, by: str) -> tuple[Any, ...]:
-    """cluster, node, rank, rate class, GPU model, owner; None for fields that are not grouped by."""
+class _Group(NamedTuple):
+    """The fields that the losses of a group share; None for fields that are not grouped by."""
+
+    cluster: str | None = None
+    node: str | None = None
+    rank: int | None = None
+    rate_class: str | None = None
+    gpu_model: str | None = None
+    owner: str | None = None
+
+
+def _group(loss: _Loss, by: str) -> _Group:
     row = loss.row
     if by == "rank":
-        return row["cluster_id"], row["node_id"], row["rank"], loss.rate_class, None, None
+        return _Group(row["cluster_id"], row["node_id"], row["rank"], loss.rate_class)
     if by == "cluster":
-        return row["cluster_id"], None, None, None, None, None
+        return _Group(cluster=row["cluster_id"])
     if by == "rate_class":
-        return None, None, None, loss.rate_class, None, None
+        return _Group(rate_class=loss.rate_class)
     if by == "gpu_model":
-        return None, None, None, None, row["gpu_model"], None
-    return None, None, None, None, None, row[column(by)]
+        return _Group(gpu_model=row["gpu_model"])
+    return _Group(owner=row[column(by)])
 
 
-def _row(key: tuple[Any, ...], members: list[_Loss], hours: float | None) -> CostRow:
+def _row(group: _Group, members: list[_Loss], hours: float | None) -> CostRow:
     prices = {loss.price.rate.usd_per_hour for loss in members if loss.price}
     return CostRow(
-        cluster=key[0],
-        node=key[1],
-        rank=key[2],
-        rate_class=key[3],
-        gpu_model=key[4],
-        owner=key[5],
+        **group._asdict(),
         usd_per_gpu_hour=prices.pop() if len(prices) == 1 else None,
         n_incidents=len(members),
         **_sum(members).cost_fields(hours),
