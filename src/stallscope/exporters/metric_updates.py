@@ -8,8 +8,9 @@ import numpy as np
 
 from stallscope.events import histograms, layout
 from stallscope.events.layout import UNKNOWN, Array, Table
-from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op, RequestFlag, word
+from stallscope.events.names import CATEGORY_NAMES, P2P_OPS, Direction, MemoryKind, Op, word
 from stallscope.events.owner import GROUP_LABELS, column
+from stallscope.events.request_times import first_token_ns
 from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import Meter
 
@@ -93,9 +94,7 @@ class MetricUpdates:
         for key in np.unique(rows[names]):
             own = rows[rows[names] == key]
             values = _words(key, *names)
-            is_whole = (own["first_ns"] != UNKNOWN) & (own["flags"] & RequestFlag.ABORTED == 0)
-            first_s = (own["first_ns"] - own["ts_ns"])[is_whole] / 1e9
-            self.meter.observe(table_of.TIME_TO_FIRST_TOKEN, first_s, *values)
+            self.meter.observe(table_of.TIME_TO_FIRST_TOKEN, first_token_ns(own) / 1e9, *values)
             self.meter.observe(table_of.REQUEST_DURATION, (own["end_ns"] - own["ts_ns"]) / 1e9, *values)
 
     def _tokens(self, rows: Array) -> None:

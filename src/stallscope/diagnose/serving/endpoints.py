@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from stallscope.events.histograms import PERCENTS, Percentiles, joined, percentiles_ms
-from stallscope.events.layout import UNKNOWN, Array, process_keys
-from stallscope.events.names import RequestFlag
+from stallscope.events.layout import Array, process_keys
+from stallscope.events.request_times import first_token_ns, is_aborted
 from stallscope.events.trace import Trace
 
 
@@ -54,7 +54,6 @@ def endpoints(trace: Trace) -> list[Endpoint]:
 
 
 def _endpoint(trace: Trace, rows: Array) -> Endpoint:
-    first = rows[(rows["first_ns"] != UNKNOWN) & (rows["flags"] & RequestFlag.ABORTED == 0)]
     seconds = max(float(rows["end_ns"].max() - rows["ts_ns"].min()) / 1e9, 1e-9)
     engine, model, path = (rows[name][0].decode("utf-8", "replace") for name in ("engine", "model", "path"))
     return Endpoint(
@@ -63,9 +62,9 @@ def _endpoint(trace: Trace, rows: Array) -> Endpoint:
         path=path,
         n=len(rows),
         n_failed=int((rows["status"] >= 500).sum()),
-        n_aborted=int((rows["flags"] & RequestFlag.ABORTED > 0).sum()),
+        n_aborted=int(is_aborted(rows).sum()),
         per_second=round(len(rows) / seconds, 3),
-        first_ms=percentiles((first["first_ns"] - first["ts_ns"]) / 1e6),
+        first_ms=percentiles(first_token_ns(rows) / 1e6),
         between_ms=between_ms(tokens_of(trace, rows)),
         whole_ms=percentiles((rows["end_ns"] - rows["ts_ns"]) / 1e6),
     )
