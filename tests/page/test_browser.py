@@ -311,7 +311,7 @@ def violations_of_tools(hub: Served, page: Any) -> dict[str, list[str]]:
     result = {}
     page.goto(f"{hub.url}/ui?view=sql&sql=SELECT 1 AS one")
     page.wait_for_selector("td:has-text('1')")
-    page.click("summary:has-text('verdicts')")
+    page.click("summary:text-is('verdicts')")
     page.wait_for_selector("code:has-text('verdict_id')")
     result["sql"] = violations(page)
     page.goto(f"{hub.url}/ui?view=compare")
