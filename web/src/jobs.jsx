@@ -16,7 +16,7 @@ function headline(all) {
   if (nFaulty) return `${nFaulty} of ${plural(all.length, 'job')} ${nFaulty === 1 ? 'is' : 'are'} slowed down or stopped${rest}`
   if (nUnknown || all.some(row => row.state === 'quiet')) return `No fault in ${plural(all.length, 'job')}${rest}`
   const running = all.filter(row => !row.ended_ms)
-  if (!running.length) return all.length === 1 ? 'The job has ended without a fault' : `All ${all.length} jobs have ended without an open fault`
+  if (!running.length) return all.length === 1 ? 'The job has ended without an open fault' : `All ${all.length} jobs have ended without an open fault`
   return running.length === 1 ? 'The job is healthy' : `All ${running.length} running jobs are healthy`
 }
 
