@@ -42,6 +42,9 @@ def job(n_nodes: int, per_node: int, delays: list[Delay]) -> Job:
         (2, 8, (1,), 7, Category.IO, "block_io"),
         (6, 2, (4, 5), 3, Category.SLEEP, "host_sleep"),
         (5, 3, (0, 4), 8, Category.LOCK, "lock_contention"),
+        (4, 1, (0, 2), 6, Category.IO, "block_io"),
+        (8, 1, (2, 3, 4, 5), 6, Category.IO, "block_io"),
+        (7, 1, (1, 2, 6), 4, Category.NET, "network_wait"),
     ],
 )
 def test_nodes_late_together_are_named_as_a_group(n_nodes, per_node, late_nodes, period, category, cause):
@@ -58,6 +61,12 @@ def test_nodes_late_together_are_named_as_a_group(n_nodes, per_node, late_nodes,
 def test_most_ranks_of_a_node_late_together_are_named_as_a_group():
     verdict = only(report_of(trace_of(job(4, 4, late((4, 5, 6), period=6, ms=90)))))
     assert (verdict.kind, verdict.ranks, verdict.nodes) == ("straggler", [4, 5, 6], ["host-b"])
+
+
+def test_nodes_with_one_rank_each_and_more_to_compute_have_uneven_work():
+    delays = late((2, 3, 4, 5), period=2, ms=60, category=Category.ON_CPU)
+    verdict = only(report_of(trace_of(job(8, 1, delays))))
+    assert (verdict.kind, verdict.evidence.more_work) == ("imbalance", [2, 3, 4, 5])
 
 
 def test_two_ranks_late_in_different_steps_are_two_culprits():
@@ -84,7 +93,15 @@ def test_nodes_with_other_steps_are_other_groups():
     node = np.repeat(np.arange(3), 2)
     early, later = np.arange(0, 20), np.arange(40, 60)
     steps = {0: early, 1: early, 2: later, 3: later, 4: later}
-    assert in_groups(steps, node) == [[0, 1], [2, 3], [4]]
+    same = dict.fromkeys(steps, Category.IO)
+    assert in_groups(steps, node, same) == [[0, 1], [2, 3], [4]]
+
+
+def test_nodes_with_one_rank_each_form_a_group_if_they_wait_for_the_same_kind_of_thing():
+    steps = dict.fromkeys(range(4), np.arange(0, 40, 5))
+    category = {0: Category.IO, 1: Category.LOCK, 2: Category.IO, 3: Category.LOCK}
+    assert in_groups(steps, np.arange(8), category) == [[0, 2], [1, 3]]
+    assert in_groups({**steps, 2: np.arange(1, 40, 5)}, np.arange(8), category) == [[0], [1, 3], [2]]
 
 
 @pytest.mark.parametrize("stage", [0, 1])

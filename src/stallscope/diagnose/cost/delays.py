@@ -16,6 +16,7 @@ from stallscope.diagnose.cost.retransmits import retransmits_to
 from stallscope.diagnose.cost.step_growth import Baseline, Growth, growth, stretches, with_longer_delays
 from stallscope.diagnose.cost.waiting import Cost, RowsByRound, cost, shares
 from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.timeline.excess import ledger_excess_ns
@@ -77,9 +78,25 @@ class Delays:
         return np.array([late_step.excess_ns for late_step in self.late])
 
     @property
+    def category(self) -> Category:
+        """The ledger category of most of the excess, without waits for GPUs."""
+        of_self = self.excess.ledger_ns[:N_CATEGORIES].copy()
+        of_self[Category.WAIT_GPU - 1] = 0.0
+        return Category(int(np.argmax(of_self)) + 1)
+
+    @property
     def comm_hash(self) -> int:
         """The communicator in which most late steps peaked."""
         return max(self.rounds, key=lambda comm: self.rounds[comm][0])
+
+
+def late_together(delays: Mapping[int, Delays], node: Array) -> list[list[int]]:
+    """The processes of some delays in groups, see in_groups(). node: int64 (p,), by process of the job."""
+    return in_groups(
+        {process: each.steps for process, each in delays.items()},
+        node,
+        {process: each.category for process, each in delays.items()},
+    )
 
 
 def delays_by_process(

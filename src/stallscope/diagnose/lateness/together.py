@@ -1,7 +1,8 @@
 """Ranks that are late in the same steps: the ranks of one node, or of several nodes, with one cause in common.
 
 Such ranks are a single event: their common lateness is not evidence of chance. Ranks that share a node form a group if
-they are most of the node. Nodes form a group if they are late in the same steps.
+they are most of the node. Nodes form a group if they are late in the same steps, for the same kind of reason; a node
+may have a single rank.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from stallscope.events.layout import Array
+from stallscope.events.names import Category
 
 _SAME_STEPS = 0.6  # share of the late steps of two processes in which both must be late
 _OF_NODE = 0.5  # share of a node's ranks from which the node is late
@@ -38,32 +40,47 @@ def companions(candidate: int, process: Array, step: Array, node: Array) -> Arra
     return mates[mates != candidate]
 
 
-def in_groups(steps: Mapping[int, Array], node: Array) -> list[list[int]]:
+def in_groups(steps: Mapping[int, Array], node: Array, category: Mapping[int, Category]) -> list[list[int]]:
     """Processes in groups, by their first process: nodes that are late together, and every other process by itself.
 
-    steps: the steps in which each process is late. node: int64 (p,), by process of the job.
+    steps: the steps in which each process is late. node: int64 (p,), by process of the job. category: the ledger
+    category of most of each process's excess. Nodes form a group only if the first process of each has the same
+    category.
     """
     if not len(node) or node.min() == node.max():
         return [[process] for process in sorted(steps)]
-    sizes = np.bincount(node)
-    late_nodes: list[list[int]] = []
+    late_nodes, alone = _by_node(steps, node)
     out: list[list[int]] = []
-    for number in np.unique(node[sorted(steps)]).tolist():
-        own = [process for process in sorted(steps) if node[process] == number]
-        is_whole = len(own) == sizes[number] > 1
-        is_most = len(own) >= max(_OF_NODE * sizes[number], 2)
-        if is_whole or (is_most and all(_are_same(steps[own[0]], steps[process]) for process in own)):
-            late_nodes.append(own)
-        else:
-            out.extend([process] for process in own)
     for own in late_nodes:
-        whole_nodes = (group for group in out if len(group) > 1)
-        group = next((each for each in whole_nodes if _are_same(steps[each[0]], steps[own[0]])), None)
+        first = own[0]
+        group = next((each for each in out if _are_together(each[0], first, steps, category)), None)
         if group is None:
             out.append(own)
         else:
             group.extend(own)
-    return sorted(out)
+    return sorted([*out, *([process] for process in alone)])
+
+
+def _by_node(steps: Mapping[int, Array], node: Array) -> tuple[list[list[int]], list[int]]:
+    """The late processes of each node that is late as a whole, and all other late processes."""
+    sizes = np.bincount(node[node >= 0], minlength=1)
+    late_nodes: list[list[int]] = []
+    alone: list[int] = []
+    for number in np.unique(node[sorted(steps)]).tolist():
+        own = [process for process in sorted(steps) if node[process] == number]
+        is_whole = len(own) == sizes[number]
+        is_most = len(own) >= max(_OF_NODE * sizes[number], 2)
+        if is_whole or (is_most and all(_are_same(steps[own[0]], steps[process]) for process in own)):
+            late_nodes.append(own)
+        else:
+            alone += own
+    return late_nodes, alone
+
+
+def _are_together(
+    process: int, other: int, steps: Mapping[int, Array], category: Mapping[int, Category]
+) -> bool:
+    return category[process] == category[other] and _are_same(steps[process], steps[other])
 
 
 def _are_same(steps: Array, others: Array) -> bool:

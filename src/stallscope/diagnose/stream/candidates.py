@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from stallscope.diagnose.cost.delays import Delays, delays_by_process, total
-from stallscope.diagnose.lateness.together import in_groups
+from stallscope.diagnose.cost.delays import Delays, delays_by_process, late_together, total
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import evaluation as evaluations
 from stallscope.diagnose.stream.evaluation import Evaluation
@@ -158,7 +157,7 @@ def _ranks(
     chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
     delays = evaluations.summed(result, held, sorted(chosen))
     out = []
-    for group in in_groups({process: delays[process].steps for process in chosen}, case.timeline.node):
+    for group in late_together({process: delays[process] for process in chosen}, case.timeline.node):
         verdict = late_ranks(result.case, group, delays, examined=result.examined)
         if straggler.is_nothing(result.case, verdict) and not known.issuperset(group):
             continue

@@ -12,6 +12,7 @@ from stallscope.diagnose.cost.delays import (
     delays_by_process,
     device_cost,
     device_delays,
+    late_together,
     total,
 )
 from stallscope.diagnose.cost.step_growth import Baseline
@@ -19,7 +20,6 @@ from stallscope.diagnose.findings import Findings, findings
 from stallscope.diagnose.lateness.imbalance import moving
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import incidents, recurring, unique_delays
-from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.thresholds import Thresholds
@@ -187,7 +187,7 @@ def measured(evaluation: Evaluation, late: list[LateStep], among: Sequence[LateS
     """
     case = evaluation.case
     delays = delays_by_process(case, late, among=among)
-    groups = in_groups({process: each.steps for process, each in delays.items()}, case.timeline.node)
+    groups = late_together(delays, case.timeline.node)
     in_rows = {
         process: replace(each, late=tuple(evaluation.in_rows(each.late))) for process, each in delays.items()
     }

@@ -1,29 +1,37 @@
 """Verdicts on ranks that are late by their own doing."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from stallscope.diagnose.cost.delays import (
     Delays,
     as_steps_grew,
     delays_by_process,
+    late_together,
 )
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.imbalance import with_more_work
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import incidents, unique_delays
-from stallscope.diagnose.lateness.together import in_groups
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts import imbalance
 from stallscope.diagnose.verdicts._late import ExaminedTotals, late_ranks
+from stallscope.events.names import Category
+
+_OF_WORK = frozenset({Category.ON_CPU, Category.LAUNCH, Category.DEVICE, Category.COPY, Category.ALLOC})
+"""Categories of the ledger that grow with a rank's work."""
 
 
 def verdicts(case: Case, named: dict[int, list[LateStep]], examined: ExaminedTotals) -> list[Verdict]:
     """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
     delays = delays_by_process(case, [late for late_steps in named.values() for late in late_steps])
-    groups = in_groups({process: delays[process].steps for process in named}, case.timeline.node)
-    alone = [group[0] for group in groups if len(group) == 1]
+    groups = late_together({process: delays[process] for process in named}, case.timeline.node)
+    own = [group for group in groups if _may_have_more_work(case, group, delays)]
+    alone = sorted(process for group in own for process in group)
     more = with_more_work(named, alone, n_processes=case.timeline.n_processes, limits=case.limits)
     groups = [group for group in groups if group[0] not in more]
     delays = as_steps_grew(case, delays, groups=[*([more] if more else []), *groups])
@@ -34,6 +42,18 @@ def verdicts(case: Case, named: dict[int, list[LateStep]], examined: ExaminedTot
         *(late_ranks(case, group, delays, examined=examined) for group in groups),
     ]
     return costliest_first([verdict for verdict in late if not is_nothing(case, verdict)])
+
+
+def _may_have_more_work(case: Case, group: Sequence[int], delays: Mapping[int, Delays]) -> bool:
+    """Whether a group may have more work than the others: a rank by itself, or nodes with one rank each.
+
+    Nodes with one rank each that wait together, as for a disk, have a common fault rather than more work.
+    """
+    nodes = case.timeline.node[list(group)]
+    if len(group) == 1:
+        return True
+    has_one_rank_each = bool((np.bincount(case.timeline.node)[nodes] == 1).all())
+    return has_one_rank_each and delays[group[0]].category in _OF_WORK
 
 
 def one_off(case: Case, process: int, delays: Delays, *, examined: ExaminedTotals) -> Verdict:
