@@ -207,6 +207,21 @@ def test_an_open_incident_keeps_its_id_and_cost_after_a_restart(tmp_path: Path, 
     assert whole.cost is not None and cost == pytest.approx(whole.cost.gpu_seconds, rel=0.1)
 
 
+def test_a_closed_incident_is_neither_opened_again_nor_stored_twice_by_a_restart(tmp_path: Path):
+    with closing(HubStore.open(tmp_path)) as store:
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
+            for body in requests_of(slow_job(), 3):
+                store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
+                wait_for(diagnosis.is_idle)
+            wait_for(lambda: verdicts(store)[0][-1] == "closed")
+        before = sql(store, "SELECT * FROM verdicts", TENANT)
+        with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
+            wait_for(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
+            wait_for(lambda: not diagnosis.confirmed_ns(TENANT))
+            assert (diagnosis.numbers.verdicts_opened, diagnosis.numbers.verdicts_closed) == (0, 0)
+        assert sql(store, "SELECT * FROM verdicts", TENANT) == before
+
+
 def requests_of(trace: Trace, n: int) -> list[bytes]:
     """The trace in requests of equal time; processes end with the last."""
     end_ns = int(trace.collectives["ts_ns"].max())

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from stallscope.continuous import node_verdicts
 from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster
-from stallscope.continuous.continued import ContinuedIncidents, joined
+from stallscope.continuous.continued import GRACE_S, ContinuedIncidents
 from stallscope.continuous.job_rows import JobRows, as_examined
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed
 from stallscope.continuous.streams import Diagnoses
@@ -66,7 +66,6 @@ class Shard:
         self.numbers = ShardTotals()
         self._store, self._streams, self._owns = store, streams, owns
         self._left_out: dict[Key, tuple[int, int]] = {}
-        self._open: set[tuple[str, str]] = set()
         self._opened_us: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._confirmed_ns: dict[Key, dict[str, int]] = {}
@@ -231,14 +230,13 @@ class Shard:
             row = stored_row(
                 change, cluster, opened_us=opened_us, now_us=now_us, n_left_out=n_left_out, every=every
             )
-            row = self._as_first_stored(tenant, change, row)
+            row, is_repeated = self._as_first_stored(tenant, change, row)
             if change.kind == "closed":
-                self._open.discard(incident)
                 self._opened_us.pop(incident, None)
-                self.numbers.verdicts_closed += 1
-            else:
-                self.numbers.verdicts_opened += change.kind == "opened"
-                self._open.add(incident)
+            if is_repeated:
+                continue
+            self.numbers.verdicts_opened += change.kind == "opened"
+            self.numbers.verdicts_closed += change.kind == "closed"
             named = replace(change, incident_id=row["verdict_id"])
             self._pending[tenant, named.incident_id] = (row, chain_row(named, cluster, now_us))
 
@@ -258,18 +256,20 @@ class Shard:
                 self._continued.offer(tenant, row, now_s=time.monotonic())
             self._pending[incident] = (row, chain)
 
-    def _as_first_stored(self, tenant: str, change: Change, row: dict[str, Any]) -> dict[str, Any]:
-        """The row of a change, under the first id of an incident that continues."""
-        continued, key = self._continued, (tenant, change.incident_id)
+    def _as_first_stored(
+        self, tenant: str, change: Change, row: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        """The row of a change, under the first id of an incident that continues, and whether it is stored already."""
+        continued = self._continued
         if change.kind == "opened" and (known := continued.opened(tenant, row)):
             self._opened_us.pop((tenant, known["verdict_id"]), None)
-        first = continued.first_rows.get(key)
-        row = joined(row, first) if first is not None else row
+        is_repeated = continued.is_repeated(tenant, row)
+        row = continued.stored(tenant, row)
         if change.kind == "closed":
-            continued.first_rows.pop(key, None)
+            continued.ended(tenant, change.incident_id)
             if change.reason == NO_MORE_EVENTS:
                 continued.offer(tenant, row, now_s=time.monotonic())
-        return row
+        return row, is_repeated
 
     def _write(self) -> None:
         """Store the changed rows; rows that the store has no room for are retried."""
@@ -297,21 +297,25 @@ class Shard:
 
     def _resume(self, tail: list[Batch]) -> None:
         """Examine the latest stored rows, in which stored open incidents continue."""
-        stored = {
-            (tenant, row["verdict_id"]): dict(row)
-            for tenant in self._store.tenants()
-            for row in self._store.snapshot(tenant, tables=("verdicts",)).hot["verdicts"].to_pylist()
-            if row["state"] == "open" and self._owns((tenant, row["cluster_id"] or ""))
-        }
-        for key, row in stored.items():
-            self._opened_us[key] = row["opened_at"] = int(row["opened_at"].timestamp() * 1e6)
-            row["updated_at"] = int(row["updated_at"].timestamp() * 1e6)
-            self._continued.offer(key[0], row, now_s=time.monotonic())
+        for tenant in self._store.tenants():
+            for row in self._store.snapshot(tenant, tables=("verdicts",)).hot["verdicts"].to_pylist():
+                if self._owns((tenant, row["cluster_id"] or "")):
+                    self._remember(tenant, row)
         for batch in tail:
             for key, tables in by_cluster(batch).items():
                 if not self._owns(key):
                     continue
                 self._examine(ClusterTurn(key, tables, sum(map(len, tables.values()))))
+
+    def _remember(self, tenant: str, row: dict[str, Any]) -> None:
+        """Note a stored incident that the streams may find again."""
+        row |= {name: int(row[name].timestamp() * 1e6) for name in ("opened_at", "updated_at")}
+        incident = (tenant, row["verdict_id"])
+        if row["state"] == "open":
+            self._opened_us[incident] = row["opened_at"]
+            self._continued.offer(tenant, row, now_s=time.monotonic())
+        elif row["updated_at"] >= _ago_us(_TAIL_S + GRACE_S):
+            self._continued.closed[incident] = row
 
     def _write_jobs(self, key: Key, jobs: Sequence[JobState]) -> None:
         """Store the changed rows of jobs; rows that the store has no room for are retried."""
