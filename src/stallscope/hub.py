@@ -46,6 +46,7 @@ from stallscope.settings import Settings
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory import default_bytes
 from stallscope.store.hub.store import HubStore
+from stallscope.store.hub.store_protocol import Store
 
 _GRACE_S = 5.0
 _MIN_MEMORY = 500_000_000
@@ -207,7 +208,7 @@ def _audit_of(audit: AuditLog, refusals: Refusals) -> Audit:
     return refused
 
 
-def _state(store: HubStore, certificates: Certificates | None, begin_s: float) -> dict[str, object]:
+def _state(store: Store, certificates: Certificates | None, begin_s: float) -> dict[str, object]:
     """The part of /api/v1/health that needs a token."""
     return {
         "uptime_s": round(time.monotonic() - begin_s, 1),

@@ -16,7 +16,7 @@ from stallscope.alerts.state import AlertState, Clock, state_path
 from stallscope.errors import StallscopeError
 
 if TYPE_CHECKING:  # importing the store here would load the engine
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 1.0
@@ -78,7 +78,7 @@ class Alerts:
             self._deliveries.wake()
 
 
-def of_hub(store: "HubStore", state: AlertState, config: Config | None) -> Alerts:
+def of_hub(store: "Store", state: AlertState, config: Config | None) -> Alerts:
     """The alerts of a hub. An open incident of an earlier start continues as the same alert.
 
     config: None only records the incidents, for `stallscope alerts test`.

@@ -14,7 +14,8 @@ from stallscope.continuous.shard import Shard, ShardTotals, stored_tail
 from stallscope.continuous.stream_process import StreamProcess
 from stallscope.continuous.streams import Streams
 from stallscope.diagnose import Stream
-from stallscope.store.hub.store import Batch, HubStore
+from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.store_protocol import Store
 
 
 class ContinuousDiagnosis:
@@ -22,7 +23,7 @@ class ContinuousDiagnosis:
 
     def __init__(
         self,
-        store: HubStore,
+        store: Store,
         make_stream: Callable[[], Stream] = Stream,
         *,
         bounds: BacklogLimits | None = None,

@@ -27,7 +27,8 @@ from stallscope.continuous.verdict_rows import chain_row, stored_row, table_of
 from stallscope.diagnose import NO_MORE_EVENTS, Change, JobState
 from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces
-from stallscope.store.hub.store import Batch, HubStore, Receipt
+from stallscope.store.hub.batches import Batch, Receipt
+from stallscope.store.hub.store_protocol import Store
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.25
@@ -55,7 +56,7 @@ class Shard:
 
     def __init__(
         self,
-        store: HubStore,
+        store: Store,
         streams: Diagnoses,
         tail: list[Batch],
         *,
@@ -343,7 +344,7 @@ class Shard:
                 self._store.append(Batch("", tenant, {"verdicts": rows})).result(timeout=30)
 
 
-def stored_tail(store: HubStore) -> list[Batch]:
+def stored_tail(store: Store) -> list[Batch]:
     """The recently committed rows, one batch per tenant; at most the newest rows."""
     out = []
     for tenant in store.tenants():
@@ -355,7 +356,7 @@ def stored_tail(store: HubStore) -> list[Batch]:
     return out
 
 
-def _n_stored(store: HubStore, tenant: str, tail_s: float) -> int:
+def _n_stored(store: Store, tenant: str, tail_s: float) -> int:
     since_us = _ago_us(tail_s)
     return sum(store.tail_rows(tenant, name, since_us=since_us) for name in traces.TABLES)
 

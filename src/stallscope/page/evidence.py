@@ -19,7 +19,7 @@ from stallscope.serve.sql.values import clean, plain
 from stallscope.serve.tools.explain_rank import ledger_rows
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 _MAX_INCIDENTS = 20
 _MAX_LONGEST = 5
@@ -82,7 +82,7 @@ def _begin_ns(jobs: Jobs, job: Job) -> int | None:
     return None if jobs.is_whole_trace else (job.latest_ns or jobs.now_ns()) - SECONDS * _S_NS
 
 
-def timeline(store: "HubStore", job: Job, ranks: Sequence[int], *, from_ns: int, to_ns: int) -> Row:
+def timeline(store: "Store", job: Job, ranks: Sequence[int], *, from_ns: int, to_ns: int) -> Row:
     """Arrivals, waits, off-CPU intervals and calls of some ranks in a short window; the longest of each kind."""
     processes = {f"{node} {pid}": rank for rank in ranks for node, pid in [job.processes.get(rank, ("", 0))]}
     params = {
@@ -131,7 +131,7 @@ def _affordable(job: Job, window: Window) -> Window:
     return {"from_ns": max(window["from_ns"] or 0, end_ns - longest_ns), "to_ns": window["to_ns"]}
 
 
-def _ledgers(store: "HubStore", job: Job, rank: int, window: Window) -> Row:
+def _ledgers(store: "Store", job: Job, rank: int, window: Window) -> Row:
     """The mean time ledger of a round, as of the tool explain_rank, and the time budget, as of explain."""
     params = {"cluster": job.cluster, **window}
     rows = store.ask("rank_ledgers", tenant=job.tenant, params=params, job=job.filter).to_pylist()
@@ -147,7 +147,7 @@ def _ledgers(store: "HubStore", job: Job, rank: int, window: Window) -> Row:
     }
 
 
-def _budget(store: "HubStore", job: Job, window: Window) -> list[Row]:
+def _budget(store: "Store", job: Job, window: Window) -> list[Row]:
     """The shares of the time of all processes by category, the largest first."""
     rows = store.ask("page_accounts", tenant=job.tenant, params=dict(window), job=job.filter)
     if not len(rows):
@@ -200,7 +200,7 @@ def _code_of_verdict(jobs: Jobs, job: Job, rank: int, window: Window) -> int:
     return NO_DATA if late_ms is None else int(codes(np.array([late_ms * 1e6]))[0])
 
 
-def _longest(store: "HubStore", job: Job, question: str, rank: int, window: Window) -> list[Row]:
+def _longest(store: "Store", job: Job, question: str, rank: int, window: Window) -> list[Row]:
     """The longest off-CPU intervals or calls of a rank, as the tool explain_rank lists them."""
     node, pid = job.processes.get(rank, (None, None))
     params = {
@@ -224,7 +224,7 @@ def _longest(store: "HubStore", job: Job, question: str, rank: int, window: Wind
     ]
 
 
-def _flame(store: "HubStore", job: Job, node: str, pid: int, window: Window) -> list[Row]:
+def _flame(store: "Store", job: Job, node: str, pid: int, window: Window) -> list[Row]:
     """Stacks with their time off the CPU: outermost frame first, in ms."""
     if not pid:
         return []
@@ -242,7 +242,7 @@ def _flame(store: "HubStore", job: Job, node: str, pid: int, window: Window) -> 
     ]
 
 
-def _gpu(store: "HubStore", job: Job, node: str, window: Window) -> list[Row]:
+def _gpu(store: "Store", job: Job, node: str, window: Window) -> list[Row]:
     """The newest value of each GPU metric of a machine."""
     if not node:
         return []

@@ -9,13 +9,13 @@ from stallscope.events.trace import Trace
 from stallscope.page.jobs import Job
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 _MAX_ROWS = 200_000
 _TABLES = ("collectives", "calls", "offcpu")
 
 
-def perfetto(store: "HubStore", job: Job, *, from_ns: int, to_ns: int) -> bytes:
+def perfetto(store: "Store", job: Job, *, from_ns: int, to_ns: int) -> bytes:
     """The timeline of a window of a job. Raises BadInput for more rows than a browser can use."""
     from stallscope.diagnose import diagnose
     from stallscope.exporters.perfetto import perfetto_bytes

@@ -16,7 +16,7 @@ from stallscope.page.verdict_state import LOSSES, bounded, cause_label, losses, 
 from stallscope.serve.tools.verdict_row import stored_verdict
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 _STRIP_N = 60
 _STRIP_S = 10
@@ -55,7 +55,7 @@ class Jobs:
     and evidence covers all of it.
     """
 
-    store: "HubStore"
+    store: "Store"
     memory: JobMemory
     confirmed_ns: Callable[[str], Mapping[str, int]] = field(default=lambda tenant: {})
     now_ns: Callable[[], int] = time.time_ns

@@ -14,7 +14,7 @@ from stallscope.page.memory import JobCells, JobMemory, job_id
 from stallscope.store.hub.job_filter import JobChoice, JobFilter
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 _OWNER = "owner_"
 _MAX_PARSED = 4_000
@@ -87,7 +87,7 @@ class Job:
 class JobTable:
     """The jobs of the table, with the cells of the memory. Members are parsed again only after a change of the row."""
 
-    store: "HubStore"
+    store: "Store"
     memory: JobMemory
     _parsed: dict[tuple[str, str], tuple[object, Job]] = field(default_factory=dict)
 

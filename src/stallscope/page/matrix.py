@@ -13,7 +13,7 @@ from stallscope.page.jobs import Job
 from stallscope.page.memory import JobCells, JobMemory
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 MAX_COLUMNS = 1200
 _S_NS = 10**9
@@ -49,7 +49,7 @@ class Matrix:
         return framed(head, self.late, self.wait)
 
 
-def matrix(store: "HubStore", memory: JobMemory, job: Job, *, from_ns: int, to_ns: int, n: int) -> Matrix:
+def matrix(store: "Store", memory: JobMemory, job: Job, *, from_ns: int, to_ns: int, n: int) -> Matrix:
     """The cells of a job in n intervals of a window. Raises BadInput for an empty or too fine window."""
     if not from_ns < to_ns or not 1 <= n <= MAX_COLUMNS:
         raise BadInput(f"the window needs to > from and 1 to {MAX_COLUMNS} columns; correct from, to, n")
@@ -86,7 +86,7 @@ def _latest(late: Array, seconds: int) -> Array:
     return np.arange(len(worst)) * seconds + worst.argmax(axis=1)
 
 
-def _stored(store: "HubStore", job: Job, from_ns: int, to_ns: int, n: int) -> Matrix:
+def _stored(store: "Store", job: Job, from_ns: int, to_ns: int, n: int) -> Matrix:
     bucket_ns = -(-(to_ns - from_ns) // n)
     params: dict[str, Any] = {"from_ns": from_ns, "to_ns": to_ns, "bucket_ns": bucket_ns}
     table = store.ask("page_matrix", tenant=job.tenant, params=params, job=job.filter)

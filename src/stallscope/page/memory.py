@@ -22,7 +22,8 @@ from stallscope.events.layout import Array
 from stallscope.page.ring import SECONDS, Arrivals, Ring
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import Batch, HubStore
+    from stallscope.store.hub.batches import Batch
+    from stallscope.store.hub.store_protocol import Store
 
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 0.25
@@ -90,7 +91,7 @@ class JobMemory:
 
     def __init__(
         self,
-        store: "HubStore",
+        store: "Store",
         *,
         clock_s: Callable[[], float] = time.monotonic,
         since_ns: int | None = None,

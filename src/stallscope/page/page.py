@@ -17,7 +17,7 @@ from stallscope.page.sign_in import SignIn
 from stallscope.serve.tokens import Identity
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 __all__ = ["Page", "is_open", "opened"]
 
@@ -36,7 +36,7 @@ class Page:
 
 @contextmanager
 def opened(
-    store: "HubStore",
+    store: "Store",
     sign_in: SignIn,
     *,
     confirmed_ns: Callable[[str], Mapping[str, int]] = lambda tenant: {},

@@ -14,7 +14,7 @@ from stallscope.events.names import CATEGORY_NAMES
 from stallscope.page.jobs import Job
 
 if TYPE_CHECKING:
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 _MAX_BLOCKS_BACK = 96
 _N_PEERS = 24
@@ -25,9 +25,7 @@ _CELL_NS = 10**9
 Row = Mapping[str, Any]
 
 
-def one_round(
-    store: "HubStore", job: Job, *, comm: str, seq: int, at_ns: int | None = None
-) -> dict[str, Any]:
+def one_round(store: "Store", job: Job, *, comm: str, seq: int, at_ns: int | None = None) -> dict[str, Any]:
     """A round in columns, with the time ledger since the round before it. Times in us after t0_ns. Raises NotFound.
 
     at_ns: an approximate time of the round, which bounds the search.
@@ -63,7 +61,7 @@ def one_round(
 
 
 def late_step(
-    store: "HubStore", job: Job, *, rank: int, comm: str, seq: int, at_ns: int | None = None
+    store: "Store", job: Job, *, rank: int, comm: str, seq: int, at_ns: int | None = None
 ) -> dict[str, Any] | None:
     """The ledger of the late step that a late round of a rank belongs to; None where the rank is not late in it.
 
@@ -161,7 +159,7 @@ def _bounds(late: Mapping[int, float], seq: int) -> tuple[int, int, float] | Non
 
 
 def _rows(
-    store: "HubStore",
+    store: "Store",
     job: Job,
     comm: str,
     first_seq: int,

@@ -24,7 +24,8 @@ from stallscope.receive.admission import SharedLimit
 from stallscope.receive.counters import Counters
 from stallscope.receive.error_status import Refusal, refusal
 from stallscope.receive.micro_batches import SMALL_BYTES, MicroBatches
-from stallscope.store.hub.store import Batch, HubStore, Receipt
+from stallscope.store.hub.batches import Batch, Receipt
+from stallscope.store.hub.store_protocol import Store
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp_requests.SIGNALS), "arrow": arrow.VERSION}
 """The capabilities that senders can read without a token."""
@@ -104,7 +105,7 @@ class Receiver:
 
     def __init__(
         self,
-        store: HubStore,
+        store: Store,
         authenticate: Authenticate,
         *,
         bounds: RequestLimits | None = None,

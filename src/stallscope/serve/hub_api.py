@@ -18,14 +18,14 @@ from stallscope.serve.tools.tenant_context import Hub
 from stallscope.serve.tools.tool_registry import Tools, collected
 
 if TYPE_CHECKING:  # importing the store here would load the engine
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
 @contextmanager
 def front(
-    store: HubStore, rates: RateTable, *, limits: QueryLimits | None = None, n_workers: int = 2
+    store: Store, rates: RateTable, *, limits: QueryLimits | None = None, n_workers: int = 2
 ) -> Iterator[tuple[list[BaseRoute], Lifespan]]:
     """The routes, and the lifespan that must run while they are served. The SQL processes end with the with block."""
     limits = limits or QueryLimits()

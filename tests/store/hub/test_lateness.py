@@ -15,7 +15,7 @@ from tests.store.hub.rows import NOW_NS, appended, collectives
 
 from stallscope.store.hub.file_sums import FileSums, split
 from stallscope.store.hub.journal import Segment
-from stallscope.store.hub.lateness import NAME, USUAL_MIN_LATE_NS
+from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
@@ -121,10 +121,10 @@ def by_rank(sums: pa.Table) -> list[dict[str, Any]]:
 
 def test_the_least_used_sums_are_forgotten_first(store: HubStore):
     filled(store)
-    lateness = store._sums[NAME].by_file
+    lateness = store._questions.lateness.by_file
     kept, params = FileSums(store.folder, lateness.sql, lateness.schema, 7), {"min_late_ns": 0}
     segments = store._hot.segments("a")["collectives"]
-    with store._reader.cursor() as db:
+    with store._questions._reader.cursor() as db:
         first = kept.sums(db, segments, params)
         assert sum(len(each) for each in first) == 9
         assert [key[0] for key in kept._known] == [segment.path for segment in segments[1:]]

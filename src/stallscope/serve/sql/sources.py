@@ -11,10 +11,10 @@ from stallscope.serve.sql.workers import Data, Sources
 if TYPE_CHECKING:  # importing the store here would load the engine
     import pyarrow as pa
 
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 
-def of_store(store: HubStore, rates: RateTable, *, max_hot_rows: int) -> Data:
+def of_store(store: Store, rates: RateTable, *, max_hot_rows: int) -> Data:
     """The data of a store's tenants, with these GPU rates. max_hot_rows: newest rows per table to include."""
 
     def data(tenant: str, tables: frozenset[str], /) -> Sources:

@@ -21,7 +21,7 @@ from stallscope.store.hub.job_filter import JobChoice
 
 if TYPE_CHECKING:  # importing the store here would load the engine
     from stallscope.store.hub.job_filter import JobFilter
-    from stallscope.store.hub.store import HubStore
+    from stallscope.store.hub.store_protocol import Store
 
 MAX_TEXT = 256
 _MAX_JOBS = 1000
@@ -33,7 +33,7 @@ _MIN_NS, _MAX_NS = -(2**63), 2**63 - 1
 class Hub:
     """The resources of the tools: the store, the current prices, the SQL processes, the wall clock."""
 
-    store: HubStore
+    store: Store
     rates: RateTable
     workers: Workers
     now_ns: Callable[[], int] = field(default=time.time_ns)

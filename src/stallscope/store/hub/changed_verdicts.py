@@ -6,12 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stallscope.store.hub.store import HubStore
+from stallscope.store.hub.store_protocol import Store
 
 _TABLE = "verdicts"
 
 
-def changed_verdicts(store: HubStore, since_ns: int, *, with_open: bool) -> list[dict[str, Any]]:
+def changed_verdicts(store: Store, since_ns: int, *, with_open: bool) -> list[dict[str, Any]]:
     """Rows updated since then (ns since 1970). with_open: also rows of open incidents without a recent update."""
     since = pa.scalar(datetime.fromtimestamp(since_ns / 1e9, UTC), pa.timestamp("us", "UTC"))
     changed: list[dict[str, Any]] = []

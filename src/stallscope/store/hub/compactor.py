@@ -23,6 +23,7 @@ from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.owner_retention import OWNER_TABLES
+from stallscope.store.hub.segment_files import SegmentFiles
 from stallscope.store.hub.segments import Sealer
 from stallscope.store.hub.writer import Writer
 
@@ -53,6 +54,7 @@ class Compactor:
     """Maintenance of one store. start() starts the thread; every step can also be called directly."""
 
     journal: Journal
+    files: SegmentFiles
     hot: HotRows
     writer: Writer
     lateness: FileSums
@@ -62,7 +64,9 @@ class Compactor:
     numbers: CompactorTotals = field(default_factory=CompactorTotals)
 
     def __post_init__(self) -> None:
-        self._sealer = Sealer(self.journal.folder, memory_bytes=self.limits.sealer_memory_bytes)
+        self._sealer = Sealer(
+            self.files.folder, prefix=self.files.prefix, memory_bytes=self.limits.sealer_memory_bytes
+        )
         self._retired: list[tuple[float, Segment]] = []
         self._medians = self.journal.round_medians()
         self._ended = threading.Event()
@@ -157,6 +161,7 @@ class Compactor:
         finally:
             for name in ("now_rows", "later_rows", "known_medians"):
                 self._sealer.db.unregister(name)
+        self.files.put(segment)
 
         def put_in_place() -> None:
             self.journal.seal(segment, until_us, medians=medians)
@@ -175,12 +180,14 @@ class Compactor:
             for segments in self.hot.segments(tenant).values():
                 group = _to_merge(segments, self.limits.merge_rows, self._most_span_us(segments))
                 if len(group) >= _MERGE_AT_LEAST:
+                    self.files.fetch(group)
                     try:
                         merged = self._sealer.merged(group)
                     except StorageFailed:
                         if not self.set_aside_damaged(tenant):
                             raise
                         continue
+                    self.files.put(merged)
                     self._replace(group, [merged])
                     self.numbers.merged_segments += len(group)
 
@@ -249,8 +256,7 @@ class Compactor:
             sums.forget(due)
         self._retired = [entry for entry in self._retired if now_s - entry[0] < self.limits.grace_s]
         for segment in due:
-            with suppress(OSError):
-                (self.journal.folder / segment.path).unlink(missing_ok=True)
+            self.files.remove(segment)
 
     def _checkpoint_if_due(self) -> None:
         wal_bytes = self.journal.wal_bytes()

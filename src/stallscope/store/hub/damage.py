@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,17 +139,6 @@ def reason_unreadable_inside(folder: Path, segment: Segment) -> str:
     except (pa.ArrowException, OSError, ValueError) as error:
         return f"its content is damaged ({(str(error).splitlines() or ['no reason'])[0][:100]})"
     return "" if n_rows == segment.n_rows else f"it has {n_rows:,} rows instead of {segment.n_rows:,}"
-
-
-def whole(folder: Path, segments: Iterable[Segment], damage: Damage) -> list[Segment]:
-    """The segments that can be served; the others are recorded as damage."""
-    out = []
-    for segment in segments:
-        if reason := reason_unreadable(folder, segment):
-            damage.set_aside(segment, reason)
-        else:
-            out.append(segment)
-    return out
 
 
 def _read_gaps(folder: Path) -> list[Mapping[str, int]]:

@@ -1,32 +1,13 @@
-"""The hub's file: a DuckDB database that only this process has open.
+"""The journal of a store: what a commit stores, and the operations of a journal.
 
-Received rows are stored as Arrow batches (IPC, LZ4) in the table `journal` until they are sealed, not row by row:
-see docs/decisions/hub-journal.md. The same transactions store the ids of the batches, the list of sealed segments,
-and the small tables of the hub (schema.KEPT).
+duck_journal.py keeps it in a file of this machine. The journal of a store that several hubs share is in PostgreSQL.
 """
 
-import fcntl
-import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
-import duckdb
 import pyarrow as pa
-
-from stallscope.errors import NewerSchema, StorageFailed
-from stallscope.store.hub import schema
-from stallscope.store.hub.migrations import SCHEMA_VERSION, statements
-from stallscope.store.hub.owner_retention import delete_owners
-from stallscope.store.hub.packing import packed, unpacked
-
-_AT_ONCE = 64
-"""Entries per statement: a statement costs as much as writing 100 KB."""
-
-FILE_NAME = "hub.duckdb"
-LOCK_NAME = "hub.lock"
 
 
 @dataclass(frozen=True)
@@ -57,64 +38,25 @@ class Entry:
     ipc: bytes | memoryview = b""
 
 
-class Journal:
-    """The open file. Only the writer's thread calls it, after open()."""
+class AlreadyStored(Exception):
+    """Another writer has stored batches with these ids; the commit has stored nothing.
 
-    def __init__(self, folder: Path, connection: duckdb.DuckDBPyConnection, lock: int):
-        self.folder = folder
-        self._db = connection
-        self._lock = lock
+    keys: (tenant, batch id) with the time of their commit.
+    """
 
-    @classmethod
-    def open(cls, folder: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> "Journal":
-        """Open the hub's file; create it if missing. Raises StorageFailed, NewerSchema."""
-        lock = _locked(folder)
-        path = folder / FILE_NAME
-        try:
-            if path.exists() and not path.stat().st_size:
-                path.unlink()  # left by a hub that ended during its first start: nothing was acknowledged
-            # Checkpoints run at quiet moments; a small threshold would stop ingest for up to a second.
-            db = duckdb.connect(
-                str(path),
-                config={
-                    "checkpoint_threshold": "4GB",
-                    "memory_limit": f"{memory_bytes}B",
-                    "threads": threads,
-                    "autoinstall_known_extensions": False,
-                    "autoload_known_extensions": False,
-                    "enable_external_access": False,
-                },
-            )
-        except (duckdb.Error, OSError) as error:
-            os.close(lock)
-            raise StorageFailed(
-                f"cannot open {path}: {line(error)}; check free space and permissions, or restore a copy"
-            ) from error
-        _owner_only(path, path.with_name(f"{FILE_NAME}.wal"))
-        journal = cls(folder, db, lock)
-        try:
-            _migrate(db, path)
-        except BaseException:
-            journal.close()
-            raise
-        return journal
+    def __init__(self, keys: Mapping[tuple[str, str], int]):
+        super().__init__(f"{len(keys)} batches are stored already")
+        self.keys = dict(keys)
+
+
+class Journal(Protocol):
+    """The journal of one store. Only the writer's thread calls it, after it was opened.
+
+    Every method that changes the journal is one transaction: it stores everything or, if it raises, nothing.
+    """
 
     def close(self) -> None:
-        """Close the file and release the lock."""
-        self._db.close()
-        os.close(self._lock)
-
-    @contextmanager
-    def transaction(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A transaction: on an error nothing is stored. Raises StorageFailed."""
-        with _storage(self.folder):
-            self._db.begin()
-            try:
-                yield self._db
-                self._db.commit()
-            except BaseException:
-                _roll_back(self._db)
-                raise
+        """Release the journal."""
 
     def commit(
         self,
@@ -126,260 +68,56 @@ class Journal:
     ) -> None:
         """Store rows together with their (tenant, batch id); kept: rows of schema.KEPT, replaced by key.
 
-        The rows are on disk when this returns. Raises StorageFailed; then nothing is stored.
+        The rows are on disk when this returns. Raises StorageFailed, Overloaded, AlreadyStored.
         """
-        with self.transaction() as db:
-            for begin in range(0, len(entries), _AT_ONCE):
-                some = entries[begin : begin + _AT_ONCE]
-                rows = [
-                    (received_us, entry.tenant, entry.table, len(entry.rows), entry.ipc or packed(entry.rows))
-                    for entry in some
-                ]
-                placeholders = ", ".join(["(?, ?, ?, ?, ?)"] * len(some))
-                db.execute(
-                    f"INSERT INTO journal VALUES {placeholders}", [value for row in rows for value in row]
-                )
-            tenants: dict[str, list[str]] = {}
-            for tenant, batch_id in batch_ids:
-                tenants.setdefault(tenant, []).append(batch_id)
-            for tenant, ids in tenants.items():
-                db.execute(
-                    "INSERT INTO batches SELECT ?, unnest(?::VARCHAR[]), ?", [tenant, ids, received_us]
-                )
-            for name, pieces in (kept or {}).items():
-                for rows in pieces:
-                    replace(db, name, rows)
 
     def entries(self) -> Iterator[Entry]:
         """The unsealed rows, oldest first."""
-        journal_rows = self._db.execute(
-            "SELECT received_us, tenant, table_name, ipc FROM journal ORDER BY received_us"
-        )
-        while rows := journal_rows.fetchmany(64):
-            for received_us, tenant, table, ipc in rows:
-                yield Entry(received_us, tenant, table, unpacked(ipc))
 
     def checked_entries(self) -> Iterator[tuple[str, int, str]]:
         """For each entry its key, its rows, and why it is unreadable; "" if it is readable."""
-        keys = self._db.execute("SELECT rowid, n_rows FROM journal ORDER BY received_us").fetchall()
-        for key, n_rows in keys:
-            ((ipc,),) = self._db.execute("SELECT ipc FROM journal WHERE rowid = ?", [key]).fetchall()
-            try:
-                n_found = len(unpacked(ipc))
-            except (pa.ArrowException, OSError, ValueError) as error:
-                yield str(key), n_rows, f"cannot be read ({line(error)})"
-                continue
-            yield str(key), n_rows, "" if n_found == n_rows else f"{n_found:,} rows instead of {n_rows:,}"
 
     def remove_entry(self, key: str) -> None:
         """Remove an entry that checked_entries() named."""
-        with self.transaction() as db:
-            db.execute("DELETE FROM journal WHERE rowid = ?", [int(key)])
 
     def batch_ids(self) -> list[tuple[str, str, int]]:
-        """(tenant, batch id, received_us) of remembered batches, oldest first."""
-        return self._db.execute(
-            "SELECT tenant, batch_id, received_us FROM batches ORDER BY received_us"
-        ).fetchall()
+        """(tenant, batch id, received_us) of the batches that the writer must remember, oldest first."""
 
     def forget_batches(self, before_us: int) -> None:
         """Forget ids of batches received before this time."""
-        with self.transaction() as db:
-            db.execute("DELETE FROM batches WHERE received_us < ?", [before_us])
 
     def segments(self) -> list[Segment]:
         """The current sealed files."""
-        rows = self._db.execute(
-            "SELECT tenant, table_name, path, n_rows, n_bytes, min_ts_ns, max_ts_ns, sealed_us FROM segments"
-            " ORDER BY sealed_us, path"
-        ).fetchall()
-        return [Segment(*row) for row in rows]
 
     def seal(self, segment: Segment, until_us: int, *, medians: pa.Table | None) -> None:
         """Replace the rows received up to until_us by a file. medians: of partly sealed rounds, if any."""
-        with self.transaction() as db:
-            _add(db, segment)
-            db.execute(
-                "DELETE FROM journal WHERE tenant = ? AND table_name = ? AND received_us <= ?",
-                [segment.tenant, segment.table, until_us],
-            )
-            if medians is not None:
-                db.execute("DELETE FROM round_medians WHERE tenant = ?", [segment.tenant])
-                db.register("new_medians", medians)
-                db.execute(
-                    "INSERT INTO round_medians SELECT ?, cluster_id, comm_hash, seq, median_ns, ? FROM new_medians",
-                    [segment.tenant, until_us],
-                )
-                db.unregister("new_medians")
 
     def replace_segments(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
         """Replace files by other files."""
-        with self.transaction() as db:
-            db.execute(
-                "DELETE FROM segments WHERE path IN (SELECT unnest(?::VARCHAR[]))", [[s.path for s in gone]]
-            )
-            for segment in new:
-                _add(db, segment)
 
     def round_medians(self) -> dict[str, pa.Table]:
         """Medians of partly sealed rounds, by tenant."""
-        tenants = [row[0] for row in self._db.execute("SELECT DISTINCT tenant FROM round_medians").fetchall()]
-        return {
-            tenant: self._db.sql(
-                "SELECT cluster_id, comm_hash, seq, median_ns FROM round_medians WHERE tenant = $tenant",
-                params={"tenant": tenant},
-            ).to_arrow_table()
-            for tenant in tenants
-        }
 
     def kept(self, name: str) -> pa.Table:
-        """All rows of a table that the hub maintains itself. By name: columns added later are last in the file."""
-        table = schema.TABLES[name]
-        rows = self._db.sql(f"SELECT {', '.join(table.names)} FROM {name}").to_arrow_table()
-        return rows.cast(schema.arrow_schema(table))
+        """All rows of a table that the hub maintains itself."""
 
     def forget_verdicts(self, before_us: int) -> int:
         """Delete verdicts closed before this time, with their chains. Returns their number."""
-        old = "state = 'closed' AND epoch_us(coalesce(closed_at, updated_at)) < ?"
-        with self.transaction() as db:
-            gone = db.execute(f"SELECT tenant, verdict_id FROM verdicts WHERE {old}", [before_us]).fetchall()
-            if gone:
-                db.execute(
-                    "DELETE FROM causal_chains USING verdicts WHERE causal_chains.tenant = verdicts.tenant"
-                    f" AND causal_chain_id = verdict_id AND verdicts.{old}",
-                    [before_us],
-                )
-                db.execute(f"DELETE FROM verdicts WHERE {old}", [before_us])
-        return len(gone)
 
     def forget_jobs(self, before_us: int) -> int:
         """Delete ended jobs whose rows last changed before this time, with their owners. Returns their number."""
-        old = "ended_ns IS NOT NULL AND epoch_us(updated_at) < ?"
-        with self.transaction() as db:
-            ((n_gone,),) = db.execute(f"DELETE FROM jobs WHERE {old}", [before_us]).fetchall()
-        return int(n_gone)
 
     def forget_owners(self, before_us: int) -> int:
         """Delete the owners of jobs and incidents that were over before this time. Returns the rows changed."""
-        with self.transaction() as db:
-            return delete_owners(db, before_us)
 
     def latest_us(self) -> int:
-        """The newest received_us, 0 for an empty hub."""
-        ((latest_us,),) = self._db.execute(
-            "SELECT greatest(COALESCE((SELECT max(received_us) FROM journal), 0),"
-            " COALESCE((SELECT max(received_us) FROM batches), 0),"
-            " COALESCE((SELECT max(sealed_us) FROM segments), 0))"
-        ).fetchall()
-        return int(latest_us)
+        """The newest received_us, 0 for an empty journal."""
 
     def wal_bytes(self) -> int:
-        """Size of the write-ahead log."""
-        try:
-            return (self.folder / f"{FILE_NAME}.wal").stat().st_size
-        except FileNotFoundError:
-            return 0
+        """Size of a log that checkpoint() would shorten."""
 
     def checkpoint(self) -> None:
-        """Write the write-ahead log into the file. Raises StorageFailed."""
-        with _storage(self.folder):
-            self._db.execute("CHECKPOINT")
-
-
-def replace(db: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    """Insert rows into a maintained table; rows with the same key are replaced."""
-    key = schema.TABLES[name].key
-    db.register("incoming", rows)
-    try:
-        same = " AND ".join(f"{name}.{column} IS NOT DISTINCT FROM incoming.{column}" for column in key)
-        db.execute(f"DELETE FROM {name} USING incoming WHERE {same}")
-        db.execute(f"INSERT INTO {name} BY NAME SELECT * FROM incoming")
-    finally:
-        db.unregister("incoming")
-
-
-def _add(db: duckdb.DuckDBPyConnection, segment: Segment) -> None:
-    db.execute(
-        "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            segment.tenant,
-            segment.table,
-            segment.path,
-            segment.n_rows,
-            segment.n_bytes,
-            segment.min_ts_ns,
-            segment.max_ts_ns,
-            segment.sealed_us,
-        ],
-    )
-
-
-def _locked(folder: Path) -> int:
-    """The hub's lock, held until the file descriptor is closed, however the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if folder.stat().st_uid == os.geteuid() and _is_ours(folder):
-            folder.chmod(0o700)
-        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StorageFailed(f"cannot use {folder}: {error.strerror}; choose another --db") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise StorageFailed(
-            f"another stallscope hub uses {folder}; stop it, or choose another --db"
-        ) from None
-    return lock
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder has no foreign files: it is empty, or belongs to a hub."""
-    return (folder / LOCK_NAME).exists() or not any(folder.iterdir())
-
-
-def _owner_only(*paths: Path) -> None:
-    """Create files that only their owner can read: they contain the data of all tenants."""
-    for path in paths:
-        with suppress(FileNotFoundError):
-            path.chmod(0o600)
-
-
-def _migrate(db: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Migrate the file to this version's schema, step by step, each in a transaction."""
-    try:
-        db.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, applied_us BIGINT)")
-        ((file_version,),) = db.execute("SELECT COALESCE(max(version), 0) FROM schema_version").fetchall()
-        if file_version > SCHEMA_VERSION:
-            raise NewerSchema(
-                f"{path} was written by a newer stallscope (schema {file_version}; this version supports"
-                f" {SCHEMA_VERSION}); upgrade stallscope"
-            )
-        for version in range(file_version + 1, SCHEMA_VERSION + 1):
-            db.begin()
-            for statement in statements(version):
-                db.execute(statement)
-            db.execute("INSERT INTO schema_version VALUES (?, ?)", [version, time.time_ns() // 1000])
-            db.commit()
-    except duckdb.Error as error:
-        raise StorageFailed(f"cannot prepare {path}: {line(error)}; restore a copy of it") from error
-
-
-def _roll_back(db: duckdb.DuckDBPyConnection) -> None:
-    try:
-        db.rollback()
-    except duckdb.TransactionException:
-        return  # a failed commit has already ended the transaction
-
-
-@contextmanager
-def _storage(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (duckdb.Error, OSError) as error:
-        raise StorageFailed(
-            f"cannot write {folder}: {line(error)}; acknowledged rows are intact; check free space"
-        ) from error
+        """Shorten the log."""
 
 
 def line(error: Exception) -> str:

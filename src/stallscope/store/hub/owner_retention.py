@@ -9,17 +9,18 @@ from stallscope.events.owner import GROUP_LABELS, column
 OWNER_TABLES = ("owners", "idle_gpus")
 """The tables whose rows are owners."""
 
-_HELD = "GPUs were held without use; their owner has been deleted."
+HELD = "GPUs were held without use; their owner has been deleted."
+"""The summary of such an incident."""
 _COLUMNS = tuple(map(column, GROUP_LABELS))
-_NO_OWNER = ", ".join(f"{name} = NULL" for name in _COLUMNS)
-_HAS_OWNER = f"({' OR '.join(f'{name} IS NOT NULL' for name in _COLUMNS)})"
-_OLD_VERDICT = f"state = 'closed' AND epoch_us(coalesce(closed_at, updated_at)) < ? AND {_HAS_OWNER}"
+NO_OWNER = ", ".join(f"{name} = NULL" for name in _COLUMNS)
+HAS_OWNER = f"({' OR '.join(f'{name} IS NOT NULL' for name in _COLUMNS)})"
+_OLD_VERDICT = f"state = 'closed' AND epoch_us(coalesce(closed_at, updated_at)) < ? AND {HAS_OWNER}"
 
 
 def delete_owners(db: duckdb.DuckDBPyConnection, before_us: int) -> int:
     """In a transaction: of jobs that ended and incidents that closed before a time. Returns the rows changed."""
     ((n_jobs,),) = db.execute(
-        f"UPDATE jobs SET {_NO_OWNER} WHERE ended_ns IS NOT NULL AND epoch_us(updated_at) < ? AND {_HAS_OWNER}",
+        f"UPDATE jobs SET {NO_OWNER} WHERE ended_ns IS NOT NULL AND epoch_us(updated_at) < ? AND {HAS_OWNER}",
         [before_us],
     ).fetchall()
     rows = db.execute(
@@ -27,20 +28,20 @@ def delete_owners(db: duckdb.DuckDBPyConnection, before_us: int) -> int:
     ).fetchall()
     for tenant, verdict_id, kind, summary, text in rows:
         is_idle = kind == "idle"
-        verdict = _without_owner(json.loads(text or "{}"), is_idle=is_idle)
+        verdict = without_owner(kind, text)
         db.execute(
-            f"UPDATE verdicts SET {_NO_OWNER}, summary = ?, verdict = ? WHERE tenant = ? AND verdict_id = ?",
-            [_HELD if is_idle else summary, json.dumps(verdict), tenant, verdict_id],
+            f"UPDATE verdicts SET {NO_OWNER}, summary = ?, verdict = ? WHERE tenant = ? AND verdict_id = ?",
+            [HELD if is_idle else summary, verdict, tenant, verdict_id],
         )
         if is_idle:
             db.execute(
                 "UPDATE causal_chains SET summary = ?, explanation = '{}' WHERE tenant = ? AND causal_chain_id = ?",
-                [_HELD, tenant, verdict_id],
+                [HELD, tenant, verdict_id],
             )
     return int(n_jobs) + len(rows)
 
 
-def _without_owner(verdict: dict[str, object], *, is_idle: bool) -> dict[str, object]:
-    """A verdict on idle GPUs names its holder in the summary and the evidence."""
-    kept = {name: value for name, value in verdict.items() if name != "owner"}
-    return kept | {"summary": _HELD, "evidence": {}} if is_idle else kept
+def without_owner(kind: str, text: str | None) -> str:
+    """A verdict (JSON) without its owner. A verdict on idle GPUs names its holder in the summary and the evidence."""
+    kept = {name: value for name, value in json.loads(text or "{}").items() if name != "owner"}
+    return json.dumps(kept | {"summary": HELD, "evidence": {}} if kind == "idle" else kept)

@@ -25,8 +25,9 @@ _ROW_GROUP = 65_536
 class Sealer:
     """Writes segments with a separate engine. For one thread at a time."""
 
-    def __init__(self, folder: Path, *, memory_bytes: int = 1 << 30):
-        self.folder = folder
+    def __init__(self, folder: Path, *, prefix: str = "", memory_bytes: int = 1 << 30):
+        """prefix: begin of the name of each file."""
+        self.folder, self._prefix = folder, prefix
         self._db = duckdb.connect(
             config={
                 "memory_limit": f"{memory_bytes}B",
@@ -88,7 +89,7 @@ class Sealer:
         folder = self.folder / FOLDER / quote(tenant, safe="") / table
         number = 0
         columns = views.fingerprint(table)
-        while (path := folder / f"{sealed_us}-{number}-{columns}.parquet").exists():
+        while (path := folder / f"{self._prefix}{sealed_us}-{number}-{columns}.parquet").exists():
             number += 1
         return path
 

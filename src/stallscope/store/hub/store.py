@@ -3,28 +3,26 @@
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from importlib.resources import files
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stallscope.errors import BadInput, NotFound, StorageFailed
-from stallscope.store.hub import schema, segments, views
+from stallscope.errors import BadInput, StorageFailed
+from stallscope.store.hub import schema, views
 from stallscope.store.hub.batches import Batch, Receipt, completed
 from stallscope.store.hub.compactor import Compactor, CompactorTotals
-from stallscope.store.hub.damage import Damage, Position, reason_unreadable_inside, whole
+from stallscope.store.hub.damage import Damage, Position
+from stallscope.store.hub.duck_journal import DuckJournal
 from stallscope.store.hub.hot import HotRows, Snapshot
-from stallscope.store.hub.job_filter import MEMBERS, JobFilter
+from stallscope.store.hub.job_filter import JobFilter
 from stallscope.store.hub.journal import Journal, Segment, line
-from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
-from stallscope.store.hub.lateness import SealedLateness
-from stallscope.store.hub.ledgers import NAME as SEALED_LEDGERS
-from stallscope.store.hub.ledgers import SealedLedgers
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
+from stallscope.store.hub.questions import Questions, question_text
+from stallscope.store.hub.segment_files import FolderFiles, SegmentFiles
 from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener, Writer
 
@@ -36,70 +34,70 @@ __all__ = ["Batch", "HubStore", "Limits", "Receipt", "Snapshot"]
 class HubStore:
     """An open store. Thread-safe; must be closed with close()."""
 
-    def __init__(self, folder: Path, journal: Journal, limits: Limits):
-        self.folder = folder
-        self._journal, self._limits = journal, limits
+    def __init__(
+        self,
+        journal: Journal,
+        limits: Limits,
+        *,
+        files: SegmentFiles,
+        questions: Questions,
+        position: Position | None = None,
+    ):
+        """position: notes the last commit, for a journal that may lose its tail."""
+        self.folder = files.folder
+        self._journal, self._files, self._limits = journal, files, limits
+        self._owned = ExitStack()
         self._is_closed = False
         self._hot = HotRows()
-        self.damage = Damage(folder)
+        self.damage = Damage(self.folder)
         self.unexamined = Unexamined()
         self._checked_s: dict[str, float] = {}
-        known = self._load()
-        segments.remove_orphans(folder, known)
-        self._position = Position(folder)
+        self._position, self._questions = position, questions
+        self._load()
         self._writer = Writer(
             journal,
             self._hot,
             nodes=Nodes(journal.kept("nodes")),
             limits=limits,
-            committed=self._position.note,
+            committed=self._note,
         )
-        lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
-        ledgers = SealedLedgers(folder, question_text(SEALED_LEDGERS))
-        self._sums: dict[str, SealedLateness | SealedLedgers] = {
-            SEALED_LATENESS: lateness,
-            SEALED_LEDGERS: ledgers,
-        }
         self._compactor = Compactor(
             journal,
+            files,
             self._hot,
             self._writer,
-            lateness.by_file,
-            ledgers.by_file,
+            questions.lateness.by_file,
+            questions.ledgers.by_file,
             limits,
             self.set_aside_damaged,
         )
-        self._reader = duckdb.connect(
-            ":memory:",
-            config={
-                "memory_limit": f"{limits.reader_memory_bytes}B",
-                "threads": limits.reader_threads,
-                "temp_directory": str(folder / "spill-questions"),
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-            },
-        )
-
         self._compactor.start()
 
     @classmethod
     def open(cls, folder: Path, limits: Limits | None = None) -> "HubStore":
         """Open the store in a folder; create it if missing. Raises StorageFailed (in use, unwritable), NewerSchema."""
         folder, limits = folder.absolute(), limits or Limits()
-        journal = Journal.open(folder, memory_bytes=limits.journal_memory_bytes)
-        try:
-            return cls(folder, journal, limits)
-        except BaseException:
-            journal.close()
-            raise
+        with ExitStack() as stack:
+            journal = stack.enter_context(
+                closing(DuckJournal.open(folder, memory_bytes=limits.journal_memory_bytes))
+            )
+            position = stack.enter_context(closing(Position(folder)))
+            questions = stack.enter_context(closing(Questions(folder, limits)))
+            store = cls(journal, limits, files=FolderFiles(folder), questions=questions, position=position)
+            store._owned = stack.pop_all()
+        return store
 
-    def _load(self) -> list[Segment]:
-        """Load the folder's content; returns all listed files. Damaged files are set aside, the others are served."""
+    def _load(self) -> None:
+        """Load the content; damaged files are set aside, the others are served."""
         known = self._journal.segments()
-        self.damage.check_position(self._journal.latest_us())
+        if self._position is not None:
+            self.damage.check_position(self._journal.latest_us())
         of_table: dict[tuple[str, str], list[Segment]] = {}
-        for segment in whole(self.folder, known, self.damage):
-            of_table.setdefault((segment.tenant, segment.table), []).append(segment)
+        for segment in known:
+            if reason := self._files.reason_unreadable(segment):
+                self.damage.set_aside(segment, reason)
+            else:
+                of_table.setdefault((segment.tenant, segment.table), []).append(segment)
         for (tenant, table), new in of_table.items():
             self._hot.replaced(tenant, table, (), new=tuple(new))
         now_us = time.time_ns() // 1000
@@ -107,7 +105,11 @@ class HubStore:
             rows = completed(entry.table, entry.rows, entry.tenant, received_us=entry.received_us)
             age_s = max(0.0, (now_us - entry.received_us) / 1e6)
             self._hot.add(entry.tenant, entry.table, rows, received_us=entry.received_us, age_s=age_s)
-        return known
+        self._files.opened(known)
+
+    def _note(self, received_us: int) -> None:
+        if self._position is not None:
+            self._position.note(received_us)
 
     def append(self, batch: Batch) -> "Future[Receipt]":
         """Store a batch, all or nothing; the future resolves once it is on disk.
@@ -132,35 +134,12 @@ class HubStore:
         sql = question_text(question)
         tables = views.named(sql)
         snapshot = self.snapshot(tenant, tables=tables)
-        with self._reader.cursor() as db:
-            db.execute("SET TimeZone = 'UTC'")
-            db.execute(
-                "SET enable_progress_bar = false"
-            )  # it writes to the hub's output; not an option of connect()
-            hot = {}
-            for name, rows in snapshot.hot.items():
-                hot[name] = f"hot_{name}"
-                db.register(hot[name], rows)
-            shown = dict(snapshot.segments)
-            try:
-                if job:
-                    db.register(MEMBERS, job.members)
-                for name, sums in self._sums.items():
-                    if name in sql:
-                        sealed = shown.get("collectives", ())
-                        shown["collectives"] = sums.prepare(db, sealed, params, is_summed=job is None)
-                paths = {
-                    name: [str(self.folder / s.path) for s in segments] for name, segments in shown.items()
-                }
-                for statement in views.statements(paths, hot, only=tables, job=job):
-                    db.execute(statement)
-                return db.sql(sql, params=dict(params)).to_arrow_table()
-            except duckdb.Error as error:
-                if any(shown.values()) and self.set_aside_damaged(tenant):
-                    raise StorageFailed(
-                        f"a sealed file is damaged ({line(error)}); repeat the query"
-                    ) from error
-                raise BadInput(f"question {question}: {line(error)}") from error
+        try:
+            return self._questions.answer(sql, snapshot, params=params, job=job)
+        except duckdb.Error as error:
+            if any(snapshot.segments.values()) and self.set_aside_damaged(tenant):
+                raise StorageFailed(f"a sealed file is damaged ({line(error)}); repeat the query") from error
+            raise BadInput(f"question {question}: {line(error)}") from error
 
     def set_aside_damaged(self, tenant: str) -> int:
         """Read the tenant's sealed files after a failure, and set aside the damaged files. Returns their number.
@@ -174,7 +153,7 @@ class HubStore:
         n_bad = 0
         for table, sealed in self._hot.segments(tenant).items():
             for segment in sealed:
-                if reason := reason_unreadable_inside(self.folder, segment):
+                if reason := self._files.reason_unreadable_inside(segment):
                     self.damage.set_aside(segment, reason)
                     self._hot.replaced(tenant, table, (segment,), new=())
                     n_bad += 1
@@ -210,6 +189,7 @@ class HubStore:
         for segment in data.segments.get(table, ()):
             if segment.sealed_us < since_us:
                 continue
+            self._files.fetch([segment])
             path, filters = self.folder / segment.path, [("received_at", ">=", since)]
             try:
                 pieces.append(pq.read_table(path, filters=filters, partitioning=None, schema=wanted))
@@ -254,14 +234,4 @@ class HubStore:
         self._is_closed = True
         self._compactor.close()
         self._writer.close()
-        self._reader.close()
-        self._position.close()
-        self._journal.close()
-
-
-def question_text(name: str) -> str:
-    """The SQL of a named question. Raises NotFound."""
-    path = files("stallscope.store").joinpath("sql", "hub", f"{name}.sql")
-    if not name.isidentifier() or not path.is_file():
-        raise NotFound(f"unknown question {name!r}")
-    return path.read_text()
+        self._owned.close()

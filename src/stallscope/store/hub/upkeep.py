@@ -17,7 +17,8 @@ import pyarrow as pa
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.store.hub import schema, segments
 from stallscope.store.hub.damage import GAPS_NAME, POSITION_NAME, read_position, reason_unreadable_inside
-from stallscope.store.hub.journal import FILE_NAME, LOCK_NAME, Journal, Segment, line
+from stallscope.store.hub.duck_journal import FILE_NAME, LOCK_NAME, DuckJournal
+from stallscope.store.hub.journal import Segment, line
 
 _ATTEMPTS = 10
 _ALSO = ("tokens.json", GAPS_NAME, POSITION_NAME)
@@ -45,7 +46,7 @@ def check(folder: Path, *, repair: bool = False) -> FolderProblems:
         )
     folder = folder.absolute()
     out = FolderProblems()
-    with closing(Journal.open(folder)) as journal:
+    with closing(DuckJournal.open(folder)) as journal:
         known = journal.segments()
         for segment in known:
             _check_segment(journal, segment, out, repair=repair)
@@ -54,7 +55,7 @@ def check(folder: Path, *, repair: bool = False) -> FolderProblems:
     return out
 
 
-def _check_segment(journal: Journal, segment: Segment, out: FolderProblems, *, repair: bool) -> None:
+def _check_segment(journal: DuckJournal, segment: Segment, out: FolderProblems, *, repair: bool) -> None:
     out.n_segments += 1
     reason = reason_unreadable_inside(journal.folder, segment)
     if not reason:
@@ -107,7 +108,7 @@ def _set_aside(folder: Path, segment: Segment) -> None:
         (folder / segment.path).rename(target)
 
 
-def _check_journal(journal: Journal, out: FolderProblems, *, repair: bool) -> None:
+def _check_journal(journal: DuckJournal, out: FolderProblems, *, repair: bool) -> None:
     for key, n_rows, reason in journal.checked_entries():
         if not reason:
             out.n_rows += n_rows
@@ -119,7 +120,7 @@ def _check_journal(journal: Journal, out: FolderProblems, *, repair: bool) -> No
 
 
 def _check_other_files(
-    folder: Path, journal: Journal, known: list[Segment], out: FolderProblems, *, repair: bool
+    folder: Path, journal: DuckJournal, known: list[Segment], out: FolderProblems, *, repair: bool
 ) -> None:
     if repair:
         known = journal.segments()
@@ -166,7 +167,7 @@ def _copied(folder: Path, target: Path) -> bool:
             shutil.copy2(folder / name, target / name)
     if _state(folder / FILE_NAME) != before:
         return False
-    with closing(Journal.open(target)) as journal:
+    with closing(DuckJournal.open(target)) as journal:
         known = journal.segments()
     for segment in known:
         path = target / segment.path

@@ -20,7 +20,7 @@ from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFail
 from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, kept_rows, packed_early
 from stallscope.store.hub.hot import HotRows
-from stallscope.store.hub.journal import Entry, Journal
+from stallscope.store.hub.journal import AlreadyStored, Entry, Journal
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory import resident_bytes
 from stallscope.store.hub.nodes import Nodes
@@ -254,9 +254,19 @@ class Writer:
         return group
 
     def _commit(self, group: list[_Waiting]) -> None:
-        """Commit all batches together; if that fails, each alone, so that an invalid batch cannot fail the others."""
+        """Commit all batches together; if that fails, each alone, so that an invalid batch cannot fail the others.
+
+        Nothing is committed alone while the journal accepts no commit at all.
+        """
         try:
             self._commit_together(group)
+        except AlreadyStored as stored:
+            self._known_ids.update(stored.keys)
+            self._commit(group)
+        except Overloaded as error:
+            self.counters.failed += len(group)
+            for entry in group:
+                entry.future.set_exception(error)
         except StallscopeError as error:
             if len(group) == 1:
                 self.counters.failed += 1
