@@ -63,6 +63,16 @@ def test_a_gpu_row_has_every_value_that_the_driver_reports(fake_gpus):
     assert {(p["pid"], p["memory_used_bytes"]) for p in look.processes} == {(4711, 60 << 30), (4712, 1 << 30)}
 
 
+def test_the_utilization_is_the_mean_of_the_samples_since_the_last_reading(fake_gpus):
+    fake_gpus.have(H100 | {"busy": ["1000000 10"]})
+    with library() as nvml:
+        states = GpuStates(nvml, node=0)
+        assert states.read(SECOND).gpus["utilization_percent"].tolist() == [97]
+        fake_gpus.have(H100 | {"busy": ["1000000 10", "1200000 80", "1400000 90", "1600000 100"]})
+        assert states.read(2 * SECOND).gpus["utilization_percent"].tolist() == [90]
+        assert states.read(3 * SECOND).gpus["utilization_percent"].tolist() == [97]
+
+
 @pytest.mark.parametrize(("default_mw", "is_lowered"), [(700_000, False), (900_000, True)])
 def test_a_lowered_power_limit_is_a_reason_for_the_clock(fake_gpus, default_mw, is_lowered):
     fake_gpus.have(H100 | {"clock_reasons": 4, "power_default_mw": default_mw})

@@ -2,7 +2,8 @@
  * A management library (libnvidia-ml.so.1) whose GPUs stand in a file, $FAKE_NVML, read anew for each question.
  *
  * A line of it: WHICH KEY VALUE, where WHICH is the number of a GPU, or GPU.PARTITION. What has no line is not
- * supported. `process` may come several times (PID BYTES); each `xid` is told once, in order. A GPU with `lost`
+ * supported. `process` may come several times (PID BYTES), and so may `busy` (MICROSECONDS PERCENT), the samples of the
+ * utilisation; each `xid` is told once, in order. A GPU with `lost`
  * answers nothing. Signatures are those of nvml.h (CUDA 13).
  */
 #include <stdio.h>
@@ -186,6 +187,26 @@ int nvmlDeviceGetNvLinkState(device *one, unsigned link, unsigned *is_up)
 
 	*is_up = link < up;
 	return result;
+}
+
+struct sample { u64 at_us, value; };
+
+int nvmlDeviceGetSamples(device *one, int kind, u64 since_us, int *type, unsigned *count, struct sample *out)
+{
+	char text[LINE];
+	unsigned n = 0, room = out ? *count : 0;
+	struct sample next;
+	int i;
+
+	for (i = 0; kind == 1 && told(one->which, "busy", i, text); i++)
+		if (sscanf(text, "%llu %llu", &next.at_us, &next.value) == 2 && next.at_us > since_us) {
+			if (n < room)
+				out[n] = next;
+			n++;
+		}
+	*type = 1;
+	*count = n;
+	return n ? OK : NOT_FOUND;
 }
 
 struct field { unsigned id, scope; long long at, took; unsigned type; int result; u64 value; };

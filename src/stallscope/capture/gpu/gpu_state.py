@@ -70,6 +70,7 @@ class GpuStates:
         self._n_readings = 0
         self._n_processes: dict[tuple[int, int], int] = {}
         self._use_until_us: dict[int, int] = {}
+        self._busy_until_us: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._gpus)
@@ -158,8 +159,8 @@ class GpuStates:
             yield "memory_total_bytes", int(memory.total)
         if device.mig != UNKNOWN:
             return
-        if use := query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle):
-            yield "utilization_percent", int(use.gpu)
+        if (percent := self._utilization(device)) is not None:
+            yield "utilization_percent", percent
         for name, call, arguments in (
             ("sm_mhz", nvml.nvmlDeviceGetClockInfo, (nvml.NVML_CLOCK_SM,)),
             ("memory_mhz", nvml.nvmlDeviceGetClockInfo, (nvml.NVML_CLOCK_MEM,)),
@@ -170,6 +171,22 @@ class GpuStates:
                 yield name, int(value)
         if (reasons := _reasons(nvml, handle)) is not None:
             yield "clock_reasons", reasons | (LOWERED_POWER_LIMIT if device.is_power_limited else 0)
+
+    def _utilization(self, device: _Device) -> int | None:
+        """The mean of the driver's samples since the last reading, several a second; otherwise its present value.
+
+        The present value covers the last sample only, a sixth of a second.
+        """
+        nvml, since_us = self._nvml, self._busy_until_us.get(device.gpu, 0)
+        kind = nvml.NVML_GPU_UTILIZATION_SAMPLES
+        _, samples = query(nvml, nvml.nvmlDeviceGetSamples, device.handle, kind, since_us) or (0, [])
+        new_samples = [sample for sample in samples if sample.timeStamp > since_us]
+        if new_samples:
+            self._busy_until_us[device.gpu] = max(int(sample.timeStamp) for sample in new_samples)
+        if new_samples and since_us:
+            return round(sum(int(sample.sampleValue.uiVal) for sample in new_samples) / len(new_samples))
+        use = query(nvml, nvml.nvmlDeviceGetUtilizationRates, device.handle)
+        return int(use.gpu) if use else None
 
     def _infrequent_values(self, handle: Any) -> Iterator[tuple[str, int]]:
         nvml = self._nvml
