@@ -32,9 +32,10 @@ MAX_RUNS = 500
 GOVERNED_S = 6.0
 """After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
+RESTARTED_GOVERNED_S = 3.0
 RESTARTED_S = 3.0
 """Length of a window in which the agent runs, or does not, where it is started and stopped."""
-RESTART_S = 14.0
+RESTART_S = 13.0
 """Of a start of the agent, its window, its end and the window after it."""
 
 LOOK_EVERY = 32
@@ -242,7 +243,7 @@ def restarted(
     windows = [window(RESTARTED_S, is_on=False)]
     for _ in range(n):
         with tracing(db, words=agent_words):
-            time.sleep(GOVERNED_S)
+            time.sleep(RESTARTED_GOVERNED_S)
             windows.append(window(RESTARTED_S, is_on=True))
         db.unlink()
         windows.append(window(RESTARTED_S, is_on=False))

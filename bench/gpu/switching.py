@@ -24,7 +24,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from running import CTRL_C_S, Failed, Program, end, wait_until_said
 
-from stallscope import agent, cli
+from stallscope import cli
+from stallscope.capture import session
 from stallscope.capture.probes import program as kernel_side
 from stallscope.capture.probes.governor import Count, Governor, counts_by_group
 from stallscope.capture.probes.libbpf import KernelRefused
@@ -114,9 +115,15 @@ class Switched(kernel_side.Program):
 
 def main() -> None:
     """Be the agent."""
-    agent.Program = Loading  # type: ignore[misc, assignment]
-    agent.Governor = governed  # type: ignore[misc, assignment]
+    _replace("Program", Loading)
+    _replace("Governor", governed)
     cli.main()
+
+
+def _replace(name: str, value: object) -> None:
+    """Replace a name that the capture's session uses. Raises AttributeError if it does not use it."""
+    getattr(session, name)
+    setattr(session, name, value)
 
 
 class Loading:
