@@ -4,9 +4,10 @@
     .venv/bin/python bench/gpu/single_process.py --jobs bench/single/emulated_jobs.py --out build/single
 
 The jobs run one after the other; the next job imports its libraries while a job runs. With --profile, py-spy samples
-each traced job from outside, and torch.profiler measures a second, short run of each job. In OUT: single.json (all
-answers), single.db.gz (the trace) and single.txt (the table, which is printed last). `--judge FOLDER` examines the
-trace of an earlier run with the present version.
+each traced job from outside, and torch.profiler measures a second, short run of each job. In OUT: measured.json (the
+jobs' own measurements so far), single.db.gz (the trace, also stored every ten jobs), single.json (all answers) and
+single.txt (the table, which is printed last). `--judge FOLDER` examines the trace of an earlier run with the present
+version; it needs the first two.
 """
 
 import argparse
@@ -15,18 +16,19 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import report
 from report import RESULTS, commit
-from running import STALLSCOPE
+from running import STALLSCOPE, Program, wait_until_said
 from single_judging import compared, judged, stack_share, table
 
 HERE = Path(__file__).parent
@@ -36,6 +38,7 @@ PROFILE_S = 14.0
 LOADING = 3
 """Jobs that import their libraries while another job is profiled: an import takes longer than a profile."""
 
+STORE_EVERY = 10
 SPY_HZ = 50
 PROFILED_FIRST = (
     *(
@@ -63,6 +66,7 @@ class Runner:
 
     script: Path
     folder: Path
+    out: Path
     seconds: float
     spy: str | None = None
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -119,7 +123,6 @@ class Runner:
     def run_all(self, order: list[str], end_s: float) -> None:
         """Each job once, as long as there is time."""
         following = self.start(order[0], self.seconds)
-        time.sleep(3)
         for i, name in enumerate(order):
             job = following
             if end_s - time.monotonic() < EXPLAIN_S + self.seconds + 6:
@@ -133,7 +136,16 @@ class Runner:
             except Exception as error:  # noqa: BLE001 - the failure of a job must not cost the others
                 self.measured[name] = {"name": name, "failed": f"{type(error).__name__}: {error}"[:200]}
             print(f"{name} {time.monotonic() - begin_s:.1f} s {self.measured[name]}"[:160], flush=True)
+            self.store()
+            if i % STORE_EVERY == STORE_EVERY - 1:
+                store_trace(self.folder / "single.db", self.out)
         following.kill()
+
+    def store(self) -> None:
+        """Write the measurements so far."""
+        part = self.out / "measured.part"
+        part.write_text(json.dumps(list(self.measured.values()), indent=1) + "\n")
+        part.replace(self.out / "measured.json")
 
     def profile_all(self, order: list[str], end_s: float) -> None:
         """A short run of each job under torch.profiler, as long as there is time."""
@@ -148,6 +160,7 @@ class Runner:
                 profiled = self.run(name, job, PROFILE_S)
                 self.measured[name]["profiler_gpu_busy"] = profiled.get("profiler_gpu_busy")
                 print(f"{name} profiler {profiled.get('profiler_gpu_busy')}", flush=True)
+                self.store()
         for job in loading:
             job.kill()
 
@@ -168,6 +181,17 @@ def profiling_order(names: list[str]) -> list[str]:
     first = [name for name in PROFILED_FIRST if name in names]
     last = [name for name in PROFILED_LAST if name in names]
     return [*first, *(name for name in names if name not in (*first, *last, *NOT_PROFILED)), *last]
+
+
+def store_trace(db: Path, out: Path) -> None:
+    """A compressed copy of the trace so far, which the agent may still be writing."""
+    copy, part = db.with_suffix(".copy"), out / "single.db.part"
+    with closing(sqlite3.connect(db)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    with copy.open("rb") as file, gzip.open(part, "wb", compresslevel=3) as packed:
+        shutil.copyfileobj(file, packed)
+    copy.unlink()
+    part.replace(out / "single.db.gz")
 
 
 def explained(db: Path) -> dict[str, Any]:
@@ -196,7 +220,7 @@ def judge(source: Path, out: Path, *, keep: bool) -> None:
         with gzip.open(source / "single.db.gz") as packed, db.open("wb") as target:
             shutil.copyfileobj(packed, target)
         answers = explained(db)
-    measured = json.loads((source / "single.json").read_text())["jobs"]
+    measured = json.loads((source / "measured.json").read_text())
     rows = [judged(row, answers) for row in measured]
     write(out, rows)
     if keep:
@@ -242,17 +266,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="single-", ignore_cleanup_errors=True) as work:
         db = Path(work) / "single.db"
         spy = shutil.which("py-spy") if chosen.profile else None
-        runner = Runner(chosen.jobs, Path(work), chosen.seconds, spy)
+        runner = Runner(chosen.jobs, Path(work), chosen.out, chosen.seconds, spy)
         agent = subprocess.Popen(
             [*STALLSCOPE, "trace", "--db", str(db)], stderr=(chosen.out / "agent.txt").open("w")
         )
         (chosen.out / "run.json").write_text(json.dumps(described()) + "\n")
-        runner.run_all(order, end_s)
-        agent.send_signal(signal.SIGINT)
-        agent.wait(timeout=60)
+        wait_until_said(Program(agent, chosen.out / "agent.txt"), "tracing into")
+        try:
+            runner.run_all(order, end_s)
+        finally:
+            agent.send_signal(signal.SIGINT)
+            agent.wait(timeout=60)
+            store_trace(db, chosen.out)
         answers = explained(db)
-        with db.open("rb") as source, gzip.open(chosen.out / "single.db.gz", "wb", compresslevel=3) as target:
-            shutil.copyfileobj(source, target)
         rows = [judged(runner.measured[name], answers) for name in order]
         write(chosen.out, rows)
         if chosen.profile:
