@@ -56,20 +56,26 @@ MORE = (
     Scenario("graph sleep", ("--kind", "graph", *_faults("sleep:1:25:60")), 7),
 )
 ONE_GPU_S = 6.5
+HANG_S = 16.0
+"""A hang is reported after 10 s."""
+
 ONE_GPU = tuple(
-    scenario._replace(words=("--kind", "small", *scenario.words), seconds=ONE_GPU_S)
+    scenario._replace(
+        words=("--kind", "small", *scenario.words), seconds=HANG_S if scenario.hangs else ONE_GPU_S
+    )
     for scenario in (
+        Scenario("stop", _faults("stop:0::300")),
+        Scenario("compute", _faults("compute:2:10:120")),
+        Scenario("hang", _faults("hang:3")),
         Scenario("late attach no-sync sleep", (*NO_SYNC, *_faults("sleep:2:14:290")), attaches=True),
         Scenario("late attach sleep", _faults("sleep:2:14:290"), attaches=True),
         Scenario("gil", _faults("gil:2")),
         Scenario("late attach gil", _faults("gil:2"), attaches=True),
-        *FIRST,
+        *FIRST[2:],
+        *FIRST[:2],
         Scenario("lock", _faults("lock:1:8:150")),
         Scenario("disk", _faults("disk:0:7:120")),
-        Scenario("stop", _faults("stop:0::300")),
-        Scenario("compute", _faults("compute:2:10:120")),
         Scenario("alloc", _faults("alloc:3:5:290")),
-        Scenario("hang", _faults("hang:3")),
     )
 )
 """Four ranks on a single GPU, by CUDA's Multi-Process Service; NCCL connects them by sockets."""

@@ -372,7 +372,7 @@ def fsync_log() -> Step:
     file = (FOLDER / "steps.log").open("wb")
 
     def append_line() -> None:
-        for _ in range(4):
+        for _ in range(6):
             file.write(b"x" * 4096)
             file.flush()
             os.fsync(file.fileno())
