@@ -1,6 +1,6 @@
 """Which package may import which. The table is the architecture; a new package begins with a row here.
 
-Every package may import `errors`. `commands` may import every package; `cli` imports only `commands`.
+Every package may import `credentials` and `errors`. `commands` may import every package; `cli` imports only `commands`.
 """
 
 MAY_IMPORT = {

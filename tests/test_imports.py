@@ -9,11 +9,13 @@ from pathlib import Path
 
 from . import import_table
 
+EVERYWHERE = ("credentials", "errors")
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stallscope"
 
-MAY_IMPORT = {part: {"errors", *parts} for part, parts in import_table.MAY_IMPORT.items()} | {"errors": set()}
+MAY_IMPORT = {part: {*EVERYWHERE, *parts} for part, parts in import_table.MAY_IMPORT.items()}
+MAY_IMPORT |= {"credentials": set(), "errors": {"credentials"}}
 MAY_IMPORT["commands"] = set(MAY_IMPORT)
-MAY_IMPORT["cli"] = {"commands", "errors"}
+MAY_IMPORT["cli"] = {"commands", *EVERYWHERE}
 
 HEAVY = {
     "pyarrow": {

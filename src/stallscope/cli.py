@@ -37,6 +37,7 @@ from stallscope.commands.stress import stress
 from stallscope.commands.trace import trace
 from stallscope.commands.usage_error import UsageError, is_help, usage_line
 from stallscope.commands.version import version
+from stallscope.credentials import masked
 from stallscope.errors import BadInput, StallscopeError, StorageFailed
 
 app = typer.Typer(
@@ -144,7 +145,9 @@ def _one_line_errors() -> Iterator[None]:
             _leave_without_reader()
         raise
     except OSError as error:  # of the machine, where no command expected it
-        print(f"stallscope: {error.filename or sys.argv[0]}: {error.strerror or error}", file=sys.stderr)
+        print(
+            masked(f"stallscope: {error.filename or sys.argv[0]}: {error.strerror or error}"), file=sys.stderr
+        )
         sys.exit(StorageFailed.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

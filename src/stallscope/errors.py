@@ -1,7 +1,12 @@
 """Every error that a user can meet: one root, few leaves, each with its exit code and HTTP status.
 
 A message has three parts: the failed operation, the offending value, and the remedy. Catch by class, at a boundary.
+A message never contains a secret: the root masks tokens and the passwords of URLs.
 """
+
+from typing import Any
+
+from stallscope.credentials import masked
 
 
 class StallscopeError(Exception):
@@ -9,6 +14,9 @@ class StallscopeError(Exception):
 
     exit_code = 1
     http_status = 500
+
+    def __init__(self, message: str = ""):
+        super().__init__(masked(message))
 
 
 class BadInput(StallscopeError):
@@ -135,3 +143,10 @@ class Overloaded(StallscopeError):
     def __init__(self, message: str, retry_after_s: float = 1.0):
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+def yaml_complaint(error: Any) -> str:
+    """Problem and line of a YAML error, without the text of the line, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "it holds characters that YAML does not allow"
+    return f"{problem}, line {mark.line + 1}" if mark else str(problem)

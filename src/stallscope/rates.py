@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from stallscope.errors import BadInput, NotFound
+from stallscope.errors import BadInput, NotFound, yaml_complaint
 
 SHIPPED = Path(__file__).with_name("rates.yaml")
 ANY = "any"
@@ -63,7 +63,7 @@ def load(path: Path | None = None) -> RateTable:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{source}: the file of rates cannot be read ({error})") from error
     except yaml.YAMLError as error:
-        raise BadInput(f"{source}: not valid YAML ({' '.join(str(error).split())})") from error
+        raise BadInput(f"{source}: not valid YAML ({yaml_complaint(error)})") from error
     return validated(data, str(source))
 
 

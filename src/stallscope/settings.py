@@ -15,7 +15,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from stallscope.errors import NotFound, UnknownSetting
+from stallscope.credentials import masked
+from stallscope.errors import NotFound, UnknownSetting, yaml_complaint
 
 DEFAULT_FILE = Path("/etc/stallscope/settings.yaml")
 PREFIX = "STALLSCOPE_"
@@ -34,7 +35,7 @@ _FLEET = "fleet"
 class About:
     """Properties of a setting besides its name, type and default. flag: empty if there is none.
 
-    zero_is_unlimited: 0 is accepted below the minimum, and means no limit.
+    zero_is_unlimited: 0 is accepted below the minimum, and means no limit. is_secret: no output shows the value.
     """
 
     meaning: str
@@ -44,6 +45,7 @@ class About:
     minimum: float | None = None
     maximum: float | None = None
     zero_is_unlimited: bool = False
+    is_secret: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +149,11 @@ class Settings:
         str, About("owner labels that are replaced by a hash, separated by commas; needs owner_hash_key")
     ] = ""
     owner_hash_key: Annotated[
-        str, About("secret text for owner_hash; machines with one text give one hash for equal values")
+        str,
+        About(
+            "secret text for owner_hash; machines with one text give one hash for equal values",
+            is_secret=True,
+        ),
     ] = ""
     owner_max_age_s: Annotated[
         int,
@@ -420,10 +426,23 @@ def parsed(setting: Setting, value: Any, origin: str) -> Any:
         result = _converted(setting, value)
     except (ValueError, TypeError, OverflowError, KeyError):
         wanted = _UNIT_WORDS.get(setting.about.unit, _KIND_WORDS[setting.kind])
-        raise UnknownSetting(f"{origin}: {setting.name} is {value!r}; give a {wanted}") from None
+        raise UnknownSetting(f"{_quoted(setting, value, origin)}; give a {wanted}") from None
     if complaint := _complaint(setting.about, result):
-        raise UnknownSetting(f"{origin}: {setting.name} is {value!r}; {complaint}")
+        raise UnknownSetting(f"{_quoted(setting, value, origin)}; {complaint}")
     return result
+
+
+def shown(setting: Setting, value: Any) -> Any:
+    """The value for output: a path as text, a secret masked, and a URL without its password."""
+    if setting.about.is_secret and value:
+        return "***"
+    return masked(str(value)) if isinstance(value, str | Path) else value
+
+
+def _quoted(setting: Setting, value: Any, origin: str) -> str:
+    """The setting with the refused value, which may be a secret, for an error."""
+    is_quoted = not setting.about.is_secret and not isinstance(value, list | dict)
+    return f"{origin}: {setting.name} is {repr(value)[:80] if is_quoted else 'of another type'}"
 
 
 def _complaint(about: About, value: Any) -> str:
@@ -548,8 +567,7 @@ def _file_entries(path: Path) -> Iterable[tuple[str, Any, int]]:
         root = yaml.compose(text, yaml.SafeLoader)
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise UnknownSetting(f"{path}: not valid YAML ({reason})") from error
+        raise UnknownSetting(f"{path}: not valid YAML ({yaml_complaint(error)})") from error
     if values is None:
         return []
     if not isinstance(root, yaml.MappingNode):

@@ -1,10 +1,13 @@
 """The request of each receiver, by the vendors' documents (their addresses are in the files of the receivers)."""
 
+import base64
 import hashlib
 import hmac
 import json
+import threading
 from datetime import datetime
 from email import message_from_string
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from tests.alerts.builders import T0_NS, S, incident
@@ -12,6 +15,7 @@ from tests.alerts.builders import T0_NS, S, incident
 from stallscope.alerts.config import Email
 from stallscope.alerts.notice import Change, notice
 from stallscope.alerts.receivers import alertmanager, email, opsgenie, pagerduty, slack, webhook
+from stallscope.alerts.receivers.http import post
 from stallscope.alerts.state import Delivery
 
 
@@ -112,3 +116,23 @@ def test_notice_of_a_verdict_without_values_can_be_written(kind):
     text = delivery(kind=kind, advice=[], nodes=[], ranks=[], **empty).notice.text
     assert "Cause unknown." in text
     assert "Cost: 0 GPU seconds." in text
+
+
+def test_user_and_password_of_a_url_are_sent_as_basic_authentication():
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        post(f"http://ann:pass%20word@127.0.0.1:{server.server_port}/hook", {})
+        thread.join()
+    assert seen == ["Basic " + base64.b64encode(b"ann:pass word").decode()]

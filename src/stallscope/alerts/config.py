@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from stallscope.errors import BadInput, NotFound
+from stallscope.errors import BadInput, NotFound, yaml_complaint
 from stallscope.events.verdict_fields import KINDS, SEVERITIES
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -234,7 +234,7 @@ def load(path: Path) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: the file of alerts cannot be read ({error})") from error
     except yaml.YAMLError as error:
-        raise BadInput(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+        raise BadInput(f"{path}: not valid YAML ({yaml_complaint(error)})") from error
     return validated(data, str(path))
 
 

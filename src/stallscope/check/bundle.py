@@ -19,7 +19,7 @@ from typing import Any
 from stallscope import __version__
 from stallscope.check.gpus import driver_version
 from stallscope.errors import StallscopeError, StorageFailed
-from stallscope.settings import Effective
+from stallscope.settings import Effective, named, shown
 from stallscope.store.file_modes import replace
 from stallscope.store.node import reading
 
@@ -48,7 +48,7 @@ def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_name
         "check.json": answer,
         "machine.json": _machine(),
         "settings.json": {
-            name: {"value": str(getattr(chosen.settings, name)), "from": origin}
+            name: {"value": str(shown(named(name), getattr(chosen.settings, name))), "from": origin}
             for name, origin in sorted(chosen.origins.items())
         },
         "trace.json": _trace(chosen.settings.db),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from stallscope.commands.options import check_pair, duration_ns
-from stallscope.errors import BadInput, NotFound, Partial
+from stallscope.errors import BadInput, Partial
 from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
@@ -68,27 +68,17 @@ def is_fleet(chosen: Settings, options: FleetOptions, db: Path | None) -> bool:
 def access(chosen: Settings, options: FleetOptions) -> Access:
     """Addresses and credentials of the nodes. Raises BadInput, NotFound."""
     from stallscope.query.remote_nodes import Access
+    from stallscope.serve.tokens import token_in
 
     check_pair(chosen.nodes_client_cert, chosen.nodes_client_key)
     return Access(
-        token=_token(chosen.nodes_token_file),
+        token=token_in(chosen.nodes_token_file) if chosen.nodes_token_file else "",
         ca=chosen.nodes_ca_file,
         cert=chosen.nodes_client_cert,
         key=chosen.nodes_client_key,
         is_tls=not options.no_tls,
         timeout_s=duration_ns(options.timeout, "--timeout") / 1e9,
     )
-
-
-def _token(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(
-            f"--token-file: {path} cannot be read ({error}); give the file that contains the token"
-        ) from error
 
 
 def fleet_trace(chosen: Settings, options: FleetOptions, since_ns: int | None) -> tuple[Trace, list[Failure]]:

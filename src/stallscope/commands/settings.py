@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,17 +17,17 @@ def settings(
     path: SettingsFile = None,
 ) -> None:
     """Print the effective settings and the source of each value."""
-    from stallscope.settings import TABLE, effective, named
+    from stallscope.settings import TABLE, effective, named, shown
 
     values = effective({}, os.environ, path)
     if name is not None:
-        value = getattr(values.settings, named(name).name)
-        typer.echo(json.dumps(_plain(value)) if as_json else _shown(value))
+        value = shown(named(name), getattr(values.settings, name))
+        typer.echo(json.dumps(value) if as_json else _text(value))
         return
     if as_json:
         data = {
             setting.name: {
-                "value": _plain(getattr(values.settings, setting.name)),
+                "value": shown(setting, getattr(values.settings, setting.name)),
                 "from": values.origins[setting.name],
                 "environment": setting.environment,
                 "flag": setting.flag or None,
@@ -37,16 +36,14 @@ def settings(
         }
         typer.echo(json.dumps(data, indent=2))
         return
-    rows = [(s.name, _shown(getattr(values.settings, s.name)), values.origins[s.name]) for s in TABLE]
+    rows = [
+        (s.name, _text(shown(s, getattr(values.settings, s.name))), values.origins[s.name]) for s in TABLE
+    ]
     width = [max(len(row[i]) for row in rows) for i in range(2)]
     for key, value, origin in rows:
         typer.echo(f"{key.ljust(width[0])}  {value.ljust(width[1])}  {origin}")
 
 
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
-
-
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     """Empty for a setting without a value."""
     return "" if value is None else str(value)

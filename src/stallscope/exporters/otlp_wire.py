@@ -7,15 +7,18 @@ Retry-After; over gRPC after UNAVAILABLE and similar codes, and RESOURCE_EXHAUST
 import gzip
 import http.client
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from stallscope.credentials import header_value, masked
 from stallscope.errors import BadInput
 from stallscope.exporters.otlp_retry import LATER_CODES, retry_after_s
 
 TIMEOUT_S = 10.0
+_HEADER_NAME = re.compile(r"[a-z0-9_.-]+")
 _LATER_STATUS = (429, 502, 503, 504)
 _PATHS = {"metrics": "/v1/metrics", "traces": "/v1/traces"}
 _METHODS = {
@@ -51,6 +54,10 @@ def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
     if "://" not in url and ":" in url:
         url = f"{'grpc' if url.endswith(':4317') else 'http'}://{url}"
     parts = urlsplit(url)
+    if parts.username is not None:
+        raise BadInput(
+            f"--otlp {url!r}: a user in the URL is not sent; set OTEL_EXPORTER_OTLP_HEADERS to authorization=Basic ..."
+        )
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not _has_address(parts):
         raise BadInput(
             f"--otlp {url!r}: give http://HOST:4318, https://HOST:4318, grpc://HOST:4317 or grpcs://HOST:4317"
@@ -77,9 +84,19 @@ def _has_address(parts: SplitResult) -> bool:
 
 
 def headers_from(text: str) -> dict[str, str]:
-    """Headers of "name=value,name=value", percent-encoded as the OTLP exporters take them."""
+    """Headers of "name=value,name=value", percent-encoded as the OTLP exporters take them. Raises BadInput."""
     pairs = (part.partition("=") for part in text.split(",") if "=" in part)
-    return {unquote(name).strip().lower(): unquote(value).strip() for name, _, value in pairs}
+    headers = {unquote(name).strip().lower(): unquote(value).strip() for name, _, value in pairs}
+    for name, value in headers.items():
+        try:
+            header_value(value, f"OTEL_EXPORTER_OTLP_HEADERS: the header {name!r}")
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+        if not _HEADER_NAME.fullmatch(name):
+            raise BadInput(
+                f"OTEL_EXPORTER_OTLP_HEADERS: {name!r} is not a header's name; give name=value,name=value"
+            )
+    return headers
 
 
 class _Http:
@@ -100,7 +117,7 @@ class _Http:
             response = connection.getresponse()
             response.read()
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = getattr(error, "strerror", None) or masked(str(error)) or type(error).__name__
             return Answer(False, may_retry=True, reason=reason)
         finally:
             connection.close()

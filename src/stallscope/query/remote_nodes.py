@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from stallscope.credentials import masked
 from stallscope.errors import BadInput
 
 DEFAULT_PORT = 8443
@@ -117,7 +118,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         raise BadInput(f"--nodes: {address!r}: write an IPv6 address in brackets, [{address}]:{DEFAULT_PORT}")
     else:
         host, _, port = address.partition(":")
-    if not host or not (port or "0").isdecimal() or int(port or 0) > 65535:
+    if not host or "@" in address or not (port or "0").isdecimal() or int(port or 0) > 65535:
         raise BadInput(f"--nodes: {address!r} is not a node; give HOST or HOST:PORT")
     return host, int(port or DEFAULT_PORT)
 
@@ -266,5 +267,5 @@ def _reason(error: Exception, access: Access) -> str:
     if isinstance(error, http.client.RemoteDisconnected):
         return "it closed the connection: does it require TLS, or is it not a stallscope agent?"
     if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error) or type(error).__name__
+        return error.strerror or masked(str(error))
+    return masked(str(error)) or type(error).__name__

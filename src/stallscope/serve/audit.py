@@ -10,8 +10,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from stallscope.credentials import masked
 from stallscope.errors import StorageFailed
-from stallscope.serve.tokens import redacted
 
 FILE_NAME = "audit.jsonl"
 _MAX_BYTES = 32 << 20
@@ -57,4 +57,4 @@ class AuditLog:
 
 def without_secrets(logger: Any, method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A structlog processor that removes token secrets from texts."""
-    return {name: redacted(value) if isinstance(value, str) else value for name, value in fields.items()}
+    return {name: masked(value) if isinstance(value, str) else value for name, value in fields.items()}

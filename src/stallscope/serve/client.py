@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stallscope import errors
+from stallscope.credentials import masked
 from stallscope.errors import BadInput, NotFound, StallscopeError, TookTooLong, Unreachable
 from stallscope.serve.http_errors import kind_of
 from stallscope.serve.tokens import bearer
@@ -66,6 +67,7 @@ class HubClient:
             parts.scheme not in ("http", "https")
             or not parts.hostname
             or port == 0
+            or parts.username is not None
             or parts.path not in ("", "/")
         ):
             raise BadInput(
@@ -108,4 +110,4 @@ def _reason(error: Exception) -> str:
         return "it requires a client certificate, and none was given"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error) or type(error).__name__
+    return masked(str(error)) or type(error).__name__

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from stallscope.credentials import ANY_TOKEN, shown_path
 from stallscope.errors import (
     BadInput,
     NotAllowed,
@@ -40,8 +41,6 @@ _LOG = logging.getLogger(__name__)
 FILE_NAME = "tokens.json"
 _FORMAT = 1
 _TOKEN = re.compile(r"sst_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
-_ANY_TOKEN = re.compile(r"[!-~]{16,}")  # collectors may use tokens in their own format
-_SECRET = re.compile(r"(sst_[0-9a-f]{12}_)[A-Za-z0-9_-]+")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _NOBODY = hashlib.sha256(b"").hexdigest()
 
@@ -250,20 +249,19 @@ def checked_tenant(tenant: str) -> str:
     return tenant
 
 
-def redacted(text: str) -> str:
-    """The text without token secrets, suitable for a log."""
-    return _SECRET.sub(r"\1***", text)
-
-
 def token_in(path: Path) -> str:
     """The token in a file: its last non-empty line. Raises NotFound, BadInput."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except FileNotFoundError:
-        raise NotFound(f"{path}: the token file does not exist; choose a file with --token-file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot read the token file ({error})") from error
-    if not lines or not _ANY_TOKEN.fullmatch(lines[-1]):
+        raise NotFound(
+            f"{shown_path(path)}: the token file does not exist; choose a file with --token-file"
+        ) from None
+    except OSError as error:
+        raise BadInput(f"{shown_path(path)}: cannot read the token file ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: the token file is not text; choose a file with --token-file") from None
+    if not lines or not ANY_TOKEN.fullmatch(lines[-1]):
         raise BadInput(f"{path}: the file contains no token; stallscope hub token create prints one")
     return lines[-1]
 

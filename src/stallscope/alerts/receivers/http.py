@@ -4,10 +4,13 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from stallscope import __version__
+from stallscope.credentials import header_value
 
 TIMEOUT_S = 10.0
 _MAX_BYTES = 10_000
@@ -45,10 +48,20 @@ def post(
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     every = {"Content-Type": "application/json", "User-Agent": f"stallscope/{__version__}", **(headers or {})}
     try:
+        for name, value in every.items():
+            header_value(value, f"the secret for the header {name}")
+    except ValueError as error:
+        raise DeliveryFailed(str(error), is_permanent=True) from None
+    try:
+        if not url.isprintable() or " " in url:
+            raise ValueError
         request = urllib.request.Request(url, data=data, headers=every, method="POST")
-        host = request.host
+        user, at, host = request.host.rpartition("@")
         if request.type not in ("http", "https"):
             raise ValueError
+        if at:  # urllib would look it up as a part of the host's name
+            request.host = host
+            request.add_unredirected_header("Authorization", _basic(user))
     except ValueError:
         raise DeliveryFailed("the URL is not an http(s) address", is_permanent=True) from None
     try:
@@ -60,6 +73,11 @@ def post(
     except (OSError, http.client.HTTPException) as error:
         cause = getattr(error, "reason", error)
         raise DeliveryFailed(f"{host} cannot be reached ({cause})") from None
+
+
+def _basic(user_and_password: str) -> str:
+    """The header that carries user and password of a URL."""
+    return "Basic " + b64encode(unquote(user_and_password).encode()).decode()
 
 
 def _refusal(host: str, error: urllib.error.HTTPError) -> DeliveryFailed:

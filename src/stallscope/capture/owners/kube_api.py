@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from stallscope.credentials import header_value
+
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_S = 10.0
 _METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
@@ -92,7 +94,7 @@ class KubeApi:
         headers = {"Accept": accept}
         token = self.account / "token"
         if token.is_file():
-            headers["Authorization"] = f"Bearer {token.read_text().strip()}"
+            headers["Authorization"] = f"Bearer {header_value(token.read_text().strip(), str(token))}"
         try:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()

@@ -15,6 +15,7 @@ from stallscope.capture.owners.hints import N_PEERS, hints
 from stallscope.capture.owners.privacy import Privacy
 from stallscope.capture.owners.source import VISIBLE, Allocation, Source
 from stallscope.capture.process.workload import workload
+from stallscope.credentials import masked
 from stallscope.events import layout
 from stallscope.events.layout import Array
 from stallscope.events.owner import column
@@ -124,7 +125,7 @@ class Owners:
             except Exception as error:  # noqa: BLE001 (the boundary to a scheduler; the loop must survive any answer)
                 if not n_failures:
                     self._remarks.append(
-                        f"owners of {source.name} are incomplete: {error}; stallscope will retry"
+                        f"owners of {source.name} are incomplete: {masked(str(error))}; stallscope will retry"
                     )
                 n_failures += 1
             pause_s = min(max(source.every_s, 1.0) * 2**n_failures, _MAX_PAUSE_S)

@@ -6,12 +6,12 @@ worker that Ray starts in advance has no job in its environment: its job is the 
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from stallscope.capture.owners.hints import ADDRESSES, OWN_PID
 from stallscope.capture.owners.source import RAY_JOB, Allocation, Labels
+from stallscope.credentials import from_environment
 
 DASHBOARD = "http://127.0.0.1:8265"
 _ALIVE = "&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
@@ -115,7 +115,7 @@ def _get(url: str) -> str:
     """Raises OSError."""
     from stallscope.capture.process.cloud import fetched
 
-    token = os.environ.get("RAY_AUTH_TOKEN", "")
+    token = from_environment("RAY_AUTH_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         return fetched(url, headers, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode(errors="replace")

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from stallscope.capture.owners.source import Allocation, Labels
+from stallscope.credentials import from_environment
 
 _TIMEOUT_S = 20.0
 _MAX_BYTES = 256 << 20
@@ -234,5 +235,5 @@ def _rest(address: str) -> str:
     """Raises OSError."""
     from stallscope.capture.process.cloud import fetched
 
-    headers = {"X-SLURM-USER-TOKEN": os.environ.get("SLURM_JWT", "")}
+    headers = {"X-SLURM-USER-TOKEN": from_environment("SLURM_JWT")}
     return fetched(address, headers, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode(errors="replace")
