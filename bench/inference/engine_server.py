@@ -22,6 +22,7 @@ DONE = b"data: [DONE]\n\n"
 SLOTS = threading.Semaphore(2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64)
 BATCH = threading.Lock()
 WEDGED = threading.Lock()
+COLD = threading.Lock()
 
 
 def burn(seconds: float) -> None:
@@ -56,6 +57,17 @@ def load_adapter() -> None:
         os.close(file)
 
 
+def start_slowly() -> None:
+    """Loads a model before the server listens, and warms up in the first request."""
+    burn(2.0)
+    time.sleep(2.0)
+
+
+def warm_up() -> None:
+    if COLD.acquire(blocking=False):
+        burn(4.0)
+
+
 def flush_slowly() -> None:
     time.sleep(0.4)
 
@@ -88,6 +100,8 @@ def before_work(prompt: str) -> None:
 
 
 def engine_fault(prompt: str) -> None:
+    if FAULT == "slow_start":
+        warm_up()
     if "rare" in prompt:
         if FAULT == "adapter":
             load_adapter()
@@ -140,11 +154,14 @@ def serve_uvicorn() -> None:
 def serve_app(tokens) -> None:
     import uvicorn
     from starlette.applications import Starlette
-    from starlette.responses import PlainTextResponse, StreamingResponse
+    from starlette.responses import PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    async def complete(request) -> StreamingResponse:
-        return StreamingResponse(tokens(await request.json()), media_type="text/event-stream")
+    async def complete(request) -> Response:
+        body = await request.json()
+        if body.get("stream", True):
+            return StreamingResponse(tokens(body), media_type="text/event-stream")
+        return Response(b"".join([data async for data in tokens(body)]))
 
     async def health(_request) -> PlainTextResponse:
         return PlainTextResponse("ok")
@@ -184,6 +201,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
+        if not body.get("stream", True):
+            whole = b"".join(token_stream(body))
+            self.send_header("Content-Length", str(len(whole)))
+            self.end_headers()
+            self.wfile.write(whole)
+            return
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -308,6 +331,8 @@ def serve_llama() -> None:
 
 
 def main() -> None:
+    if FAULT == "slow_start":
+        start_slowly()
     if FAULT == "spin" and KIND in ("uvicorn", "threads"):
         threading.Thread(target=spin_with_lock, daemon=True).start()
     {"uvicorn": serve_uvicorn, "threads": serve_threads, "split": serve_split, "llama.cpp": serve_llama}[

@@ -9,10 +9,8 @@ runs must be right.
 
 import argparse
 import contextlib
-import http.client
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -21,15 +19,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report import report
+from running_server import KINDS, Server, explained, load, tracing
 
-HERE = Path(__file__).parent
-STALLSCOPE = Path(sys.executable).with_name("stallscope")
-KINDS = ("uvicorn", "threads", "split", "llama.cpp")
 LOAD_S, PAUSE_S = 14.0, 0.4
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -42,74 +38,6 @@ class Truth:
     role: str = "api"
     function: str = ""
     kind: str = "latency"
-
-
-@dataclass
-class Server:
-    """A running server. Its core is the process that makes the tokens."""
-
-    kind: str
-    fault: str
-    python: str
-    folder: Path
-    process: subprocess.Popen[bytes] = field(init=False)
-    port: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
-        log = subprocess.PIPE if self.fault == "log_pipe" else (self.folder / "log").open("wb")
-        words = [self.python, HERE / "engine_server.py", self.kind, self.fault, str(self.port), self.folder]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log, process_group=0)
-
-    @property
-    def core_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[-1]) if self.kind == "split" else self.process.pid
-
-    def pids(self) -> list[int]:
-        return sorted({self.process.pid, self.core_pid})
-
-    def wait(self) -> None:
-        end_s = time.monotonic() + 60
-        while time.monotonic() < end_s:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                time.sleep(0.5)
-                return
-            time.sleep(0.05)
-        raise SystemExit(f"{self.kind} does not listen")
-
-
-# ---- load ----
-
-
-def request(port: int, prompt: str, *, n: int = 20, size: int = 1, timeout_s: float = 60) -> None:
-    body = {"prompt": prompt, "n_predict": n, "stream": True, "cache_prompt": False, "size": size}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
-    with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        connection.getresponse().read()
-
-
-def load(
-    server: Server, stop: threading.Event, *, n_clients: int, special: str = ""
-) -> list[threading.Thread]:
-    """Clients that each send one request after the other. special: the prompt of every twelfth request."""
-
-    def client(number: int) -> None:
-        chance = random.Random(number)
-        while not stop.is_set():
-            prompt = special if special and chance.random() < 1 / 12 else "ab cd ef gh"
-            request(server.port, prompt, timeout_s=5 if server.fault == "deadlock" else 60)
-            stop.wait(0.05 * chance.random())
-
-    threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(n_clients)]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def read_slowly(port: int, stop: threading.Event, kind: str) -> None:
@@ -269,24 +197,6 @@ def run(python: str, kind: str, fault: str) -> dict[str, object]:
     }
 
 
-@contextlib.contextmanager
-def tracing(db: Path, server: Server) -> Iterator[None]:
-    words = [STALLSCOPE, "trace", "--db", db, "--quiet", "--pid", str(server.process.pid)]
-    agent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    assert agent.stderr is not None
-    while "tracing into" not in (line := agent.stderr.readline()):
-        if not line:
-            raise SystemExit("the agent ended")
-    rest = threading.Thread(target=agent.stderr.read, daemon=True)
-    rest.start()
-    time.sleep(2.0)
-    try:
-        yield
-    finally:
-        agent.send_signal(signal.SIGINT)
-        agent.wait(60)
-
-
 def disturb(server: Server, stop: threading.Event, stack: contextlib.ExitStack) -> None:
     """Start the clients, and the fault where it comes from outside."""
     fault, core = server.fault, server.core_pid
@@ -317,27 +227,6 @@ def disturb(server: Server, stop: threading.Event, stack: contextlib.ExitStack) 
     elif fault == "adapter":
         limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
         stack.enter_context(control_group("blkio", server.pids(), limits))
-
-
-def explained(db: Path) -> dict[str, object]:
-    words = [STALLSCOPE, "explain", "--db", db, "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if not done.stdout.startswith("{"):
-        return {"error": done.stderr[-400:]}
-    whole = json.loads(done.stdout)
-    return {
-        "verdicts": [
-            {
-                "kind": each["kind"],
-                "cause": each["causes"][0]["cause"] if each["causes"] else "",
-                "pids": each.get("pids"),
-                "line": each["evidence"].get("line"),
-                "summary": each["summary"],
-            }
-            for each in whole["verdicts"]
-        ],
-        "answer": whole.get("answer"),
-    }
 
 
 def is_right(answer: dict[str, object], expected: Truth, pids: dict[str, int]) -> bool:

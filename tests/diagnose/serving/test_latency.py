@@ -9,6 +9,7 @@ import pytest
 from stallscope.diagnose import diagnose
 from stallscope.diagnose.report.text import report as text_of
 from stallscope.diagnose.report.verdict import Answer, Report
+from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, OffCpuFlag, SampleRole
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -218,3 +219,47 @@ def test_the_report_lists_rate_and_percentiles_of_each_endpoint():
     assert remark["first_ms_p50"] == 20
     assert remark["between_ms_p99"] == 10
     assert remark["per_second"] == pytest.approx(10, rel=0.1)
+
+
+def test_an_engine_that_stood_still_for_a_while_and_recovered_is_healthy():
+    engine = EngineTrace()
+    engine.position(3 * 10**9, "/srv/app.py:3 compile_model", "/srv/app.py:40 main")
+    assert diagnose(engine.trace()).answer is Answer.HEALTHY
+
+
+def test_requests_that_wait_for_the_first_answer_are_not_late():
+    engine = EngineTrace()
+    rows = engine.requests
+    rows["ts_ns"][:6] = rows["read_ns"][:6] = rows["ts_ns"][0] + MS * np.arange(6)
+    for i in range(6):
+        engine.late_first(i, 4000 * MS)
+    assert diagnose(engine.trace()).verdicts == []
+
+
+def test_a_longer_prompt_may_take_longer_until_its_first_token():
+    engine = EngineTrace()
+    engine.requests["request_bytes"] = 200
+    for i in range(5, 45, 4):
+        engine.requests["request_bytes"][i] = 1800
+        engine.late_first(i, 160 * MS + i * MS)
+    assert diagnose(engine.trace()).verdicts == []
+
+
+def test_a_longer_response_that_is_not_streamed_may_take_longer():
+    engine = EngineTrace()
+    rows = engine.requests
+    rows["flags"], rows["gap_at_ns"], rows["gap_ns"], rows["response_bytes"] = 0, UNKNOWN, 0, 400
+    for i in range(5, 45, 4):
+        rows["response_bytes"][i] = 8000
+        engine.late_first(i, 400 * MS + i * MS)
+    assert diagnose(engine.trace()).verdicts == []
+
+
+def test_a_request_that_is_late_for_its_length_is_late():
+    engine = EngineTrace()
+    engine.requests["request_bytes"] = 200
+    for i in range(5, 45, 4):
+        engine.requests["request_bytes"][i] = 1800
+        engine.off(*engine.late_first(i, 900 * MS if i in (9, 21, 33) else 100 * MS), Category.STOPPED)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert verdict.evidence.n_late_requests == 3

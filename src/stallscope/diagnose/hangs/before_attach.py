@@ -15,7 +15,7 @@ import numpy as np
 
 from stallscope.diagnose.processes import exit_reason
 from stallscope.diagnose.timeline import user_frame
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import UNKNOWN, Array, process_keys
 from stallscope.events.trace import Trace
 
 _WAITS = re.compile(r"\((lib(nccl|cuda|cudart)[-.][^()]*)\)$")
@@ -44,8 +44,9 @@ class StillRank:
 
 
 def is_for(trace: Trace) -> bool:
-    """Whether a trace has no calls of ranks, but samples of their stacks."""
-    if len(trace.collectives) or len(trace.spans) or not len(trace.positions):
+    """Whether a trace has no calls of ranks, but samples of their stacks. The processes of engines are not ranks."""
+    is_engine = np.isin(process_keys(trace.positions), process_keys(trace.servers))
+    if len(trace.collectives) or len(trace.spans) or is_engine.all():
         return False
     return not (trace.snapshots["n_collectives"] > 0).any()  # otherwise this is a part of a longer trace
 

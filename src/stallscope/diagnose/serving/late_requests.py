@@ -1,7 +1,9 @@
 """Late requests: the part of each late request that took much longer than the same part of other requests.
 
 The parts: `pickup` (in the socket until the server reads it), `first` (until the first token, or the first byte) and
-`gap` (the longest time between two tokens). A request with a much longer prompt may take longer until its first token.
+`gap` (the longest time between two tokens). A request with a longer prompt may take longer until its first token, and a
+response that is not streamed takes longer if it has more bytes. Requests that arrived before the first answer on their
+path are not late: the engine loads, compiles and warms up then.
 """
 
 from dataclasses import dataclass
@@ -11,11 +13,18 @@ import numpy as np
 from stallscope.diagnose.serving.endpoints import between_ms, tokens_of
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import RequestFlag
 from stallscope.events.trace import Trace
 
 LONG_FACTOR = 4
 MANY_WAITING = 3
 """A request that arrives while this many earlier requests wait for their first token waits in a queue."""
+
+MANY_LONGER = 5
+"""The growth of a time with the bytes of a request is known from this number of longer requests on."""
+
+LONGER_FACTOR = 1.5
+"""A request is longer than others from this multiple of the median on."""
 
 LONG_BYTES = 2000
 """A prompt is long from this many bytes on, if it also has LONG_FACTOR times the median of its path."""
@@ -44,13 +53,13 @@ def late_requests(trace: Trace, rows: Array, limits: Thresholds) -> list[Late]:
     """The late part of each late request, of rows of one path; the part with the largest excess counts."""
     typical_gap_ns = int(between_ms(tokens_of(trace, rows)).get("p50", 0.0) * 1e6)
     is_long = is_long_prompt(rows)
-    answered = rows["first_ns"] != UNKNOWN
-    typical_first_ns = _typical_first_ns(rows[answered & ~is_long])
+    typical_first_ns = _typical_first_ns(rows, is_long)
+    rows, is_long, typical_first_ns = (each[is_warm(rows)] for each in (rows, is_long, typical_first_ns))
     late = []
-    for row, long in zip(rows, is_long, strict=True):
+    for row, long, first_ns in zip(rows, is_long, typical_first_ns.tolist(), strict=True):
         parts = [_part(row, "pickup", int(row["ts_ns"]), int(row["read_ns"]), 0, limits)]
         if row["first_ns"] != UNKNOWN and not long:
-            times = int(row["read_ns"]), int(row["first_ns"]), typical_first_ns
+            times = int(row["read_ns"]), int(row["first_ns"]), first_ns
             parts.append(_part(row, "first", *times, limits))
         if row["gap_at_ns"] != UNKNOWN:
             begin_ns = int(row["gap_at_ns"])
@@ -62,13 +71,50 @@ def late_requests(trace: Trace, rows: Array, limits: Thresholds) -> list[Late]:
     return late
 
 
-def _typical_first_ns(rows: Array) -> int:
-    """The typical time until the first token: of requests that did not queue, if there are any."""
-    if not len(rows):
-        return 0
-    direct = rows[n_before(rows, rows["ts_ns"]) < MANY_WAITING]
-    chosen = direct if len(direct) >= MANY_WAITING else rows
-    return int(np.percentile(chosen["first_ns"] - chosen["read_ns"], 25, method="lower"))
+def is_warm(rows: Array) -> Array:
+    """Whether a request arrived after the first answer on its path: bool (n,). rows: of one path."""
+    answers_ns = rows["first_ns"][rows["first_ns"] != UNKNOWN]
+    warm: Array = rows["ts_ns"] > answers_ns.min(initial=np.iinfo(np.int64).max)
+    return warm
+
+
+def _typical_first_ns(rows: Array, is_long: Array) -> Array:
+    """The typical time until the first token for each request: int64 (n,), by the bytes of prompt and response.
+
+    The typical time is the time of requests that did not queue, if there are any.
+    """
+    known = rows[(rows["first_ns"] != UNKNOWN) & ~is_long]
+    direct = known[n_before(known, known["ts_ns"]) < MANY_WAITING]
+    chosen = direct if len(direct) >= MANY_WAITING else known
+    if not len(chosen):
+        return np.zeros(len(rows), np.int64)
+    times_ns = chosen["first_ns"] - chosen["read_ns"]
+    typical_ns = np.percentile(times_ns, 25, method="lower")
+    by_prompt = _growth(chosen["request_bytes"], rows["request_bytes"], times_ns - typical_ns)
+    rest_ns = (
+        times_ns
+        - typical_ns
+        - _growth(chosen["request_bytes"], chosen["request_bytes"], times_ns - typical_ns)
+    )
+    is_whole = rows["flags"] & RequestFlag.STREAMS == 0  # the first byte follows the last token
+    of_chosen = np.where(chosen["flags"] & RequestFlag.STREAMS == 0, chosen["response_bytes"], 0)
+    by_response = _growth(of_chosen, np.where(is_whole, rows["response_bytes"], 0), rest_ns)
+    out: Array = (typical_ns + by_prompt + by_response).astype(np.int64)
+    return out
+
+
+def _growth(known_bytes: Array, n_bytes: Array, excess_ns: Array) -> Array:
+    """The typical excess for these numbers of bytes, by the excess of requests with known_bytes: float64.
+
+    The excess grows with the bytes beyond the median. It is 0 if fewer than MANY_LONGER requests are longer.
+    """
+    typical = np.median(known_bytes)
+    is_longer = known_bytes > LONGER_FACTOR * typical
+    if is_longer.sum() < MANY_LONGER:
+        return np.zeros(len(n_bytes))
+    slope = np.median(excess_ns[is_longer] / (known_bytes[is_longer] - typical))
+    out: Array = max(float(slope), 0.0) * np.maximum(n_bytes - typical, 0)
+    return out
 
 
 def n_before(rows: Array, at_ns: Array) -> Array:

@@ -1,0 +1,138 @@
+"""An inference server, its clients, and a trace of it, for the proofs in this folder."""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+STALLSCOPE = Path(sys.executable).with_name("stallscope")
+KINDS = ("uvicorn", "threads", "split", "llama.cpp")
+
+
+@dataclass
+class Server:
+    """A running server. Its core is the process that makes the tokens."""
+
+    kind: str
+    fault: str
+    python: str
+    folder: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    port: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
+        log = subprocess.PIPE if self.fault == "log_pipe" else (self.folder / "log").open("wb")
+        words = [self.python, HERE / "engine_server.py", self.kind, self.fault, str(self.port), self.folder]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log, process_group=0)
+
+    @property
+    def core_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[-1]) if self.kind == "split" else self.process.pid
+
+    def pids(self) -> list[int]:
+        return sorted({self.process.pid, self.core_pid})
+
+    def wait(self) -> None:
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                time.sleep(0.5)
+                return
+            time.sleep(0.05)
+        raise SystemExit(f"{self.kind} does not listen")
+
+
+def real_time(*pids: int) -> None:
+    """Run the threads of processes before all programs of normal priority."""
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+
+
+def normal_priority() -> None:
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def request(
+    port: int, prompt: str, *, n: int = 20, size: int = 1, timeout_s: float = 60, streams: bool = True
+) -> None:
+    body = {"prompt": prompt, "n_predict": n, "stream": streams, "cache_prompt": False, "size": size}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        connection.getresponse().read()
+
+
+def load(
+    server: Server, stop: threading.Event, *, n_clients: int, special: str = ""
+) -> list[threading.Thread]:
+    """Clients that each send one request after the other. special: the prompt of every twelfth request."""
+
+    def client(number: int) -> None:
+        chance = random.Random(number)
+        while not stop.is_set():
+            prompt = special if special and chance.random() < 1 / 12 else "ab cd ef gh"
+            request(server.port, prompt, timeout_s=5 if server.fault == "deadlock" else 60)
+            stop.wait(0.05 * chance.random())
+
+    threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(n_clients)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+@contextlib.contextmanager
+def tracing(db: Path, *servers: Server) -> Iterator[None]:
+    chosen = [word for server in servers for word in ("--pid", str(server.process.pid))]
+    words = [STALLSCOPE, "trace", "--db", db, "--quiet", *chosen]
+    agent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=normal_priority)
+    assert agent.stderr is not None
+    while "tracing into" not in (line := agent.stderr.readline()):
+        if not line:
+            raise SystemExit("the agent ended")
+    rest = threading.Thread(target=agent.stderr.read, daemon=True)
+    rest.start()
+    time.sleep(2.0)
+    try:
+        yield
+    finally:
+        agent.send_signal(signal.SIGINT)
+        agent.wait(60)
+
+
+def explained(db: Path) -> dict[str, object]:
+    words = [STALLSCOPE, "explain", "--db", db, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if not done.stdout.startswith("{"):
+        return {"error": done.stderr[-400:]}
+    whole = json.loads(done.stdout)
+    return {
+        "verdicts": [
+            {
+                "kind": each["kind"],
+                "cause": each["causes"][0]["cause"] if each["causes"] else "",
+                "pids": each.get("pids"),
+                "line": each["evidence"].get("line"),
+                "summary": each["summary"],
+            }
+            for each in whole["verdicts"]
+        ],
+        "answer": whole.get("answer"),
+    }
