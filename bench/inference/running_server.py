@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -107,14 +108,23 @@ def tracing(db: Path, *servers: Server) -> Iterator[None]:
     while "tracing into" not in (line := agent.stderr.readline()):
         if not line:
             raise SystemExit("the agent ended")
-    rest = threading.Thread(target=agent.stderr.read, daemon=True)
-    rest.start()
-    time.sleep(2.0)
+    threading.Thread(target=agent.stderr.read, daemon=True).start()
+    wait_until_recorded(db, {server.process.pid for server in servers})
     try:
         yield
     finally:
         agent.send_signal(signal.SIGINT)
         agent.wait(60)
+
+
+def wait_until_recorded(db: Path, pids: set[int]) -> None:
+    """Wait until the agent records the requests to these processes."""
+    end_s = time.monotonic() + 120
+    with contextlib.closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as trace:
+        while not pids <= {pid for (pid,) in trace.execute("SELECT pid FROM servers")}:
+            if time.monotonic() > end_s:
+                raise SystemExit("the agent does not recognise the servers")
+            time.sleep(0.2)
 
 
 def explained(db: Path) -> dict[str, object]:
