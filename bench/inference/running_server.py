@@ -39,7 +39,9 @@ class Server:
         (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
         log = subprocess.PIPE if self.fault == "log_pipe" else (self.folder / "log").open("wb")
         words = [self.python, HERE / "engine_server.py", self.kind, self.fault, str(self.port), self.folder]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log, process_group=0)
+        self.process = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=log, process_group=0, preexec_fn=normal_priority
+        )
 
     @property
     def core_pid(self) -> int:
