@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
-STALLSCOPE = Path(sys.executable).with_name("stallscope")
+STALLSCOPE = (sys.executable, "-c", "from stallscope.cli import main; main()")
 KINDS = ("uvicorn", "threads", "split", "llama.cpp")
 
 
@@ -104,7 +104,7 @@ def load(
 @contextlib.contextmanager
 def tracing(db: Path, *servers: Server) -> Iterator[None]:
     chosen = [word for server in servers for word in ("--pid", str(server.process.pid))]
-    words = [STALLSCOPE, "trace", "--db", db, "--quiet", *chosen]
+    words = [*STALLSCOPE, "trace", "--db", db, "--quiet", *chosen]
     agent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=normal_priority)
     assert agent.stderr is not None
     while "tracing into" not in (line := agent.stderr.readline()):
@@ -130,7 +130,7 @@ def wait_until_recorded(db: Path, pids: set[int]) -> None:
 
 
 def explained(db: Path) -> dict[str, object]:
-    words = [STALLSCOPE, "explain", "--db", db, "--json"]
+    words = [*STALLSCOPE, "explain", "--db", db, "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if not done.stdout.startswith("{"):
         return {"error": done.stderr[-400:]}
