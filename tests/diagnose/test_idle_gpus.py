@@ -6,7 +6,7 @@ import numpy as np
 
 from stallscope.diagnose import Stream, Thresholds, diagnose, idle_holders
 from stallscope.diagnose.report import text
-from stallscope.diagnose.verdicts import idle
+from stallscope.diagnose.verdicts import held_gpus
 from stallscope.events import layout
 from stallscope.events.trace import Clock, Coverage, Gap, Trace
 
@@ -104,8 +104,8 @@ def test_a_stream_opens_an_incident_and_closes_it_when_the_gpus_are_used():
 def test_a_stream_evaluates_idle_gpus_after_new_rows_only(monkeypatch):
     clock, evaluated = Hand(), []
     clock.now_ns = WALL_NS + UNTIL_S * S
-    verdicts = idle.verdicts
-    monkeypatch.setattr(idle, "verdicts", lambda *given: evaluated.append(1) or verdicts(*given))
+    verdicts = held_gpus.verdicts
+    monkeypatch.setattr(held_gpus, "verdicts", lambda *given: evaluated.append(1) or verdicts(*given))
     stream = Stream(limits=Thresholds(), clock=clock)
     stream.feed(held())
     for _ in range(5):
@@ -117,7 +117,7 @@ def test_a_stream_evaluates_idle_gpus_after_new_rows_only(monkeypatch):
 
 
 def test_beyond_the_limit_the_rows_that_arrived_first_are_dropped(monkeypatch):
-    monkeypatch.setattr("stallscope.diagnose.stream.idle_gpus._MAX_ROWS", 2)
+    monkeypatch.setattr("stallscope.diagnose.stream.idle_incidents._MAX_ROWS", 2)
     clock = Hand()
     clock.now_ns = WALL_NS + UNTIL_S * S
     stream = Stream(limits=Thresholds(), clock=clock)

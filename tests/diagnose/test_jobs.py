@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.stream import Stream
-from stallscope.diagnose.timeline.jobs import job_of, parts
+from stallscope.diagnose.timeline.job_separation import job_of, parts
 from stallscope.diagnose.views.by_process import process_rows
 from stallscope.events import layout
 from stallscope.events.layout import HOST_EVENTS, UNKNOWN, Array, empty

@@ -11,7 +11,7 @@ from stallscope.capture.gpu.kernel_records import KernelRecords
 from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.host import HostEvents
 from stallscope.capture.owners.gpu_calls import GpuCalls
-from stallscope.capture.owners.idle_gpus import IdleGpus
+from stallscope.capture.owners.idle_rows import IdleGpus
 from stallscope.capture.owners.owners import Owners
 from stallscope.capture.probes.collector import Collector
 from stallscope.capture.probes.governor import Governor

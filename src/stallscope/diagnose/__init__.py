@@ -37,7 +37,7 @@ from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 from stallscope.diagnose.verdicts._owners import common_owner, owners_of
 from stallscope.diagnose.verdicts.by_source import joint
 from stallscope.diagnose.verdicts.gpu_arrival import is_undecided
-from stallscope.diagnose.verdicts.idle import IdleHolder, idle_holders
+from stallscope.diagnose.verdicts.held_gpus import IdleHolder, idle_holders
 
 __all__ = [
     "LABELS",

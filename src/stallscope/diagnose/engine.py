@@ -8,7 +8,7 @@ from stallscope.diagnose.arrays.parallel import both, keep_freed_memory
 from stallscope.diagnose.cost.delays import device_cost
 from stallscope.diagnose.findings import Findings, findings, mismatch_findings
 from stallscope.diagnose.gpu.gpu_rounds import gpu_trace
-from stallscope.diagnose.hangs.before_attach import is_for as is_before_attach
+from stallscope.diagnose.hangs.earlier_hang import is_for as is_before_attach
 from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.processes.budget_summary import as_data
 from stallscope.diagnose.processes.single import is_single
@@ -17,7 +17,7 @@ from stallscope.diagnose.report.conclusion import concluded
 from stallscope.diagnose.report.examined import budget_of_case, of_case
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline import jobs
+from stallscope.diagnose.timeline import job_separation
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.verdicts import (
     _late,
@@ -31,13 +31,13 @@ from stallscope.diagnose.verdicts import (
     gpu_arrival,
     gpu_driver,
     hang,
-    idle,
+    held_gpus,
     imbalance,
     inconclusive,
+    inference_engine,
     mismatch,
     process,
     process_exit,
-    serving,
     stated,
     straggler,
     without_ledger,
@@ -64,14 +64,14 @@ def diagnose(
     if len(trace.collectives) >= _MANY_ROWS:
         keep_freed_memory()
     if len(trace.idle_gpus) and not _has_job(trace):
-        return idle.only_idle(trace, limits, usd_per_gpu_hour)
+        return held_gpus.only_idle(trace, limits, usd_per_gpu_hour)
     if gpu_arrival.is_only(trace):
         trace = gpu_trace(trace)
-    parts = jobs.parts(trace)
+    parts = job_separation.parts(trace)
     reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
     report_of_all = by_job.numbered(reports, parts) if len(parts) > 1 else reports[0]
-    report_of_all = serving.with_engines(trace, report_of_all, limits)
-    report_of_all = idle.with_idle_gpus(trace, report_of_all, limits, usd_per_gpu_hour)
+    report_of_all = inference_engine.with_engines(trace, report_of_all, limits)
+    report_of_all = held_gpus.with_idle_gpus(trace, report_of_all, limits, usd_per_gpu_hour)
     return replace(report_of_all, activity=as_data(trace, activities(trace)))
 
 
@@ -80,7 +80,7 @@ def has_calls(trace: Trace) -> bool:
     tables = (trace.collectives, trace.calls, trace.spans, trace.operations, trace.gpu_kernels)
     return (
         any(map(len, tables))
-        or serving.has_engines(trace)
+        or inference_engine.has_engines(trace)
         or without_ledger.counts_only(trace)
         or exported.is_for(trace)
     )
@@ -133,8 +133,8 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
     """The report by the kind of source: calls only, work and completion, or arrivals with time ledgers."""
     if stated.is_for(trace):
         return stated.empty_report(trace)
-    if serving.is_only(trace) and not is_before_attach(trace):
-        return serving.report(trace, limits)
+    if inference_engine.is_only(trace) and not is_before_attach(trace):
+        return inference_engine.report(trace, limits)
     if is_before_attach(trace):
         standstill = before_attach.report(trace, limits=limits, usd_per_gpu_hour=usd_per_gpu_hour)
         if standstill or not len(trace.calls):

@@ -6,11 +6,11 @@ from stallscope.diagnose.arrays.parallel import both
 from stallscope.diagnose.cost.absorption import Absorption, absorption
 from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
-from stallscope.diagnose.hangs.mismatch import Mismatch, mismatches
+from stallscope.diagnose.hangs.mismatched_rounds import Mismatch, mismatches
 from stallscope.diagnose.lateness.blocked_steps import blocked_steps
-from stallscope.diagnose.lateness.imbalance import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.lateness.late_steps import LateStep, late_steps, with_stops
 from stallscope.diagnose.lateness.recurrence import recurring
+from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.timeline.case import Case
 
 

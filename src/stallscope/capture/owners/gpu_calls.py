@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.capture.owners.idle_gpus import GpuProcess
+from stallscope.capture.owners.idle_rows import GpuProcess
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array, Table
 from stallscope.events.names import Op

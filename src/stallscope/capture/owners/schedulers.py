@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stallscope.capture.owners.idle_gpus import IdleGpus
+from stallscope.capture.owners.idle_rows import IdleGpus
 from stallscope.capture.owners.owners import Owners
 from stallscope.capture.owners.privacy import Privacy
 from stallscope.capture.owners.proc_activity import ProcActivity

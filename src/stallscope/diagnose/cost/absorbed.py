@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.arrays.spans import largest_in, rows_of
+from stallscope.diagnose.arrays.row_ranges import largest_in, rows_of
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.timeline.excess import medians_in_calls
 from stallscope.diagnose.timeline.programs import Programs

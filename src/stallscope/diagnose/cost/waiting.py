@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import order_of
-from stallscope.diagnose.arrays.spans import rows_of
+from stallscope.diagnose.arrays.row_ranges import rows_of
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.rounds import Rounds

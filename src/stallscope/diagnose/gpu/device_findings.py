@@ -15,9 +15,9 @@ from stallscope.diagnose.gpu.slow_gpu import (
     released_late,
     slow_devices,
 )
-from stallscope.diagnose.lateness.imbalance import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.period import period_steps
+from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.excess import excess_ns
 from stallscope.diagnose.timeline.timeline import Timeline

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose.hangs.missing_rank import StuckRound, doing, ended_ns, patience_ns, waits_for_gpu
+from stallscope.diagnose.hangs.hung_rounds import StuckRound, doing, ended_ns, patience_ns, waits_for_gpu
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import Clocks
 from stallscope.diagnose.timeline.programs import Programs

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group, medians
-from stallscope.diagnose.arrays.spans import rows_of
+from stallscope.diagnose.arrays.row_ranges import rows_of
 from stallscope.diagnose.lateness.launch_queue import held_in_launches
 from stallscope.diagnose.lateness.pauses import is_usual_in_pauses, shared_pause_ns
 from stallscope.diagnose.thresholds import Thresholds

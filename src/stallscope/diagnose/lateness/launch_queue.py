@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stallscope.diagnose.arrays.spans import largest_in
+from stallscope.diagnose.arrays.row_ranges import largest_in
 from stallscope.diagnose.timeline.rounds import Rounds
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array

@@ -17,9 +17,9 @@ from stallscope.diagnose.cost.delays import (
 )
 from stallscope.diagnose.cost.step_growth import Baseline
 from stallscope.diagnose.findings import Findings, findings
-from stallscope.diagnose.lateness.imbalance import moving
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import incidents, recurring, unique_delays
+from stallscope.diagnose.lateness.uneven_work import moving
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.thresholds import Thresholds

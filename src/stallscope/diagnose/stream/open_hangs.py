@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose.hangs.missing_rank import patience_ns
+from stallscope.diagnose.hangs.hung_rounds import patience_ns
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case

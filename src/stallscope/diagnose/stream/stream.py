@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
-from stallscope.diagnose.stream.engines import Engines
+from stallscope.diagnose.stream.engine_incidents import Engines
 from stallscope.diagnose.stream.gpu_drivers import Drivers
-from stallscope.diagnose.stream.idle_gpus import IdleGpus
+from stallscope.diagnose.stream.idle_incidents import IdleGpus
 from stallscope.diagnose.stream.incidents import EVENTS_ENDED, NO_MORE_EVENTS, Change
 from stallscope.diagnose.stream.job_members import Members, ProcessKey
 from stallscope.diagnose.stream.job_state import JobState

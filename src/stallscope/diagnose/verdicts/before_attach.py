@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from stallscope.diagnose.evidence_fields import RankActivity, VerdictEvidence
-from stallscope.diagnose.hangs.before_attach import RankState, StillRank, still_ranks
+from stallscope.diagnose.hangs.earlier_hang import RankState, StillRank, still_ranks
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.diagnose.thresholds import Thresholds

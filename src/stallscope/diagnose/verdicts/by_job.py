@@ -8,7 +8,7 @@ from stallscope.diagnose.evidence_fields import JobSpan
 from stallscope.diagnose.report.budget import combined
 from stallscope.diagnose.report.evidence import joined
 from stallscope.diagnose.report.verdict import Report, Verdict, wall_text
-from stallscope.diagnose.timeline.jobs import call_times
+from stallscope.diagnose.timeline.job_separation import call_times
 from stallscope.events.trace import Trace
 
 _COUNTS = (

@@ -6,7 +6,7 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.hangs.deadlock import Deadlock, round_with_dead_rank, wedged
-from stallscope.diagnose.hangs.missing_rank import StuckRound, stuck
+from stallscope.diagnose.hangs.hung_rounds import StuckRound, stuck
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns

@@ -16,9 +16,9 @@ from stallscope.diagnose.cost.delays import (
 from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
-from stallscope.diagnose.lateness.imbalance import MovingLateness, SlowStage
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.period import period_steps
+from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns

@@ -5,7 +5,7 @@ from dataclasses import replace
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import RankActivity, VerdictEvidence
-from stallscope.diagnose.hangs.incomplete import Standstill
+from stallscope.diagnose.hangs.incomplete_collectives import Standstill
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.trace import Trace

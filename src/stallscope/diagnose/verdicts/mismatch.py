@@ -1,8 +1,8 @@
 """Verdicts on rounds that ranks entered differently."""
 
 from stallscope.diagnose.evidence_fields import VerdictEvidence
-from stallscope.diagnose.hangs.mismatch import Mismatch
-from stallscope.diagnose.hangs.missing_rank import patience_ns
+from stallscope.diagnose.hangs.hung_rounds import patience_ns
+from stallscope.diagnose.hangs.mismatched_rounds import Mismatch
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns

@@ -12,9 +12,9 @@ from stallscope.diagnose.cost.delays import (
     late_together,
 )
 from stallscope.diagnose.findings import Findings
-from stallscope.diagnose.lateness.imbalance import with_more_work
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import incidents, unique_delays
+from stallscope.diagnose.lateness.uneven_work import with_more_work
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns

@@ -5,7 +5,7 @@ Clocks and waits cannot be compared in such a trace. The diagnosis takes the rec
 
 from dataclasses import replace
 
-from stallscope.diagnose.hangs.incomplete import records_completion, standstill
+from stallscope.diagnose.hangs.incomplete_collectives import records_completion, standstill
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.examined import of_records
 from stallscope.diagnose.report.verdict import Report, Verdict

@@ -8,7 +8,7 @@ import numpy as np
 
 from stallscope.diagnose.report.verdict import Report
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline import jobs
+from stallscope.diagnose.timeline import job_separation
 from stallscope.diagnose.timeline.clocks import aligned
 from stallscope.diagnose.timeline.rounds import rounds
 from stallscope.diagnose.timeline.timeline import timeline_of
@@ -63,7 +63,7 @@ def process_rows(trace: Trace, report: Report) -> list[ProcessRow]:
     index_of = {(int(n), int(p)): i for i, (n, p) in enumerate(zip(timeline.node, timeline.pid, strict=True))}
     row_of = {(int(row["node"]), int(row["pid"])): row for row in trace.processes}
     owners = owners_of(trace)
-    job_of = jobs.job_of(trace)
+    job_of = job_separation.job_of(trace)
     table = []
     for node, pid in {*index_of, *row_of}:
         index = index_of.get((node, pid), UNKNOWN)

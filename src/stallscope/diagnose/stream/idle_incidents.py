@@ -9,7 +9,7 @@ import numpy as np
 from stallscope.diagnose.stream.incidents import Candidate, Change, Incident, Incidents
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdicts import idle
+from stallscope.diagnose.verdicts import held_gpus
 from stallscope.events.layout import IDLE_GPUS, dtype
 from stallscope.events.trace import Trace
 
@@ -50,7 +50,7 @@ class IdleGpus:
                 incident.confirmed_ns = at_ns
             return []
         rows = np.array([] if is_last else list(self._rows.values()), dtype(IDLE_GPUS))
-        verdicts = idle.verdicts(rows, nodes.names, nodes.wall_at, self.limits, self.usd_per_gpu_hour)
+        verdicts = held_gpus.verdicts(rows, nodes.names, nodes.wall_at, self.limits, self.usd_per_gpu_hour)
         self._rows = {key: row for key, row in self._rows.items() if row["is_idle"]}
         self._step, self._is_changed = self._step + 1, False
         shown = [

@@ -14,7 +14,7 @@ from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream.incidents import EVENTS_ENDED, Candidate, Change, Incident, Incidents
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.verdicts import serving
+from stallscope.diagnose.verdicts import inference_engine
 from stallscope.events import layout
 from stallscope.events.layout import SERVING_TABLES, UNKNOWN, Array, process_keys
 from stallscope.events.trace import Trace
@@ -91,7 +91,7 @@ class Engines:
             clocks=nodes.clocks({key >> 32 for key in self._processes}),
             ends_ns=tuple(nodes.latest_ns(node) for node in range(len(nodes.names))),
         )
-        return serving.verdicts(trace, whole, self.limits)
+        return inference_engine.verdicts(trace, whole, self.limits)
 
     def _fold(self, nodes: Nodes, processes: Array) -> None:
         """Sort the new rows into the tables, and drop old rows and the rows of ended processes."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from stallscope.capture.owners.gpu_calls import GpuCalls
-from stallscope.capture.owners.idle_gpus import NO_CALLS, NO_PROCESS, GpuProcess, IdleGpus
+from stallscope.capture.owners.idle_rows import NO_CALLS, NO_PROCESS, GpuProcess, IdleGpus
 from stallscope.capture.owners.owners import Owners
 from stallscope.capture.owners.proc_activity import JobProcess, ProcActivity
 from stallscope.capture.owners.source import Allocation
