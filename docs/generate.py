@@ -25,7 +25,7 @@ from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 from stallscope import cli, errors, settings
-from stallscope.assistant import serving
+from stallscope.assistant import mcp_server
 from stallscope.commands.file_kinds import KINDS
 from stallscope.diagnose import thresholds
 from stallscope.diagnose.causes import _registry
@@ -390,7 +390,7 @@ def _tools() -> tuple[str, str]:
         "output, or `/mcp` of `stallscope serve`. For a cluster: `/mcp` of the hub or `stallscope hub mcp`; HTTP\n"
         "and `stallscope ask` offer the same tools. All tools only read.\n"
     )
-    of_node = "".join(_tool(tool) for tool in serving.tools().values())
+    of_node = "".join(_tool(tool) for tool in mcp_server.tools().values())
     of_hub = "".join(_tool(tool) for tool in collected(hub_tools).values())
     return "Tools", f"{head}\n## Tools of a node\n{of_node}\n## Tools of a hub\n{of_hub}"
 

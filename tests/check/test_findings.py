@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from stallscope.check import clock, gpus, hub, kernel, libraries, storage
+from stallscope.check import gpus, hub_connection, kernel_support, libraries, storage, wall_clock
 from stallscope.check.finding import Finding, State
-from stallscope.check.kernel import Loaded
+from stallscope.check.kernel_support import Loaded
 from stallscope.errors import CannotTrace
 from stallscope.events.trace import WallClock
 
@@ -47,7 +47,7 @@ def kernel_says(
     tmp_path: Path, load=lambda: Loaded("multi"), *, sys: Path | None = None, **proc: str
 ) -> dict[str, Finding]:
     where = fake_proc(tmp_path / "proc", **proc)
-    return by_subject(list(kernel.findings(where, sys or fake_sys(tmp_path / "sys"), load=load)))
+    return by_subject(list(kernel_support.findings(where, sys or fake_sys(tmp_path / "sys"), load=load)))
 
 
 def test_a_good_kernel_passes(tmp_path):
@@ -138,14 +138,14 @@ def test_the_driver_version_is_read(tmp_path):
 )
 def test_a_synchronised_clock_passes(is_synchronised, error_us, state):
     reading = WallClock(is_synchronised, error_us, 10, 0.0, 0)
-    assert by_subject(list(clock.findings(lambda: reading)))["clock"].state is state
+    assert by_subject(list(wall_clock.findings(lambda: reading)))["clock"].state is state
 
 
 def test_a_clock_that_may_not_be_asked_warns():
     def refuse() -> WallClock:
         raise OSError(1, "not permitted")
 
-    assert "not permitted" in by_subject(list(clock.findings(refuse)))["clock"].found
+    assert "not permitted" in by_subject(list(wall_clock.findings(refuse)))["clock"].found
 
 
 def test_storage_needs_a_folder_and_room(tmp_path):
@@ -198,7 +198,7 @@ def compiled_nccl(tmp_path, request):
 
 
 def test_a_missing_hub_passes():
-    (finding,) = hub.findings("")
+    (finding,) = hub_connection.findings("")
     assert finding.state is State.PASS
 
 
@@ -233,22 +233,22 @@ def tls_server(tmp_path):
 
 def test_a_hub_with_a_known_certificate_passes(tls_server):
     port, ca_file = tls_server
-    (finding,) = hub.findings(f"localhost:{port}", ca_file)
+    (finding,) = hub_connection.findings(f"localhost:{port}", ca_file)
     assert finding.state is State.PASS
     assert "TLSv1.3" in finding.found
 
 
 def test_a_hub_with_a_strange_certificate_fails(tls_server):
-    (finding,) = hub.findings(f"localhost:{tls_server[0]}")
+    (finding,) = hub_connection.findings(f"localhost:{tls_server[0]}")
     assert finding.state is State.FAIL
     assert "--ca-cert" in finding.advice
 
 
 def test_a_hub_that_does_not_answer_fails(tmp_path):
     for name in ("localhost:1", "nonsense", "localhost:http"):
-        (finding,) = hub.findings(name)
+        (finding,) = hub_connection.findings(name)
         assert finding.state is State.FAIL
-    (finding,) = hub.findings("localhost:1", tmp_path / "none.pem")
+    (finding,) = hub_connection.findings("localhost:1", tmp_path / "none.pem")
     assert "none.pem" in finding.found
 
 
@@ -256,10 +256,10 @@ def test_a_token_that_others_can_read_warns(tmp_path):
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o644)
-    assert list(hub.findings("localhost:1", None, token))[1].state is State.WARN
+    assert list(hub_connection.findings("localhost:1", None, token))[1].state is State.WARN
     token.chmod(0o600)
-    assert list(hub.findings("localhost:1", None, token))[1].state is State.PASS
-    assert list(hub.findings("localhost:1", None, tmp_path / "none"))[1].state is State.FAIL
+    assert list(hub_connection.findings("localhost:1", None, token))[1].state is State.PASS
+    assert list(hub_connection.findings("localhost:1", None, tmp_path / "none"))[1].state is State.FAIL
 
 
 def test_each_gpu_has_a_finding_and_a_lost_gpu_is_a_warning(tmp_path, fake_gpus):

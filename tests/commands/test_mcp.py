@@ -19,7 +19,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from stallscope import rates
-from stallscope.assistant import serving
+from stallscope.assistant import mcp_server
 from stallscope.assistant.node_context import Node
 from stallscope.events import layout
 from stallscope.events.names import Category
@@ -81,7 +81,7 @@ async def over_streams(db: Path):
 @asynccontextmanager
 async def in_this_process(db: Path, **more: Any):
     """A client of the same server, without a process between them."""
-    async with Client(serving.made(Node(Settings(db=db), **more))) as client:
+    async with Client(mcp_server.made(Node(Settings(db=db), **more))) as client:
         yield client
 
 
@@ -90,7 +90,7 @@ async def over_https(db: Path, folder: Path):
     """A client of /mcp of `stallscope serve`, with its token."""
     files = NodeFiles(folder / "api")
     options = api.Options(db=db, listen="127.0.0.1:0", node="here", files=files.folder)
-    routes, lifespan = serving.parts(Node(Settings(db=db)))
+    routes, lifespan = mcp_server.parts(Node(Settings(db=db)))
     with served(options, parts=routes, lifespan=lifespan) as address:
         trusted = ssl.create_default_context(cafile=files.ca)
         headers = {"Authorization": f"Bearer {files.token.read_text().strip()}"}
@@ -145,7 +145,7 @@ def test_the_listed_price_of_the_gpu_is_used_unless_one_is_given(tmp_path: Path)
     store.write(db, replace(job_trace(), facts={"gpu": "NVIDIA H100 80GB HBM3"}))
 
     async def cost(**settings: Any) -> tuple[float, float | None]:
-        async with Client(serving.made(Node(Settings(db=db, **settings)))) as client:
+        async with Client(mcp_server.made(Node(Settings(db=db, **settings)))) as client:
             (verdict,) = (await called(client, "verdicts"))["rows"]
             assert (verdict["at_most_gpu_seconds"], verdict["at_most_usd"]) == (None, None)
             return verdict["gpu_seconds"], verdict["usd"]
@@ -169,7 +169,7 @@ def test_both_bounds_of_a_cost_are_returned_for_a_node_and_a_fleet(tmp_path: Pat
 
     async def ask(agents: Fleet) -> None:
         context = Node(Settings(db=db, usd_per_gpu_hour=3600.0), agents.addresses, agents.access())
-        async with Client(serving.made(context)) as client:
+        async with Client(mcp_server.made(context)) as client:
             verdict = (await called(client, "verdicts", detail="full"))["rows"][0]
             assert verdict["ranks"] == [LATE_IN_SLACK]
             least, usd, most, most_usd = (verdict[name] for name in COSTS)
@@ -282,7 +282,7 @@ def test_the_fleet_is_asked(nodes: Fleet, db: Path):
 
 
 def test_the_lateness_threshold_comes_from_the_settings(db):
-    from stallscope.assistant.tools.verdicts import VerdictsParams, verdicts
+    from stallscope.assistant.tools.trace_verdicts import VerdictsParams, verdicts
 
     strict, patient = Settings(db=db), Settings(db=db, min_late_ms=1e6)
     assert [row["ranks"] for row in verdicts(Node(strict), VerdictsParams()).rows] == [[VICTIM]]

@@ -15,7 +15,7 @@ import pytest
 
 from stallscope.commands.report import diagnosed
 from stallscope.dashboard.html_file import write_html
-from stallscope.dashboard.server import Options, serve
+from stallscope.dashboard.local_server import Options, serve
 from stallscope.dashboard.trace_jobs import is_of, report_batch
 from stallscope.dashboard.trace_rows import last_ns
 from stallscope.dashboard.trace_store import TENANT, TraceStore, opened

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from stallscope.check import node_health
+from stallscope.check import machine_speed
 from stallscope.errors import BadInput
 from stallscope.health import WINDOW_S, state_file
 from stallscope.health.cohorts import DEVIATIONS, QUORUM, Cohorts, thresholds
@@ -158,10 +158,10 @@ def test_wrong_report_is_refused(change: Callable[[dict[str, object]], object]):
 
 def test_check_shows_the_state_of_a_running_agent(tmp_path: Path):
     db = tmp_path / "job.db"
-    assert list(node_health.findings(db)) == []
+    assert list(machine_speed.findings(db)) == []
     saved = state_file.Saved("straggler", 0.8, "cpu 0.8; the median of 16 machines is 1", 2e10)
     state_file.write(db, saved)
-    (finding,) = node_health.findings(db)
+    (finding,) = machine_speed.findings(db)
     assert (finding.state.value, finding.found) == ("warn", f"straggler, score 0.80: {saved.reason}")
     state_file.write(db, state_file.Saved("straggler", 0.8, "", at_s=1.0))
-    assert list(node_health.findings(db)) == []
+    assert list(machine_speed.findings(db)) == []

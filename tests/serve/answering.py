@@ -13,7 +13,7 @@ from stallscope.serve.api import routes
 from stallscope.serve.app import create_app
 from stallscope.serve.client import HubClient
 from stallscope.serve.hub_api import mcp_server
-from stallscope.serve.mcp import mounted
+from stallscope.serve.mcp_transport import mounted
 from stallscope.serve.server import RunningServer, bound
 from stallscope.serve.tools.tenant_context import Hub
 from stallscope.serve.tools.tool_registry import collected

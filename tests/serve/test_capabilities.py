@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from starlette.routing import BaseRoute, Match
 
-from stallscope.assistant import serving
+from stallscope.assistant import mcp_server
 from stallscope.assistant.node_context import Node
 from stallscope.serve import hub_api, node_api, tools
 from stallscope.serve.capabilities import SURFACES, capabilities
@@ -23,7 +23,7 @@ def hub_routes(folder: Path) -> list[BaseRoute]:
 
 def node_routes(folder: Path) -> list[BaseRoute]:
     options = node_api.Options(db=folder / "trace.db", listen=":0", node="here", files=folder)
-    return [*node_api.routes(options), *serving.parts(Node(Settings(db=options.db)))[0]]
+    return [*node_api.routes(options), *mcp_server.parts(Node(Settings(db=options.db)))[0]]
 
 
 def is_served(routes: list[BaseRoute], path: str) -> bool:
@@ -53,7 +53,7 @@ def test_every_route_belongs_to_a_surface(routes_of, tmp_path):
 def test_hub_and_node_use_one_name_for_one_question():
     """A question that both answer has one name and takes arguments of the same names."""
     of_hub = {name.rsplit(".", 1)[-1]: tool for name, tool in collected(tools).items()}
-    of_node = serving.tools()
+    of_node = mcp_server.tools()
     former = {name for tool in of_node.values() for name in tool.aliases}
     assert not former & of_node.keys()
     shared = of_hub.keys() & of_node.keys()

@@ -19,7 +19,7 @@ from stallscope.cli import app
 from stallscope.errors import StallscopeError
 from stallscope.serve import mcp_prompts, tools
 from stallscope.serve.http_errors import kind_of
-from stallscope.serve.mcp import ERROR_KEY
+from stallscope.serve.mcp_transport import ERROR_KEY
 from stallscope.serve.sql.workers import QueryLimits
 from stallscope.serve.tokens import bearer
 from stallscope.serve.tools.tool_registry import collected

@@ -12,8 +12,8 @@ import pytest
 
 from stallscope import rates
 from stallscope.assistant.node_context import Node
-from stallscope.assistant.tools.verdicts import VerdictsParams as NodeParams
-from stallscope.assistant.tools.verdicts import verdicts as node_verdicts
+from stallscope.assistant.tools.trace_verdicts import VerdictsParams as NodeParams
+from stallscope.assistant.tools.trace_verdicts import verdicts as node_verdicts
 from stallscope.commands.report import diagnosed
 from stallscope.continuous import ContinuousDiagnosis
 from stallscope.diagnose import Answer, Stream, Thresholds, as_json

@@ -21,7 +21,7 @@ def dashboard(
     Prints a link that signs in one browser. Runs until Ctrl-C.
     """
     from stallscope.commands.report import diagnosed, listed_price
-    from stallscope.dashboard.server import Options, serve
+    from stallscope.dashboard.local_server import Options, serve
 
     chosen = settings_from({"db": db}, settings)
 

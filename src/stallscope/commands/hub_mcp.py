@@ -21,8 +21,8 @@ def mcp(
     import anyio
     import anyio.to_thread
 
-    from stallscope.serve import mcp as served
     from stallscope.serve import mcp_prompts
+    from stallscope.serve import mcp_transport as served
 
     async def call(request: Any, name: str, arguments: object) -> dict[str, Any]:
         return await anyio.to_thread.run_sync(client.ask, name, arguments)

@@ -30,11 +30,11 @@ def mcp(
 
     Serves MCP on standard input and output. For MCP over the network: `stallscope serve`, path /mcp.
     """
-    from stallscope.assistant import serving
+    from stallscope.assistant import mcp_server
     from stallscope.assistant.node_context import Node
     from stallscope.query.remote_nodes import addresses
 
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls)
     chosen = settings_from({"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, **fleet.flags()}, settings)
     others = addresses(chosen.nodes) if chosen.nodes else []
-    serving.on_streams(Node(chosen, others, access(chosen, fleet) if others else None))
+    mcp_server.on_streams(Node(chosen, others, access(chosen, fleet) if others else None))

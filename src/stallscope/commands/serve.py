@@ -34,7 +34,7 @@ def serve(
 
     Clients are `query|explain|export --nodes`, and MCP at /mcp. Runs until Ctrl-C.
     """
-    from stallscope.assistant import serving as assistant
+    from stallscope.assistant import mcp_server as assistant
     from stallscope.assistant.node_context import Node
     from stallscope.errors import BadInput
     from stallscope.serve import node_api as api

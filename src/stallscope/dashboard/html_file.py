@@ -8,8 +8,8 @@ from stallscope.dashboard.trace_store import TENANT, opened
 from stallscope.diagnose import Report
 from stallscope.errors import NotFound, StorageFailed
 from stallscope.events.trace import Trace
+from stallscope.page.job_cells import JobMemory
 from stallscope.page.job_list import Jobs
-from stallscope.page.memory import JobMemory
 from stallscope.page.snapshot import SnapshotView, snapshot
 from stallscope.store import file_modes
 

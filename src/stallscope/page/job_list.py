@@ -10,8 +10,8 @@ import numpy as np
 
 from stallscope.events.verdict_fields import KINDS
 from stallscope.page.cells import NO_DATA
-from stallscope.page.jobs import Job, JobTable
-from stallscope.page.memory import JobMemory, job_id
+from stallscope.page.job_cells import JobMemory, job_id
+from stallscope.page.tenant_jobs import Job, JobTable
 from stallscope.page.verdict_state import LOSSES, bounded, cause_label, losses, urgency
 from stallscope.serve.tools.verdict_row import stored_verdict
 

@@ -9,8 +9,8 @@ import numpy as np
 from stallscope.errors import BadInput
 from stallscope.events.layout import Array
 from stallscope.page.cells import codes, framed
-from stallscope.page.jobs import Job
-from stallscope.page.memory import JobCells, JobMemory
+from stallscope.page.job_cells import JobCells, JobMemory
+from stallscope.page.tenant_jobs import Job
 
 if TYPE_CHECKING:
     from stallscope.store.hub.store_protocol import Store

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from stallscope.errors import NotAuthenticated, StorageFailed
+from stallscope.page.job_cells import JobMemory
 from stallscope.page.job_list import Jobs
-from stallscope.page.memory import JobMemory
 from stallscope.page.routes import PageContext, is_open, routes
 from stallscope.page.sign_in import SignIn
 from stallscope.serve.tokens import Identity

@@ -16,15 +16,15 @@ from starlette.routing import BaseRoute, Route
 from stallscope import __version__
 from stallscope.errors import BadInput, NotAllowed, TooMany
 from stallscope.page import assets
-from stallscope.page.evidence import evidence, labels, overview, timeline
-from stallscope.page.export import parquet, perfetto
+from stallscope.page.downloads import parquet, perfetto
+from stallscope.page.http_messages import SHARE_SCOPE, Params, answered, job_of, packed, reader
 from stallscope.page.job_list import Jobs
-from stallscope.page.jobs import Job
 from stallscope.page.live import Feeds
 from stallscope.page.matrix import MAX_COLUMNS, matrix
-from stallscope.page.requests import SHARE_SCOPE, Params, answered, job_of, packed, reader
-from stallscope.page.rounds import one_round
+from stallscope.page.round_details import one_round
 from stallscope.page.snapshot import SnapshotView, snapshot
+from stallscope.page.tenant_jobs import Job
+from stallscope.page.verdict_evidence import evidence, labels, overview, timeline
 from stallscope.serve.tokens import Identity
 from stallscope.store.hub import schema
 

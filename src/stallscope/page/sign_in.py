@@ -13,8 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated
 from stallscope.page.assets import HEADERS
+from stallscope.page.http_messages import reader
 from stallscope.page.identity_provider import IdentityProvider
-from stallscope.page.requests import reader
 from stallscope.page.sessions import MAX_SHARE_S, SESSION_S, Sessions, check_origin, cookie_of
 from stallscope.serve.tokens import Identity, Tokens, bearer
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from stallscope.errors import NotFound
 from stallscope.page.assets import script_and_style
-from stallscope.page.evidence import evidence, labels, overview
+from stallscope.page.http_messages import plain_tree
 from stallscope.page.job_list import Jobs
 from stallscope.page.matrix import matrix
-from stallscope.page.requests import plain_tree
-from stallscope.page.rounds import one_round
+from stallscope.page.round_details import one_round
+from stallscope.page.verdict_evidence import evidence, labels, overview
 from stallscope.serve.plain_text import visible
 
 

@@ -10,7 +10,7 @@ from mcp.server.lowlevel.server import Server
 from starlette.routing import BaseRoute
 
 from stallscope.rates import RateTable
-from stallscope.serve import api, mcp, mcp_prompts, tools
+from stallscope.serve import api, mcp_prompts, mcp_transport, tools
 from stallscope.serve.sql.sources import of_store
 from stallscope.serve.sql.workers import QueryLimits, Workers
 from stallscope.serve.tool_calls import called, listed
@@ -36,7 +36,7 @@ def front(
 
 def parts(hub: Hub, tools: Tools) -> tuple[list[BaseRoute], Lifespan]:
     """The routes of these tools over a hub, and the lifespan that they need."""
-    route, lifespan = mcp.mounted(mcp_server(hub, tools))
+    route, lifespan = mcp_transport.mounted(mcp_server(hub, tools))
     return [*api.routes(hub, tools), route], lifespan
 
 
@@ -47,7 +47,7 @@ def mcp_server(hub: Hub, tools: Tools) -> Server[Any]:
         request.state.noted["tool"] = name[:80]
         return await called(hub, tools, name, arguments=arguments, identity=request.state.identity)
 
-    return mcp.server(
+    return mcp_transport.server(
         "stallscope",
         listed(tools),
         call,

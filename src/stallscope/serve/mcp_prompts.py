@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from stallscope.diagnose import all_causes
-from stallscope.serve.mcp import Guide, Text
+from stallscope.serve.mcp_transport import Guide, Text
 from stallscope.serve.tools.tenant_context import MAX_TEXT
 from stallscope.store.hub import schema
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from stallscope.errors import BadInput, OverLimits, RefusedQuery, StallscopeError, StorageFailed
 from stallscope.serve.sql import worker_messages
 from stallscope.serve.sql.allowed_names import Names, allowed
-from stallscope.serve.sql.gate import AllowedStatement, admitted
+from stallscope.serve.sql.sql_gate import AllowedStatement, admitted
 from stallscope.serve.sql.values import rows_within
 from stallscope.store.hub import views
 

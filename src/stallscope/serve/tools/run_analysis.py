@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stallscope.serve.sql.gate import MAX_SQL_BYTES
+from stallscope.serve.sql.sql_gate import MAX_SQL_BYTES
 from stallscope.serve.tools.tenant_context import TenantContext
 from stallscope.serve.tools.tool_registry import Cell, Params, Result, Tool
 

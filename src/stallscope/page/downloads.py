@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import BadInput
 from stallscope.events.trace import Trace
-from stallscope.page.jobs import Job
+from stallscope.page.tenant_jobs import Job
 
 if TYPE_CHECKING:
     from stallscope.store.hub.store_protocol import Store

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from stallscope.page.memory import JobCells, JobMemory, job_id
+from stallscope.page.job_cells import JobCells, JobMemory, job_id
 from stallscope.store.hub.job_filter import JobChoice, JobFilter
 
 if TYPE_CHECKING:

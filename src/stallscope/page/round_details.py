@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
-from stallscope.page.jobs import Job
+from stallscope.page.tenant_jobs import Job
 
 if TYPE_CHECKING:
     from stallscope.store.hub.store_protocol import Store

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from stallscope.errors import BadInput, NotAllowed, NotFound
 from stallscope.page.assets import HEADERS
-from stallscope.page.jobs import Job, JobTable
+from stallscope.page.tenant_jobs import Job, JobTable
 from stallscope.serve.plain_text import visible
 from stallscope.serve.sql.values import plain
 from stallscope.serve.tokens import Identity

@@ -8,12 +8,12 @@ import numpy as np
 
 from stallscope.diagnose import LABELS, Thresholds, budget
 from stallscope.events.names import CATEGORY_NAMES
+from stallscope.page.cell_ring import SECONDS
 from stallscope.page.cells import NO_DATA, codes
 from stallscope.page.job_list import Jobs
-from stallscope.page.jobs import Job
 from stallscope.page.matrix import matrix
-from stallscope.page.ring import SECONDS
-from stallscope.page.rounds import late_step
+from stallscope.page.round_details import late_step
+from stallscope.page.tenant_jobs import Job
 from stallscope.page.verdict_state import shown
 from stallscope.serve.sql.values import clean, plain
 from stallscope.serve.tools.explain_rank import ledger_rows

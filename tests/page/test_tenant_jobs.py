@@ -14,12 +14,12 @@ import pytest
 from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.page.cells import NO_DATA, code_ms
-from stallscope.page.evidence import evidence, overview
+from stallscope.page.job_cells import JobMemory, job_id
 from stallscope.page.job_list import Jobs
-from stallscope.page.jobs import Job, _of_row
 from stallscope.page.matrix import _stored, matrix
-from stallscope.page.memory import JobMemory, job_id
-from stallscope.page.rounds import late_step, one_round
+from stallscope.page.round_details import late_step, one_round
+from stallscope.page.tenant_jobs import Job, _of_row
+from stallscope.page.verdict_evidence import evidence, overview
 from stallscope.store.hub.store import HubStore
 
 from ..store.hub.rows import appended

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from stallscope.assistant import tools as package
 from stallscope.assistant.node_context import Node
 from stallscope.errors import TookTooLong
-from stallscope.serve.mcp import Guide, mounted, on_standard_streams, server
+from stallscope.serve.mcp_transport import Guide, mounted, on_standard_streams, server
 from stallscope.serve.tool_calls import listed
 from stallscope.serve.tools.tool_registry import Tool, answer, collected, tool_named
 

@@ -1,8 +1,8 @@
 """The cells of a hub's jobs in memory: filled from the store once, then fed with each commit.
 
 The cells of communicators that share processes are kept together, under the communicator with the most ranks, of
-several the smallest hash. The table `jobs` decides which processes are a job (jobs.py). Commits only enter a queue,
-and a thread of this module does the work. Rows beyond the queue's limit are counted and left out.
+several the smallest hash. The table `jobs` decides which processes are a job (tenant_jobs.py). Commits only enter a
+queue, and a thread of this module does the work. Rows beyond the queue's limit are counted and left out.
 """
 
 import logging
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.events.layout import Array
-from stallscope.page.ring import SECONDS, Arrivals, Ring
+from stallscope.page.cell_ring import SECONDS, Arrivals, Ring
 
 if TYPE_CHECKING:
     from stallscope.store.hub.batches import Batch

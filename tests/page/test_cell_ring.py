@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from stallscope.page.cell_ring import PATIENCE_S, Arrivals, Ring
 from stallscope.page.cells import NO_DATA, code_ms, codes
-from stallscope.page.ring import PATIENCE_S, Arrivals, Ring
 
 S, MS = 10**9, 10**6
 BEGIN_S = 1_800_000_000
