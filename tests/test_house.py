@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,10 @@ def test_make_help_lists_every_target(repository: Path):
     ).stdout
     words = {"help", "setup", "demo", "test", "check", "format", "bench", "docs", "clean"}
     assert words <= set(re.findall(r"^make (\S+)", stdout.replace("  make", "make"), re.MULTILINE))
+
+
+def test_every_module_has_a_name_of_its_own(repository: Path):
+    paths = sorted((repository / "src").rglob("*.py"))
+    count = Counter(path.name for path in paths if path.stem not in ("__init__", "__main__"))
+    shared = [str(path.relative_to(repository)) for path in paths if count[path.name] > 1]
+    assert not shared

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stallscope.demo.recording import recorded
+from stallscope.demo.recorded_job import recorded
 from stallscope.store import node
 
 

@@ -11,7 +11,7 @@ import typer
 
 from stallscope import __version__
 from stallscope.commands.alerts import alerts_app
-from stallscope.commands.annotate import annotate
+from stallscope.commands.annotate_command import annotate
 from stallscope.commands.ask import ask
 from stallscope.commands.check import check
 from stallscope.commands.compare import compare
@@ -20,21 +20,21 @@ from stallscope.commands.demo import demo
 from stallscope.commands.explain import explain
 from stallscope.commands.export import export
 from stallscope.commands.gate import gate
-from stallscope.commands.hub import hub_app
+from stallscope.commands.hub_command import hub_app
 from stallscope.commands.idle import idle
 from stallscope.commands.import_ import import_
 from stallscope.commands.mcp import mcp
 from stallscope.commands.merge import merge
 from stallscope.commands.plugin import plugin_app
 from stallscope.commands.query import query
-from stallscope.commands.rates import rates
+from stallscope.commands.rates_command import rates
 from stallscope.commands.report_cost import report_app
 from stallscope.commands.report_job import job
 from stallscope.commands.serve import serve
-from stallscope.commands.settings import settings
+from stallscope.commands.settings_command import settings
 from stallscope.commands.stacks import stacks
 from stallscope.commands.stress import stress
-from stallscope.commands.trace import trace
+from stallscope.commands.trace_command import trace
 from stallscope.commands.usage_error import UsageError, is_help, usage_line
 from stallscope.commands.version import version
 from stallscope.credentials import masked

@@ -44,7 +44,7 @@ from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.serve.tokens import Identity, Tokens, checked_tenant
 from stallscope.settings import Settings
 from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.memory import default_bytes
+from stallscope.store.hub.memory_size import default_bytes
 from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.store_protocol import Store
 

@@ -8,7 +8,7 @@ import pytest
 
 from stallscope.capture.gpu.gpu_edges import GpuEdges
 from stallscope.capture.gpu.gpu_state import GpuStates
-from stallscope.capture.gpu.gpus import Gpus
+from stallscope.capture.gpu.gpu_watch import Gpus
 from stallscope.capture.gpu.nvml import library
 from stallscope.errors import CannotTrace
 from stallscope.events import layout

@@ -31,7 +31,7 @@ from stallscope.store import node
 
 from ..query.fleet import served
 
-trace = importlib.import_module("stallscope.commands.trace")
+trace = importlib.import_module("stallscope.commands.trace_command")
 HUGE = "9" * 20
 
 

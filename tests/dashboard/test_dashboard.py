@@ -19,7 +19,7 @@ from stallscope.dashboard.local_server import Options, serve
 from stallscope.dashboard.trace_jobs import is_of, report_batch
 from stallscope.dashboard.trace_rows import last_ns
 from stallscope.dashboard.trace_store import TENANT, TraceStore, opened
-from stallscope.demo.recording import recorded
+from stallscope.demo.recorded_job import recorded
 from stallscope.diagnose import Member, diagnose
 from stallscope.errors import BadInput, NotFound
 from stallscope.events import layout

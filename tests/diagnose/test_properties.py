@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.demo.recording import recorded
+from stallscope.demo.recorded_job import recorded
 from stallscope.diagnose.report.verdict import Report
 from stallscope.events import layout
 from stallscope.events.layout import TABLES, UNKNOWN

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.demo.recording import recorded
+from stallscope.demo.recorded_job import recorded
 from stallscope.diagnose.cost.delays import delays_by_process, total
 from stallscope.diagnose.findings import findings
 from stallscope.diagnose.stream import Retention, Stream

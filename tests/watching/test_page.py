@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from stallscope.events.names import N_CATEGORIES, Category
-from stallscope.live.job_state import HEAT_S, OpLine, RankLine
+from stallscope.live.job_totals import HEAT_S, OpLine, RankLine
 from stallscope.live.page_view import Panel, View
 from stallscope.live.terminal_page import Page, VerdictLine, bar, drawn, heat
 

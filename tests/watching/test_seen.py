@@ -10,7 +10,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Trace
-from stallscope.live.job_state import WINDOW_NS, LiveState
+from stallscope.live.job_totals import WINDOW_NS, LiveState
 from stallscope.live.tail import TraceTail
 from stallscope.live.trace_records import records, verdict_record
 from stallscope.store import node

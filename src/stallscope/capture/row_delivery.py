@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from stallscope.capture.gpu.driver_calls import DriverCalls
-from stallscope.capture.gpu.gpus import Gpus
+from stallscope.capture.gpu.gpu_watch import Gpus
 from stallscope.capture.gpu.kernel_records import KernelRecords
 from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.host import HostEvents
@@ -25,7 +25,7 @@ from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.capture.rows.device_numbers import DeviceNumbers
 from stallscope.capture.rows.lost_records import Losses
 from stallscope.capture.rows.snapshots import snapshots
-from stallscope.capture.serving.serving import Serving
+from stallscope.capture.serving.request_capture import Serving
 from stallscope.capture.sink import Sink
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.capture.stacks.silent_ranks import ExaminedProcesses, SilentRanks

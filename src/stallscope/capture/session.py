@@ -25,7 +25,7 @@ from pathlib import Path
 
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.drivers import Driver, majors
-from stallscope.capture.gpu.gpus import Gpus, watch_gpus
+from stallscope.capture.gpu.gpu_watch import Gpus, watch_gpus
 from stallscope.capture.gpu.kernel_records import KernelRecords
 from stallscope.capture.gpu.plugin_windows import GpuTimes, PluginWindows
 from stallscope.capture.owners.privacy import Privacy

@@ -76,7 +76,7 @@ def demo(
     if db and db.exists():
         raise BadInput(f"--db: {db} exists already; choose another name, or remove it first")
     if not name:
-        from stallscope.demo.recording import recorded
+        from stallscope.demo.recorded_job import recorded
 
         print_report(recorded(), as_json, settings=chosen)
         return

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stallscope.events.goodput import PARTS
+from stallscope.events.goodput_parts import PARTS
 
 _COLUMNS = ("day", "group", "n_jobs", "gpu_hours", "goodput", *PARTS)
 

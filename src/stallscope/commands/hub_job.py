@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import BadInput
-from stallscope.events.goodput import PARTS
+from stallscope.events.goodput_parts import PARTS
 
 if TYPE_CHECKING:
     from stallscope.serve.client import HubClient

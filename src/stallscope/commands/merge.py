@@ -24,7 +24,7 @@ def merge(
 
     Identifiers that several nodes share (a process id, a cgroup) stay separate.
     """
-    from stallscope.query.merge import merge as merged
+    from stallscope.query.trace_merge import merge as merged
 
     if len(sources) < 2:
         raise BadInput("merge needs at least two traces; list them one after the other")

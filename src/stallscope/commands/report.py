@@ -96,7 +96,7 @@ def _write_html(path: Path, trace: Trace, report: Report) -> None:
 def _usable_report(trace: Trace, settings: Settings, listed: ListedPrice | None) -> Report | None:
     """The report on a trace; None for a trace without usable data."""
     from stallscope.diagnose import can_diagnose, has_calls
-    from stallscope.events.exported import EXPORTED
+    from stallscope.events.exported_verdicts import EXPORTED
 
     report = diagnosed(trace, settings, listed) if can_diagnose(trace) else None
     has_ranks = report and (report.examined.get("n_ranks") or EXPORTED in trace.facts)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stallscope.continuous import node_verdicts
+from stallscope.continuous import machine_incidents
 from stallscope.store.hub import traces
 from stallscope.store.hub.store import Batch
 
@@ -24,8 +24,8 @@ Key = tuple[str, str]
 
 Tables = Mapping[str, pa.Table]
 
-_TABLES = (*traces.TABLES, node_verdicts.TABLE)
-_ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus", node_verdicts.TABLE)
+_TABLES = (*traces.TABLES, machine_incidents.TABLE)
+_ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus", machine_incidents.TABLE)
 """Small tables whose rows are sent only once."""
 
 

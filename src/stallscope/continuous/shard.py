@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stallscope.continuous import node_verdicts
+from stallscope.continuous import machine_incidents
 from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster
 from stallscope.continuous.continued import GRACE_S, ContinuedIncidents
 from stallscope.continuous.job_rows import JobRows, as_examined
@@ -190,7 +190,7 @@ class Shard:
         if turn.n_left_out:
             self._report_left_out(turn)
         tables = dict(turn.tables)
-        if (rows := tables.pop(node_verdicts.TABLE, None)) is not None:
+        if (rows := tables.pop(machine_incidents.TABLE, None)) is not None:
             self._note_stated(turn.key, rows)
         changes = self._streams.feed(
             turn.key,
@@ -244,7 +244,7 @@ class Shard:
     def _note_stated(self, key: Key, rows: pa.Table) -> None:
         """Take verdicts that machines have made. A machine repeats open incidents; others end, see offer()."""
         tenant, now_us = key[0], time.time_ns() // 1000
-        for row, chain in node_verdicts.stated(rows, key[1], now_us=now_us):
+        for row, chain in machine_incidents.stated(rows, key[1], now_us=now_us):
             incident = (tenant, row["verdict_id"])
             is_new = incident not in self._opened_us
             row["opened_at"] = self._opened_us.setdefault(incident, now_us)

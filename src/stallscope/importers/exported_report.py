@@ -14,7 +14,7 @@ import numpy as np
 
 from stallscope.errors import BadTrace
 from stallscope.events import layout
-from stallscope.events.exported import EXPORTED, ExportedVerdict, as_fact
+from stallscope.events.exported_verdicts import EXPORTED, ExportedVerdict, as_fact
 from stallscope.events.trace import Trace
 from stallscope.importers.registry import Importer, Unread, each_readable
 from stallscope.importers.texts import lines_of, opened, text_of

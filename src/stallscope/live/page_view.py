@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from stallscope.live.job_state import RankLine
+from stallscope.live.job_totals import RankLine
 
 
 class Panel(StrEnum):

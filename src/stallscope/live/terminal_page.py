@@ -10,7 +10,7 @@ from rich.text import Text
 
 from stallscope.events.counted import counted
 from stallscope.events.names import CATEGORY_NAMES
-from stallscope.live.job_state import OpLine, RankLine
+from stallscope.live.job_totals import OpLine, RankLine
 from stallscope.live.page_view import HELP, Panel, View, ordered
 
 _WIDE, _WIDER = 80, 110

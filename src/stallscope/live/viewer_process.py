@@ -20,7 +20,7 @@ from stallscope.errors import StallscopeError
 from stallscope.events.counted import counted
 from stallscope.events.trace import Clock, Trace
 from stallscope.live.host_load import System
-from stallscope.live.job_state import LiveState
+from stallscope.live.job_totals import LiveState
 from stallscope.live.keyboard import opened
 from stallscope.live.page_view import Panel, View
 from stallscope.live.tail import TraceTail

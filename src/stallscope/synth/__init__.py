@@ -15,11 +15,11 @@ scenarios  a catalogue of shapes and faults
 
 from stallscope.synth.fault_models import HOST_CAUSES, Answer, Fault, HostStall
 from stallscope.synth.hangs import CrossedOrder, MismatchedCall, MissingRank
-from stallscope.synth.job import Job, Timing
 from stallscope.synth.observed import Capture
 from stallscope.synth.schedule import Schedule
 from stallscope.synth.simulate import batches, simulate
 from stallscope.synth.simulated_clocks import ClockSpread
+from stallscope.synth.simulated_job import Job, Timing
 from stallscope.synth.simulated_program import Phase
 from stallscope.synth.slow import MovingImbalance, SharedDevice, SlowDevice, SlowLaunches
 from stallscope.synth.truth import Truth

@@ -14,11 +14,11 @@ from stallscope.events.names import Category
 from stallscope.events.trace import Trace
 from stallscope.synth.fault_models import HOST_CAUSES, Fault, HostStall
 from stallscope.synth.hangs import CrossedOrder, MismatchedCall, MissingRank
-from stallscope.synth.job import Job, Timing
 from stallscope.synth.observed import Capture
 from stallscope.synth.schedule import Schedule
 from stallscope.synth.simulate import simulate
 from stallscope.synth.simulated_clocks import ClockSpread
+from stallscope.synth.simulated_job import Job, Timing
 from stallscope.synth.simulated_program import Phase
 from stallscope.synth.slow import MovingImbalance, SharedDevice, SlowDevice, SlowLaunches
 from stallscope.synth.truth import Truth

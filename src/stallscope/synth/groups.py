@@ -6,7 +6,7 @@ import numpy as np
 
 from stallscope.events import layout
 from stallscope.events.layout import Array
-from stallscope.synth.job import Family, Job
+from stallscope.synth.simulated_job import Family, Job
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 from stallscope.errors import BadInput
 from stallscope.events.names import Category, Datatype, Op
 from stallscope.synth.fault_models import Answer
-from stallscope.synth.job import Family
 from stallscope.synth.schedule import Schedule
+from stallscope.synth.simulated_job import Family
 from stallscope.synth.simulated_program import Kind, Phase
 from stallscope.synth.step_plan import Crossing, Mismatch, Plan, Vanish
 

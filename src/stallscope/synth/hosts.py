@@ -12,7 +12,7 @@ import numpy as np
 
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import N_CATEGORIES, Category, Op
-from stallscope.synth.job import Job, Timing
+from stallscope.synth.simulated_job import Job, Timing
 from stallscope.synth.step_plan import Stall
 
 NEVER = 1 << 60

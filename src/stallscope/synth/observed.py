@@ -13,8 +13,8 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.synth.groups import Groups
 from stallscope.synth.hosts import NEVER, Hosts
-from stallscope.synth.job import Family, Job
 from stallscope.synth.simulated_clocks import GpuClocks, NodeClocks
+from stallscope.synth.simulated_job import Family, Job
 from stallscope.synth.simulated_machine import Arrivals
 from stallscope.synth.simulated_program import Instruction, Phase
 

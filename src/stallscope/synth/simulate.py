@@ -13,9 +13,9 @@ from stallscope.synth import simulated_program
 from stallscope.synth.fault_models import Fault
 from stallscope.synth.groups import Groups, communicators, groups
 from stallscope.synth.hosts import NEVER, Hosts
-from stallscope.synth.job import Family, Job, Timing
 from stallscope.synth.observed import Agents, Capture
 from stallscope.synth.simulated_clocks import ClockSpread, NodeClocks, gpu_clocks, node_clocks
+from stallscope.synth.simulated_job import Family, Job, Timing
 from stallscope.synth.simulated_machine import Arrivals, Machine
 from stallscope.synth.step_plan import plan, speeds
 from stallscope.synth.truth import Truth

@@ -16,7 +16,7 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category, Op
 from stallscope.synth.groups import Groups
 from stallscope.synth.hosts import NEVER, Hosts
-from stallscope.synth.job import Family, Job
+from stallscope.synth.simulated_job import Family, Job
 from stallscope.synth.simulated_program import Instruction, Kind
 from stallscope.synth.step_plan import Mismatch, Plan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from stallscope.events.names import DATATYPE_BYTES, Category, Datatype, Op
-from stallscope.synth.job import Family, Job, Timing
+from stallscope.synth.simulated_job import Family, Job, Timing
 
 
 class Kind(IntEnum):

@@ -10,7 +10,7 @@ import numpy as np
 
 from stallscope.events.layout import Array
 from stallscope.events.names import DATATYPE_BYTES, Category, Datatype, Op
-from stallscope.synth.job import Family, Job, Timing
+from stallscope.synth.simulated_job import Family, Job, Timing
 from stallscope.synth.simulated_program import Instruction, Kind, Phase
 
 

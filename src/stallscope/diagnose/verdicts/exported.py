@@ -3,7 +3,7 @@
 from stallscope.diagnose.causes import Explained, all_causes
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.diagnose.verdicts.stated import empty_report
-from stallscope.events.exported import EXPORTED, ExportedVerdict, exported
+from stallscope.events.exported_verdicts import EXPORTED, ExportedVerdict, exported
 from stallscope.events.trace import Gap, Trace
 
 

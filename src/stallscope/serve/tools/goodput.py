@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stallscope.events.goodput import LOSSES
+from stallscope.events.goodput_parts import LOSSES
 from stallscope.events.owner import SUM_LABELS
 from stallscope.serve.tools.goodput_sums import GpuTime, Window, gpu_times
 from stallscope.serve.tools.tenant_context import (

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from stallscope.events.goodput import HANGS, IDLE, INPUT, RESTARTS, STRAGGLERS
+from stallscope.events.goodput_parts import HANGS, IDLE, INPUT, RESTARTS, STRAGGLERS
 from stallscope.events.owner import column
 
 INPUT_CAUSES = frozenset({"input_starvation", "block_io"})

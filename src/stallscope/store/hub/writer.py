@@ -22,7 +22,7 @@ from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, 
 from stallscope.store.hub.hot import HotRows
 from stallscope.store.hub.journal import AlreadyStored, Entry, Journal
 from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.memory import resident_bytes
+from stallscope.store.hub.memory_size import resident_bytes
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.small_tables import with_latest
 

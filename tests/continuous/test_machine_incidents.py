@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tests.serve.tools import cluster
 
-from stallscope.continuous.node_verdicts import stated
+from stallscope.continuous.machine_incidents import stated
 from stallscope.exporters.node_verdicts import NodeVerdicts
 
 S = 1_000_000_000

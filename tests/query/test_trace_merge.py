@@ -17,7 +17,7 @@ from stallscope.diagnose.engine import diagnose
 from stallscope.errors import BadInput, BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events import layout
 from stallscope.events.trace import Clock, Trace
-from stallscope.query.merge import merge
+from stallscope.query.trace_merge import merge
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
 
