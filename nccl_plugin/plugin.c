@@ -20,6 +20,7 @@
 #include "ring.h"
 
 #define POLL_NS 20000000
+#define STACK_BYTES (1 << 20) /* the C library places the static TLS of all libraries of the job on a thread's stack */
 #define STALE_NS 10000000000ull /* a full pool reuses events that run longer: their ends may never be reported */
 #define BUSY 0x80000000u
 
@@ -134,19 +135,24 @@ static void start_following(void)
 {
 	pthread_t thread;
 	pthread_attr_t attributes;
+	size_t default_bytes;
 	sigset_t all, before;
 
 	if (is_following || !ring)
 		return;
 	pthread_attr_init(&attributes);
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	pthread_attr_setstacksize(&attributes, 65536);
+	pthread_attr_getstacksize(&attributes, &default_bytes);
+	pthread_attr_setstacksize(&attributes, STACK_BYTES);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals of the job stay with its own threads */
 	is_following = !pthread_create(&thread, &attributes, follow, NULL);
+	if (!is_following && !pthread_attr_setstacksize(&attributes, default_bytes))
+		is_following = !pthread_create(&thread, &attributes, follow, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (is_following)
 		pthread_setname_np(thread, "stallscope-nccl");
+	atomic_store(&ring->has_thread, (uint32_t)is_following);
 	pthread_attr_destroy(&attributes);
 }
 

@@ -46,7 +46,7 @@ struct ring {
 	_Atomic uint32_t want, active; /* bits of events: asked for by the agent, in effect */
 	_Atomic uint64_t lease_ns;     /* CLOCK_MONOTONIC until which `want` holds */
 	_Atomic uint64_t head, n_dropped, n_events;
-	_Atomic uint32_t n_comms, is_closed;
+	_Atomic uint32_t n_comms, has_thread; /* has_thread: the plugin follows `want` */
 	char pad[4096 - 72];
 	struct ring_comm comms[N_COMMS];
 	struct ring_record records[N_RECORDS];

@@ -54,6 +54,9 @@ static Plugin *plugin;
 static int version, mask;
 static void *context;
 static uint64_t seq;
+#ifdef TLS_BYTES /* of the libraries of a job: each thread's stack holds a copy */
+static __thread volatile char tls[TLS_BYTES] = { 1 };
+#endif
 
 static void *start(uint64_t type, void *parent, void *group, uint64_t gpu, int channels)
 {
@@ -199,6 +202,9 @@ int main(int argc, char **argv)
 		fprintf(stderr, "cannot load: %s\n", dlerror());
 		return 2;
 	}
+#ifdef TLS_BYTES
+	tls[TLS_BYTES - 1] = 1;
+#endif
 	init();
 	pthread_create(&thread, NULL, progress, NULL);
 	printf("ready %d\n", (int)getpid());

@@ -23,6 +23,7 @@ from stallscope.capture.gpu.nccl_ring import (
 
 pytestmark = pytest.mark.compiler
 SOURCE = Path(__file__).resolve().parents[2] / "nccl_plugin"
+SOURCES = Path(__file__).parent
 VERSIONS = (3, 4, 5, 6)
 
 
@@ -43,9 +44,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Job:
     """A process of the emulated NCCL."""
 
-    def __init__(self, folder: Path, version: int, **environment: str):
+    def __init__(self, folder: Path, version: int, program: str = "nccl", **environment: str):
         self.process = subprocess.Popen(
-            [folder / "nccl", folder / "plugin.so", str(version)],
+            [folder / program, folder / "plugin.so", str(version)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -78,8 +79,8 @@ class Job:
 def start(programs: Path) -> Iterator[Any]:
     jobs: list[Job] = []
 
-    def started(version: int, **environment: str) -> tuple[Job, NcclRing]:
-        jobs.append(Job(programs, version, **environment))
+    def started(version: int, program: str = "nccl", **environment: str) -> tuple[Job, NcclRing]:
+        jobs.append(Job(programs, version, program, **environment))
         ring = ring_of(jobs[-1].process.pid)
         assert ring is not None
         return jobs[-1], ring
@@ -170,6 +171,20 @@ def test_nothing_is_recorded_until_the_agent_asks_and_after_its_lease(start, ver
     job.does("run 100 4")
     assert len(ring.drain()) == 0
     job.ends()
+
+
+@pytest.mark.parametrize("tls_kilobytes", [256, 1536])
+def test_the_plugin_follows_the_agent_in_a_job_with_large_thread_local_variables(
+    start, programs: Path, tls_kilobytes: int
+):
+    """1536 KB are more than the first stack that the plugin asks for."""
+    program = f"nccl-{tls_kilobytes}"
+    compiled(programs / program, f"-DTLS_BYTES={tls_kilobytes}*1024", SOURCES / "emulated_nccl.c")
+    job, ring = start(5, program)
+    assert ring.has_thread
+    switch(ring, job)
+    job.does("run 5 1")
+    assert len(ring.drain()) == 5
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -280,6 +295,17 @@ def test_the_command_records_a_running_job(start, run, tmp_path: Path):
     assert code == 0, err
     assert out.startswith("1 ranks: ") and f"stallscope explain --db {db}" in out
     assert int(out.split()[2].replace(",", "")) > 50
+
+
+def test_the_command_lists_the_processes_with_the_plugin_and_changes_nothing(start, run):
+    job, ring = start(5)
+    switch(ring, job)
+    job.does("run 7 2")
+    code, out, err = run("plugin", "list")
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if line.split()[0] == str(job.process.pid)]
+    assert line.split() == [str(job.process.pid), "3", "7", "0", "records,", "nccl"]
+    assert ring.active == KERNELS and len(ring.drain()) == 7
 
 
 def test_the_command_reports_a_job_without_the_plugin(run, tmp_path: Path):

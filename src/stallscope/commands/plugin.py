@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stallscope.errors import NotFound
+
+if TYPE_CHECKING:
+    from stallscope.capture.gpu import PluginState
+
+_NOT_LOADED = (
+    "no process has loaded the plugin, or this user may not read it: start the job with NCCL_PROFILER_PLUGIN"
+    " (stallscope plugin path), and read it as the job's user or as root"
+)
 
 plugin_app = typer.Typer(
     help="Find the late GPU when all hosts look the same.",
@@ -29,6 +37,25 @@ def path() -> None:
     from stallscope.capture.gpu import plugin_library
 
     typer.echo(f"NCCL_PROFILER_PLUGIN={plugin_library()}")
+
+
+@plugin_app.command("list")
+def states() -> None:
+    """List the processes that have loaded the plugin, and whether it records now.
+
+    A process that is missing has not loaded the plugin, has no communicator yet, or belongs to another user.
+    """
+    from stallscope.capture.gpu import plugin_states
+
+    found = plugin_states()
+    if not found:
+        raise NotFound(_NOT_LOADED)
+    typer.echo(f"{'pid':>8} {'rank':>5} {'operations':>11} {'dropped':>8}  state, process")
+    for each in found:
+        rank = "-" if each.rank < 0 else str(each.rank)
+        typer.echo(
+            f"{each.pid:>8} {rank:>5} {each.n_records:>11,} {each.n_dropped:>8,}  {_state(each)}, {each.name}"
+        )
 
 
 @plugin_app.command()
@@ -53,10 +80,13 @@ def record(
 
     trace = recorded_trace(pids or [], seconds=seconds, node=socket.gethostname())
     if not len(trace.processes):
-        raise NotFound(
-            "no process has loaded the plugin, or this user may not read it: start the job with"
-            " NCCL_PROFILER_PLUGIN (stallscope plugin path), and record as its user or as root"
-        )
+        raise NotFound(_NOT_LOADED)
     node.write(db, trace)
     typer.echo(f"{len(trace.processes)} ranks: {len(trace.gpu_kernels):,} operations -> {db}")
     typer.echo(f"next: stallscope explain --db {db}")
+
+
+def _state(plugin: PluginState) -> str:
+    if not plugin.has_thread:
+        return "cannot be switched on: the process could not start one more thread"
+    return "records" if plugin.is_recording else "off"

@@ -4,5 +4,14 @@ from stallscope.capture.gpu import nvml
 from stallscope.capture.gpu.drivers import majors
 from stallscope.capture.gpu.gpu_state import GpuStates
 from stallscope.capture.gpu.nccl_recorder import plugin_library, recorded_trace
+from stallscope.capture.gpu.plugin_state import PluginState, plugin_states
 
-__all__ = ["GpuStates", "majors", "nvml", "plugin_library", "recorded_trace"]
+__all__ = [
+    "GpuStates",
+    "PluginState",
+    "majors",
+    "nvml",
+    "plugin_library",
+    "plugin_states",
+    "recorded_trace",
+]

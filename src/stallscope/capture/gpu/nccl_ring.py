@@ -25,7 +25,7 @@ _HEADER = np.dtype(
     [
         *(("magic", "u8"), ("n_records", "u4"), ("record_bytes", "u4"), ("version", "u4"), ("pid", "u4")),
         *(("want", "u4"), ("active", "u4"), ("lease_ns", "u8")),
-        *(("head", "u8"), ("n_dropped", "u8"), ("n_events", "u8"), ("n_comms", "u4"), ("is_closed", "u4")),
+        *(("head", "u8"), ("n_dropped", "u8"), ("n_events", "u8"), ("n_comms", "u4"), ("has_thread", "u4")),
     ]
 )
 _COMM = np.dtype(
@@ -109,6 +109,10 @@ class NcclRing:
     def close(self) -> None:
         """Switch the plugin off, and release its memory."""
         self.switch(Event(0), seconds=0)
+        self.release()
+
+    def release(self) -> None:
+        """Release the memory, and leave the plugin as it is for another reader."""
         del self._header, self._records
         self._memory.close()
 
@@ -121,6 +125,21 @@ class NcclRing:
     def n_dropped(self) -> int:
         """Events that the plugin could not record because all its slots were in use."""
         return int(self._header["n_dropped"][0])
+
+    @property
+    def n_events(self) -> int:
+        """Events of NCCL since its start, also of channels."""
+        return int(self._header["n_events"][0])
+
+    @property
+    def n_written(self) -> int:
+        """Records since the start of NCCL."""
+        return int(self._header["head"][0])
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether the plugin follows a switch; not if the process could not start one more thread."""
+        return bool(self._header["has_thread"][0])
 
     def switch(self, events: Event, *, seconds: float) -> None:
         """Record these events for a time, from now on; none for 0 s."""
