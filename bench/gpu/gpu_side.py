@@ -15,17 +15,23 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from stallscope.capture.gpu import PluginState
 
 HERE = Path(__file__).parent
 STALLSCOPE = (sys.executable, "-c", "from stallscope.cli import main; main()")
 PLAIN = {"rounds": 600, "matmuls": 60, "gpu": -1, "host": -1, "every": 12, "ms": 20.0, "bytes": 1 << 20}
 PLAIN |= {"ahead": True, "graph": False}
 _SIZES = {"1 KB": 1024, "4 MB": 4 << 20, "256 MB": 256 << 20}
-_WINDOW_S = 0.35
-_BEGIN_S = 1.5  # the plugin is on in the first second of an agent
+_WINDOW_S = 0.6
+_PULSE_S = 0.1 * _WINDOW_S  # the largest share of the time that the agent's default windows take
+_COMPARED = (("none", "loaded, off"), ("none", "sampled"), ("none", "on"), ("loaded, off", "sampled"))
+_COMPARED += (("loaded, off", "on"),)
+_ON_S = 8.0  # the agent switches the plugin on within seconds
 
 
 def scenarios(last: int) -> dict[str, dict[str, Any]]:
@@ -95,14 +101,21 @@ class Ranks:
 
 
 @contextmanager
-def tracing(db: Path, *words: str) -> Iterator[None]:
-    """An agent that traces into db."""
+def tracing(db: Path, ranks: Ranks, mode: str) -> Iterator[None]:
+    """An agent that traces into db; with the mode `on`, the plugin records from the begin."""
+    from stallscope.capture.gpu import plugin_states
+
+    pids = [fact["pid"] for fact in ranks.facts]
     log = db.with_suffix(".log").open("w")
-    agent = subprocess.Popen([*STALLSCOPE, "trace", "--db", str(db), *words], stdout=log, stderr=log)
+    agent = subprocess.Popen(
+        [*STALLSCOPE, "trace", "--db", str(db), "--gpu-times", mode], stdout=log, stderr=log
+    )
     end_s = time.monotonic() + 15
     while "attached to" not in db.with_suffix(".log").read_text() and time.monotonic() < end_s:
         time.sleep(0.1)
-    time.sleep(_BEGIN_S)
+    end_s = time.monotonic() + (_ON_S if mode == "on" else 1.0)
+    while time.monotonic() < end_s and not all(plugin.is_recording for plugin in plugin_states(pids)):
+        time.sleep(0.1)
     try:
         yield
     finally:
@@ -114,7 +127,7 @@ def tracing(db: Path, *words: str) -> Iterator[None]:
 
 
 def late_rounds(db: Path, *, least_ms: float) -> dict[str, int]:
-    """How often each rank was the last on the GPU by at least this much, in the rounds that were recorded."""
+    """How often each rank was the last on the GPU by at least this much after the median of the other ranks."""
     from stallscope.diagnose.gpu.gpu_rounds import gpu_trace
     from stallscope.store import node
 
@@ -127,13 +140,40 @@ def late_rounds(db: Path, *, least_ms: float) -> dict[str, int]:
     for number in range(len(keys)):
         own = rows[which == number]
         order = np.argsort(own["ts_ns"])
-        if len(own) > 1 and own["ts_ns"][order[-1]] - np.median(own["ts_ns"]) >= least_ms * 1e6:
+        if len(own) > 1 and own["ts_ns"][order[-1]] - np.median(own["ts_ns"][order[:-1]]) >= least_ms * 1e6:
             out[f"rank {rank_of.get(int(own['pid'][order[-1]]))}"] += 1
     return dict(out)
 
 
+def no_rounds(db: Path, plugins: "Sequence[PluginState]", *, n_ranks: int) -> str:
+    """Where the operations were lost between NCCL and the rounds. plugins: their state at the end of the phase."""
+    from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
+    from stallscope.events.names import GpuKernelFlag
+    from stallscope.store import node
+
+    trace = node.read(db)
+    kernels = trace.gpu_kernels
+    has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
+    facts = [
+        f"plugin loaded by {len(plugins)} of {n_ranks} ranks",
+        f"{sum(not plugin.has_thread for plugin in plugins)} without its thread",
+        f"{sum(plugin.is_recording for plugin in plugins)} recorded at the end",
+        f"events {[plugin.n_events for plugin in plugins]}",
+        f"records {[plugin.n_records for plugin in plugins]}",
+        f"dropped {[plugin.n_dropped for plugin in plugins]}",
+        f"traced processes {trace.processes['pid'].tolist()} of {[plugin.pid for plugin in plugins]}",
+        f"operations in the trace {len(kernels)} of {len(np.unique(kernels['pid']))} processes",
+        f"with GPU times {int(has_times.sum())}",
+        f"in whole rounds {len(gpu_arrivals(kernels))}",
+        f"lost {trace.lost}",
+    ]
+    return "; ".join(facts)
+
+
 def judged(name: str, phase: dict[str, Any], ranks: Ranks, work: Path) -> dict[str, Any]:
     """Run a scenario under `trace`, and explain it."""
+    from stallscope.capture.gpu import plugin_states
+
     db, truth = work / f"{len(list(work.glob('*.db')))}.db", phase["truth"]
     contender = None
     if phase.get("contender"):
@@ -144,9 +184,10 @@ def judged(name: str, phase: dict[str, Any], ranks: Ranks, work: Path) -> dict[s
         time.sleep(5)
         truth = truth if ranks.n_gpus >= len(ranks.processes) else None  # a GPU shared by all ranks
     try:
-        with tracing(db, "--gpu-times", phase.get("mode", "on")):
+        with tracing(db, ranks, phase.get("mode", "on")):
             ranks.begin({key: value for key, value in phase.items() if key in PLAIN})
             seconds = ranks.end()
+            plugins = plugin_states([fact["pid"] for fact in ranks.facts])
     finally:
         if contender and contender.stdin:
             contender.stdin.close()  # a process that is killed may take the MPS server with it
@@ -155,7 +196,9 @@ def judged(name: str, phase: dict[str, Any], ranks: Ranks, work: Path) -> dict[s
     report = json.loads(done.stdout) if done.returncode in (0, 20, 21) else {"answer": done.stderr[-400:]}
     verdicts = report.get("verdicts", [])
     named = sorted({rank for verdict in verdicts for rank in verdict["ranks"]})
-    return {
+    late = late_rounds(db, least_ms=0.5 * phase.get("ms", 20.0))
+    reason = {} if late["rounds"] else {"why_no_rounds": no_rounds(db, plugins, n_ranks=len(ranks.facts))}
+    return reason | {
         "name": name,
         "truth": truth,
         "named": named,
@@ -165,7 +208,7 @@ def judged(name: str, phase: dict[str, Any], ranks: Ranks, work: Path) -> dict[s
         "causes": [part["cause"] for verdict in verdicts for part in verdict["causes"][:1]],
         "evidence": [verdict["causes"][0]["evidence"] for verdict in verdicts if verdict["causes"]],
         "gaps": report.get("gaps", []),
-        "late_rounds": late_rounds(db, least_ms=0.5 * phase.get("ms", 20.0)),
+        "late_rounds": late,
         "every": phase.get("every", PLAIN["every"]),
         "round_ms": round(1e3 * seconds / phase.get("rounds", PLAIN["rounds"]), 3),
         "agent": db.with_suffix(".log").read_text()[-1500:],
@@ -185,48 +228,67 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 
 
 def costs(groups: dict[str, Ranks], sizes: Sequence[str], seconds: float) -> dict[str, Any]:
-    """The change of the time per round against the job without the plugin, in alternating windows."""
+    """The change of the time per round in alternating windows of the modes.
+
+    none: without the plugin. sampled: on for _PULSE_S of each window, the share of the time that the agent records by
+    default, at shorter intervals: with more switches, so the cost is an upper bound.
+    """
     from stallscope.capture.gpu.nccl_ring import KERNELS, Event, ring_of
 
     rings = [ring_of(fact["pid"]) for fact in groups["plugin"].facts]
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    modes = {"none": "without", "loaded, off": "plugin", "on": "plugin"}
+    modes = ("none", "loaded, off", "sampled", "on")
     n_rounds: dict[str, int] = {}
 
-    def window(size: str, mode: str, rounds: int) -> float:
+    def switch(seconds: float) -> None:
         for ring in rings:
-            ring.switch(KERNELS if mode == "on" else Event(0), seconds=5 if mode == "on" else 0)
+            ring.switch(KERNELS if seconds else Event(0), seconds=seconds)
+
+    def window(size: str, mode: str, rounds: int) -> float:
+        switch(30 if mode == "on" else 0)
         time.sleep(0.05)
-        ranks = groups[modes[mode]]
+        ranks = groups["without" if mode == "none" else "plugin"]
         ranks.begin({"rounds": rounds, "matmuls": 2, "bytes": _SIZES[size]})
+        if mode == "sampled":
+            time.sleep(0.2 * _WINDOW_S)
+            switch(_PULSE_S)
         taken_s = ranks.end()
         for ring in rings:
             ring.drain()
         return taken_s / rounds
 
     for size in sizes:
-        for mode in modes:
-            n_rounds[size] = max(int(_WINDOW_S / window(size, mode, 20)), 4)
+        taken_s = [window(size, mode, 20) for mode in (*modes, "none", "loaded, off")]
+        n_rounds[size] = max(int(_WINDOW_S / min(taken_s)), 4)
     end_s, turn = time.monotonic() + seconds, 0
     while time.monotonic() < end_s:
         turn += 1
         for size in sizes:
-            for mode in list(modes) if turn % 2 else list(reversed(modes)):
+            for mode in modes if turn % 2 else tuple(reversed(modes)):
                 times[size, mode].append(window(size, mode, n_rounds[size]))
-    return {size: {mode: _change(times[size, "none"], times[size, mode]) for mode in modes} for size in sizes}
+    return {
+        size: {
+            f"{mode}, against {base}": _change(times[size, base], times[size, mode])
+            for base, mode in _COMPARED
+            if times[size, base]
+        }
+        for size in sizes
+    }
 
 
 def _change(base: Sequence[float], own: Sequence[float]) -> dict[str, float]:
     """The mean change in percent, with half the width of its 95 % interval, over pairs of windows."""
     change = 100 * (np.array(own) / np.array(base) - 1)
-    half = 1.96 * float(change.std(ddof=1)) / len(change) ** 0.5 if len(change) > 1 else float("nan")
-    middle = np.sort(change)[len(change) // 10 : len(change) - len(change) // 10]
+    n = len(change)
+    student = 1.96 + 2.7 / max(n - 1, 1)  # Student's t at 97.5 %, within 0.02 for 10 windows and more
+    half = student * float(change.std(ddof=1)) / n**0.5 if n > 1 else float("nan")
+    middle = np.sort(change)[n // 10 : n - n // 10]
     return {
         "round_us": round(1e6 * float(np.median(own)), 2),
         "percent": round(float(change.mean()), 3),
         "half_95": round(half, 3),
         "trimmed_percent": round(float(middle.mean()), 3),
-        "n": len(change),
+        "n": n,
     }
 
 
@@ -247,13 +309,14 @@ def looked(ranks: Ranks, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the scenarios, look, and the costs, within the budget."""
+    """Run the scenarios and the costs, within the budget."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu")))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--budget", type=float, default=400)
     parser.add_argument("--cost-s", type=float, default=120)
     parser.add_argument("--sizes", nargs="*", default=["1 KB", "4 MB"])
+    parser.add_argument("--look", action="store_true", help="`stallscope look` at a rank")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of scenarios")
     chosen = parser.parse_args()
     end_s = time.monotonic() + chosen.budget
@@ -279,7 +342,7 @@ def main() -> None:
         result["ranks"] = ranks.facts
         ranks.begin({"rounds": 50})
         print("warm:", ranks.end(), flush=True)
-        if chosen.cost_s < chosen.budget:
+        if chosen.look:
             result["look"] = looked(ranks, 2.0)
             keep()
         for number, (name, phase) in enumerate(scenarios(chosen.ranks - 1).items()):
@@ -306,10 +369,13 @@ def _print(result: dict[str, Any]) -> None:
     for row in result["scenarios"]:
         state = "right" if row["is_right"] else "WRONG"
         print(f"{state}  {row['name']}: named {row['named']}, truth {row['truth']}, {row['late_rounds']}")
+        if "why_no_rounds" in row:
+            print(f"       {row['why_no_rounds']}")
     for size, modes in result.get("cost", {}).items():
         for mode, cost in modes.items():
-            print(f"{size:7} {mode:12} {cost}")
-    print("look:", json.dumps(result.get("look", {}))[:1500])
+            print(f"{size:7} {mode:28} {cost}")
+    if "look" in result:
+        print("look:", json.dumps(result["look"])[:1500])
 
 
 if __name__ == "__main__":
