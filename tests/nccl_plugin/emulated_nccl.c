@@ -7,14 +7,18 @@
  * emulated_nccl PLUGIN VERSION. Each line of input is a command:
  *   run N CHANNELS PAUSE_US   N collectives of CHANNELS channels, GPU times 1000 * seq + channel and 500 ns later
  *   p2p N | proxy N | fork N | destroy N | mask | quit
+ *   clone                   a child without the C library's handlers, which lives for a minute; reports its process id
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -235,6 +239,15 @@ int main(int argc, char **argv)
 				_exit(0);
 			}
 			waitpid(child, &failed, 0);
+		}
+		if (!strcmp(word, "clone")) {
+			failed = (int)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+			if (!failed) {
+				alarm(60);
+				prctl(PR_SET_PDEATHSIG, SIGKILL);
+				for (;;)
+					pause();
+			}
 		}
 		if (!strcmp(word, "destroy")) { /* kernels are still in progress */
 			for (int i = 0; i < n; i++)

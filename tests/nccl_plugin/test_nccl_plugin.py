@@ -237,6 +237,13 @@ def test_a_forked_process_does_not_write_into_the_ring_of_its_parent(start, vers
     job.ends()
 
 
+def test_a_child_that_inherits_the_memory_is_not_a_second_rank(start):
+    job, _ = start(5)
+    child = job.does("clone")["failed"]
+    assert any("stallscope-nccl" in str(path.readlink()) for path in Path(f"/proc/{child}/fd").iterdir())
+    assert ring_of(child) is None and ring_of(job.process.pid) is not None
+
+
 def test_a_communicator_may_be_destroyed_during_its_collectives(start):
     job, ring = start(5)
     switch(ring, job)

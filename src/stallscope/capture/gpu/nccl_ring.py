@@ -182,7 +182,10 @@ class NcclRing:
 
 
 def ring_of(pid: int, proc: Path = Path("/proc")) -> NcclRing | None:
-    """The plugin's memory in a process; None without the plugin, without permission, or of another version."""
+    """The plugin's memory in a process; None without the plugin, without permission, or of another version.
+
+    A child that was forked without the C library's handlers keeps the descriptor of its parent's memory: it is skipped.
+    """
     try:
         links = [
             path for path in (proc / str(pid) / "fd").iterdir() if str(path.readlink()).startswith(_LINK)
@@ -190,9 +193,22 @@ def ring_of(pid: int, proc: Path = Path("/proc")) -> NcclRing | None:
     except OSError:
         return None
     for path in links:
-        if (memory := _mapped(path)) is not None:
+        memory = _mapped(path)
+        if memory is not None and _is_owner(
+            proc / str(pid), int(np.frombuffer(memory, _HEADER, 1)["pid"][0])
+        ):
             return NcclRing(memory)
     return None
+
+
+def _is_owner(process: Path, ring_pid: int) -> bool:
+    """Whether a process wrote its number into its memory: the number in its own namespace of processes."""
+    try:
+        status = (process / "status").read_text()
+    except OSError:
+        return False
+    numbers = [line.split()[-1] for line in status.splitlines() if line.startswith(("Pid:", "NSpid:"))]
+    return str(ring_pid) in numbers
 
 
 def _mapped(path: Path) -> mmap.mmap | None:
