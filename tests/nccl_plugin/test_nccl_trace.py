@@ -25,17 +25,17 @@ class Fault:
     on_host: bool = False
 
 
-def job(fault: Fault, *, runs_ahead: bool, seed: int = 1) -> dict[int, Recorded]:
+def job(fault: Fault, *, runs_ahead: bool, seed: int = 1, n_ranks: int = N_RANKS) -> dict[int, Recorded]:
     """The records of each rank. Hosts that do not run ahead wait for the end of each round."""
     chance = np.random.default_rng(seed)
-    host, free = np.zeros(N_RANKS), 0.0
-    clocks = 1e15 + chance.integers(-200_000, 200_000, N_RANKS)  # of the GPUs
-    rows = np.zeros((N_RANKS, N_ROUNDS), RECORD)
+    host, free = np.zeros(n_ranks), 0.0
+    clocks = 1e15 + chance.integers(-200_000, 200_000, n_ranks)  # of the GPUs
+    rows = np.zeros((n_ranks, N_ROUNDS), RECORD)
     for number in range(N_ROUNDS):
-        is_late = (np.arange(N_RANKS) == fault.rank) & (number % fault.period == 0)
-        host = host + 0.5 * _MS * (1 + 0.1 * chance.random(N_RANKS))
+        is_late = (np.arange(n_ranks) == fault.rank) & (number % fault.period == 0)
+        host = host + 0.5 * _MS * (1 + 0.1 * chance.random(n_ranks))
         host += is_late * fault.on_host * 20 * _MS
-        work = 2 * _MS * (1 + 0.02 * chance.standard_normal(N_RANKS))
+        work = 2 * _MS * (1 + 0.02 * chance.standard_normal(n_ranks))
         start = np.maximum(free + work + is_late * (not fault.on_host) * 20 * _MS, host + 20_000)
         free = start.max() + 0.5 * _MS
         row = rows[:, number]
@@ -43,9 +43,9 @@ def job(fault: Fault, *, runs_ahead: bool, seed: int = 1) -> dict[int, Recorded]
         row["start_ns"], row["stop_ns"] = clocks + start, clocks + free
         host = np.maximum(host, free - (30 * _MS if runs_ahead else 0))
     rows["comm_hash"], rows["count"], rows["kind"], rows["func"] = 0xABC, 4096, COLL, b"AllReduce"
-    rows["flags"], rows["rank"] = RecordFlag.HAS_GPU_TIMES, np.arange(N_RANKS)[:, None]
-    comms = [RingComm(0xABC, rank, N_RANKS, 1, "world", is_open=True) for rank in range(N_RANKS)]
-    return {100 + rank: Recorded(rows[rank], [comms[rank]], b"python") for rank in range(N_RANKS)}
+    rows["flags"], rows["rank"] = RecordFlag.HAS_GPU_TIMES, np.arange(n_ranks)[:, None]
+    comms = [RingComm(0xABC, rank, n_ranks, 1, "world", is_open=True) for rank in range(n_ranks)]
+    return {100 + rank: Recorded(rows[rank], [comms[rank]], b"python") for rank in range(n_ranks)}
 
 
 def trace_of(recorded: dict[int, Recorded]) -> Trace:
@@ -61,6 +61,15 @@ def test_a_gpu_that_is_late_is_named(period: int, runs_ahead: bool):
     assert (verdict.kind, verdict.ranks, verdict.pids) == ("straggler", [rank], [100 + rank])
     assert [cause.cause.name for cause in verdict.causes] == ["gpu_slow"]
     assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("period", [1, 12])
+def test_a_late_gpu_among_few_is_named(period: int, n_ranks: int):
+    """Also if it is late by as much in every round: the rounds have NCCL's numbers, so they cannot be off by one."""
+    report = diagnose(trace_of(job(Fault(1, period), runs_ahead=True, n_ranks=n_ranks)))
+    (verdict,) = report.verdicts
+    assert verdict.ranks == [1] and [cause.cause.name for cause in verdict.causes] == ["gpu_slow"]
 
 
 @pytest.mark.parametrize("period", [4, 12])

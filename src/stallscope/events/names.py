@@ -128,6 +128,7 @@ class CollectiveFlag(IntFlag):
     OPEN = 64  # the source reports it as started and not finished
     NOT_STARTED = 128  # the source reports it as enqueued and not started on the GPU
     NO_SYSCALLS = 256  # off-CPU time could not be classified: lock, sleep, net, child are in other_off
+    NUMBERED = 512  # with LATE_ATTACH: seq is the library's own number nevertheless, the same on all ranks
 
 
 class GpuKernelFlag(IntFlag):

@@ -97,10 +97,11 @@ def in_order(
     return {name: _lean(column) for name, column in columns.items()}
 
 
-def flagged(flags: Array, flag: int) -> Array:
-    """Whether each row has a flag: bool (n,); a broadcast value if `flags` is a broadcast value."""
+def flagged(flags: Array, flag: int, *, without: int = 0) -> Array:
+    """Whether each row has a flag, without another flag: bool (n,); a broadcast value if `flags` is one."""
     few = flags[:1] if is_one_value(flags) else flags
-    return np.broadcast_to(few & flag > 0, flags.shape)
+    has_flag = few & flag > 0
+    return np.broadcast_to(has_flag & (few & without == 0) if without else has_flag, flags.shape)
 
 
 def _rows(table: Array | Columns, which: Array) -> Array:

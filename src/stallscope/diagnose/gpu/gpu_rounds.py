@@ -72,7 +72,7 @@ def _of_process(kernels: Array) -> Array:
         rows[name] = kernels[name]
     rows["tid"] = kernels["pid"]
     rows["comm_hash"] = kernels["comm_hash"] ^ _hash_of_op(kernels["op"])
-    rows["flags"] = CollectiveFlag.NO_SYSCALLS | CollectiveFlag.LATE_ATTACH
+    rows["flags"] = CollectiveFlag.NO_SYSCALLS | CollectiveFlag.LATE_ATTACH | CollectiveFlag.NUMBERED
     rows["gpu_start_ns"], rows["gpu_end_ns"] = kernels["start_ns"], kernels["end_ns"]
     if len(rows):
         _add_times(rows, kernels)

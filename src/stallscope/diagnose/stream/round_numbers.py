@@ -10,9 +10,9 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.arrays.row_order import RowsInOrder
-from stallscope.diagnose.timeline.late_attach import renumbered
+from stallscope.diagnose.timeline.late_attach import is_counted_late, renumbered
 from stallscope.events.layout import Array
-from stallscope.events.names import P2P_OPS, CollectiveFlag
+from stallscope.events.names import P2P_OPS
 
 _SURER = 2  # computed again with this many times the rows
 
@@ -77,8 +77,8 @@ class Numbering:
 
 
 def has_late_ranks(rows: Array) -> bool:
-    """Whether a rank was attached late."""
-    return bool((rows["flags"] & CollectiveFlag.LATE_ATTACH).any())
+    """Whether the rounds of a rank count from the attach."""
+    return bool(is_counted_late(rows["flags"]).any())
 
 
 def _units(rows: Array) -> tuple[Array, Array]:

@@ -64,13 +64,18 @@ class _Unit:
     ends_ns: Array | None = None
 
 
+def is_counted_late(flags: Array) -> Array:
+    """Whether a round number counts from the attach instead of the communicator's creation: bool (n,)."""
+    return flagged(flags, CollectiveFlag.LATE_ATTACH, without=CollectiveFlag.NUMBERED)
+
+
 def renumbered(table: RowsInOrder, process: Array, clocks: tuple[Clock, ...]) -> dict[str, Array]:
     """The corrected columns seq, comm_hash, comm_rank and nranks, if any rank was attached late; otherwise no columns.
 
     table: COLLECTIVES (n,), sorted by process, then time. process: int64 (n,). clocks: wall-clock readings, which
     align the nodes' clocks to some milliseconds.
     """
-    is_late = flagged(table["flags"], CollectiveFlag.LATE_ATTACH)
+    is_late = is_counted_late(table["flags"])
     if not is_late.any():
         return {}
     rows = np.empty(len(table), [(name, table.table.dtype[name]) for name in _NEEDED])

@@ -7,13 +7,12 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group
 from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, in_pieces
-from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import Clocks
+from stallscope.diagnose.timeline.late_attach import is_counted_late
 from stallscope.diagnose.timeline.node_rounds import spans_nodes
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
-from stallscope.events.names import CollectiveFlag
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _matching_error_ns(timeline: Timeline, late_ns: Array) -> Array | None:
     Such ranks are assigned to rounds by their rhythm. If ranks run ahead, the assignment may be wrong by a call or two,
     and all of these ranks are early or late by a similar amount. A single slow rank does not change their median.
     """
-    is_late = flagged(timeline.rows["flags"], CollectiveFlag.LATE_ATTACH)
+    is_late = is_counted_late(timeline.rows["flags"])
     rows = np.flatnonzero(is_late & np.isfinite(late_ns)) if is_late.any() else ()
     if not len(rows):
         return None

@@ -19,8 +19,8 @@ from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.report.verdict import Verdict, VerdictCost
 from stallscope.diagnose.timeline import user_frame
 from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.timeline.late_attach import is_counted_late
 from stallscope.diagnose.timeline.unseen_ranks import n_unseen
-from stallscope.events.names import CollectiveFlag
 
 _EXACT = 0.92  # share of the upper bound from which a range is one number: its ends are estimates as well
 
@@ -126,7 +126,7 @@ def confidence(case: Case, delays: Delays, parts: list[Explained]) -> float:
     value = (1 - 0.5**delays.n_late) * (0.5 + 0.5 * agreement)
     if sum(case.trace.lost.values()):
         value *= 0.9
-    if bool((case.timeline.rows["flags"] & CollectiveFlag.LATE_ATTACH).any()):
+    if bool(is_counted_late(case.timeline.rows["flags"]).any()):
         value *= 0.95
     if not parts or parts[0].cause.name == "unknown":
         value *= 0.9
