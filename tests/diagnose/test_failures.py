@@ -1,5 +1,6 @@
 """CUDA errors: the first failed rank is named, survived errors are not."""
 
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from stallscope.diagnose.processes.cuda_errors import CODES, OUT_OF_MEMORY
 from stallscope.events import layout
 from stallscope.events.layout import Array
-from stallscope.events.names import Op
+from stallscope.events.names import HostKind, Op
 from stallscope.events.trace import Trace
 
 from .builders import MS, dp_trace
@@ -68,6 +69,58 @@ def test_an_error_after_which_the_rank_continues_is_a_failure_only_if_it_ends_th
     assert (
         any("continued after an error" in str(remark["what"]) for remark in report.benign) is not is_failure
     )
+
+
+def ended(trace: Trace, rank: int, status: int) -> Trace:
+    """The trace; the process of a rank ends with a status after its last call."""
+    rows = layout.empty(layout.HOST_EVENTS, 1)
+    process = trace.processes[trace.processes["rank"] == rank][0]
+    rows["node"], rows["pid"], rows["kind"] = process["node"], process["pid"], HostKind.EXIT
+    rows["value"], rows["ts_ns"] = status, trace.calls["ts_ns"].max() + 20 * MS
+    return replace(trace, host_events=rows)
+
+
+def refused_lookup(at: float = 1.0) -> Trace:
+    """A short job: a rank looks for a kernel that its GPU does not have."""
+    healthy = dp_trace(n_steps=40)
+    return with_calls(healthy, failing(healthy, 1, 209, at=at, op=Op.MODULE))
+
+
+@pytest.mark.parametrize("status", [None, 0, 128 + signal.SIGTERM, 128 + signal.SIGKILL])
+@pytest.mark.parametrize("at", [0.1, 0.9, 1.0])
+def test_a_refused_lookup_of_a_kernel_is_an_answer(at: float, status: int | None):
+    trace = refused_lookup(at)
+    report = report_of(trace if status is None else ended(trace, 1, status))
+    assert [verdict for verdict in report.verdicts if verdict.kind == "failure"] == []
+
+
+@pytest.mark.parametrize("status", [1, 128 + signal.SIGABRT])
+def test_a_refused_lookup_before_an_end_with_an_error_is_a_failure(status: int):
+    verdict = only(report_of(ended(refused_lookup(), 1, status)))
+    assert (verdict.ranks, verdict.causes[0].cause.name) == ([1], "driver_mismatch")
+
+
+@pytest.mark.parametrize("op", [Op.LAUNCH, Op.ALLOC, Op.COPY])
+def test_work_after_a_refused_lookup_shows_that_it_was_not_the_reason_of_the_end(op: Op):
+    trace = refused_lookup()
+    work = trace.calls[-1:].copy()
+    work["ts_ns"] += 2 * MS
+    work["result"], work["op"] = 0, op
+    report = report_of(ended(replace(trace, calls=np.concatenate([trace.calls, work])), 1, 1))
+    assert not any(cause.cause.name == "driver_mismatch" for v in report.verdicts for cause in v.causes)
+
+
+def test_a_rank_that_does_no_work_after_a_refused_lookup_while_others_do_has_failed():
+    healthy = dp_trace(n_steps=300)
+    rows = healthy.collectives
+    pid = healthy.processes["pid"][healthy.processes["rank"] == 1][0]
+    stopped_ns = rows["ts_ns"].min() + (rows["ts_ns"].max() - rows["ts_ns"].min()) // 4
+    kept = rows[(rows["pid"] != pid) | (rows["ts_ns"] < stopped_ns)]
+    alone = replace(healthy, collectives=kept, ends_ns=(int(rows["ts_ns"].max()) + 11_000 * MS,))
+    trace = with_calls(alone, failing(healthy, 1, 209, at=0.25, op=Op.MODULE))
+    verdict = report_of(trace).verdicts[0]
+    assert (verdict.kind, verdict.ranks) == ("failure", [1])
+    assert verdict.causes[0].cause.name == "driver_mismatch"
 
 
 @pytest.mark.parametrize("code", [0, 600, 4, 709, -1])

@@ -1,17 +1,23 @@
 """CUDA calls that failed: the rank that failed first, and its error.
 
 Every failing call is recorded. An error that ends a context is reported immediately. Any other error is reported only
-if the process stops making progress: allocators retry, and libraries try several variants of a kernel. Later failures
-of other ranks are usually consequences of the first failure: these ranks are reported as its victims.
+if the process stops making progress: allocators retry. Later failures of other ranks are usually consequences of the
+first failure: these ranks are reported as its victims.
+
+A refused lookup of code (a kernel, a module, a library) is an answer: libraries probe for variants that this GPU does
+not have. Lookups alone are a failure only if the process ends with an error, or keeps other ranks waiting, without any
+work on the GPU after them.
 """
 
+import signal
 from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.processes import exit_reason
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Op
+from stallscope.events.names import BY_SIGNAL, HostKind, Op
 from stallscope.events.trace import Trace
 
 OUT_OF_MEMORY = 2
@@ -45,6 +51,12 @@ ENDS_CONTEXT = frozenset(code for code, (name, _) in CODES.items() if name in ("
 
 MAY_BE_HANDLED = frozenset(CODES) - ENDS_CONTEXT
 """Errors after which a process may continue."""
+
+_WORK = (Op.LAUNCH, Op.GRAPH_LAUNCH, Op.COPY, Op.MEMSET, Op.ALLOC)
+"""Calls that a process makes only while it works: unlike synchronisations, they are not part of its end."""
+
+_MISSING_NS = 10_000_000_000
+"""A rank that others wait for is missing after this time: see Thresholds.hang_after_ns."""
 
 NO_CALLS_AFTER_NS = 1_000_000_000
 """A process continues after an error if it makes calls or arrives at a round after this time."""
@@ -92,10 +104,11 @@ def continues(trace: Trace, failure: Failure) -> bool:
     if code in ENDS_CONTEXT:
         return False
     calls, rows, counts = (
-        table[(table["node"] == failure.node) & (table["pid"] == failure.pid)]
-        for table in (trace.calls, trace.collectives, trace.operations)
+        _of_process(table, failure) for table in (trace.calls, trace.collectives, trace.operations)
     )
     refused = calls[calls["result"] == code]["ts_ns"].max()
+    if (calls["op"][calls["result"] == code] == Op.MODULE).all():
+        return _is_answered(trace, failure, int(refused))
     after = refused + NO_CALLS_AFTER_NS
     succeeds = (counts["ts_ns"] - counts["interval_ns"] > refused) & (counts["n_seen"] > counts["n_failed"])
     has_memory = (calls["ts_ns"] > refused) & (calls["result"] == 0) & (calls["op"] == Op.ALLOC)
@@ -105,3 +118,30 @@ def continues(trace: Trace, failure: Failure) -> bool:
         or succeeds.any()
         or (code == OUT_OF_MEMORY and has_memory.any())
     )
+
+
+def _is_answered(trace: Trace, failure: Failure, refused_ns: int) -> bool:
+    """Whether a process whose lookups were refused works afterwards, or nothing shows that it could not."""
+    calls, rows, counts, events = (
+        _of_process(table, failure)
+        for table in (trace.calls, trace.collectives, trace.operations, trace.host_events)
+    )
+    worked = (calls["ts_ns"] > refused_ns) & (calls["result"] == 0) & np.isin(calls["op"], _WORK)
+    counted = (counts["ts_ns"] > refused_ns) & np.isin(counts["op"], _WORK)
+    counted &= counts["n_seen"] > counts["n_failed"]
+    if worked.any() or counted.any() or (rows["ts_ns"] > refused_ns).any():
+        return True
+    if len(ends := events[events["kind"] == HostKind.EXIT]):
+        return not _is_error(int(ends["value"][-1]))
+    on_node = trace.collectives["ts_ns"][trace.collectives["node"] == failure.node]
+    end_ns = max(on_node.max(initial=0), *trace.ends_ns[failure.node : failure.node + 1], 0)
+    return not (on_node > refused_ns).any() or end_ns < refused_ns + _MISSING_NS
+
+
+def _is_error(status: int) -> bool:
+    """Whether a process ended itself with an error: not if it was asked to end, or killed."""
+    return status not in (0, BY_SIGNAL + signal.SIGKILL) and status - BY_SIGNAL not in exit_reason.ASK
+
+
+def _of_process(table: Array, failure: Failure) -> Array:
+    return table[(table["node"] == failure.node) & (table["pid"] == failure.pid)]
