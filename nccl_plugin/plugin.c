@@ -38,6 +38,8 @@ struct event {
 };
 
 int chained_mask;
+/* NCCL numbers the replays of a graph only if their group has a handle (2.26 to 2.30: ncclProfilerStartTaskEvents). */
+static struct event group;
 static struct event events[N_EVENTS];
 static _Atomic uint32_t next_event;
 static struct comm comms[N_COMMS * 16];
@@ -312,7 +314,7 @@ static int is_needed(const struct operation *op)
 	return ring && (atomic_load(&ring->active) & op->type) != 0;
 }
 
-void *start_event(struct comm *comm, const struct operation *op, int is_chained)
+static void *start_recorded(struct comm *comm, const struct operation *op, int is_chained)
 {
 	struct ring *own = ring;
 	int is_own = is_needed(op);
@@ -354,6 +356,13 @@ void *start_event(struct comm *comm, const struct operation *op, int is_chained)
 	return event;
 }
 
+void *start_event(struct comm *comm, const struct operation *op, int is_chained)
+{
+	void *handle = start_recorded(comm, op, is_chained);
+
+	return handle || op->type != EVENT_GROUP || !graph_mask ? handle : &group;
+}
+
 static void lower(_Atomic uint64_t *least, uint64_t value)
 {
 	uint64_t known = atomic_load(least);
@@ -391,7 +400,7 @@ void stop_event(void *handle)
 {
 	struct event *event = handle;
 
-	if (!event)
+	if (!event || event == &group)
 		return;
 	if (event->type == EVENT_KERNEL_CH) {
 		stop_channel(event);

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { EVENT_COLL = 1 << 1, EVENT_P2P = 1 << 2, EVENT_PROXY_OP = 1 << 3, EVENT_PROXY_STEP = 1 << 4, EVENT_KERNEL_CH = 1 << 6 };
+enum { EVENT_GROUP = 1 << 0, EVENT_COLL = 1 << 1, EVENT_P2P = 1 << 2, EVENT_PROXY_OP = 1 << 3, EVENT_PROXY_STEP = 1 << 4, EVENT_KERNEL_CH = 1 << 6 };
 enum { STATE_SEND_WAIT = 9, STATE_RECV_WAIT = 10, STATE_RECV_FLUSH = 11, STATE_RECV_GPU = 12, STATE_KERNEL_STOP = 22 };
 
 typedef int nccl_result; /* ncclResult_t; 0 is success */

@@ -17,7 +17,7 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { EVENT_GROUP = 1 << 0, EVENTS_V4 = 0xff, EVENTS_V5 = 0xfff, BYTES_V4 = 24 + 80 };
+enum { EVENTS_V4 = 0xff, EVENTS_V5 = 0xfff, BYTES_V4 = 24 + 80 };
 static const uint64_t parents = EVENT_GROUP | EVENT_COLL | EVENT_P2P | EVENT_PROXY_OP | 0xf00; /* with their children */
 
 static const struct profiler_v3 *chain_v3;

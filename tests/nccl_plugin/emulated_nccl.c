@@ -7,6 +7,8 @@
  * emulated_nccl PLUGIN VERSION. Each line of input is a command:
  *   run N CHANNELS PAUSE_US   N collectives of CHANNELS channels, GPU times 1000 * seq + channel and 500 ns later
  *   p2p N | proxy N | fork N | destroy N | mask | quit
+ *   capture                 latch the mask for later replays of a graph
+ *   replay N CHANNELS       N replays of a collective; NCCL numbers them only if their group has a handle
  *   clone                   a child without the C library's handlers, which lives for a minute; reports its process id
  */
 #include <dlfcn.h>
@@ -55,7 +57,7 @@ typedef struct { const char *name; void *init; int (*start)(void *, void **, voi
 
 enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CH = 64 };
 static Plugin *plugin;
-static int version, mask;
+static int version, mask, captured;
 static void *context;
 static uint64_t seq;
 #ifdef TLS_BYTES /* of the libraries of a job: each thread's stack holds a copy */
@@ -132,9 +134,8 @@ static void *progress(void *unused)
 	return NULL;
 }
 
-static void operate(uint64_t type, int channels)
+static void operate(uint64_t type, int channels, int latched, bool is_replay)
 {
-	int latched = __atomic_load_n(&mask, __ATOMIC_RELAXED);
 	void *group = latched ? start(GROUP, NULL, NULL, 0, 0) : NULL, *operation = NULL;
 
 	if (latched & (COLL | P2P | KERNEL_CH))
@@ -148,7 +149,13 @@ static void operate(uint64_t type, int channels)
 	}
 	stop(operation);
 	stop(group);
-	seq++;
+	if (!is_replay || (group && (latched & KERNEL_CH)))
+		seq++;
+}
+
+static int now_latched(void)
+{
+	return __atomic_load_n(&mask, __ATOMIC_RELAXED);
 }
 
 static void proxy(void)
@@ -221,12 +228,16 @@ int main(int argc, char **argv)
 		if (!strcmp(word, "quit"))
 			break;
 		for (int i = 0; !strcmp(word, "run") && i < n; i++) {
-			operate(COLL, channels);
+			operate(COLL, channels, now_latched(), false);
 			if (pause_us)
 				usleep((useconds_t)pause_us);
 		}
 		for (int i = 0; !strcmp(word, "p2p") && i < n; i++)
-			operate(P2P, 1);
+			operate(P2P, 1, now_latched(), false);
+		if (!strcmp(word, "capture"))
+			captured = now_latched();
+		for (int i = 0; !strcmp(word, "replay") && i < n; i++)
+			operate(COLL, channels, captured, true);
 		for (int i = 0; !strcmp(word, "proxy") && i < n; i++)
 			proxy();
 		if (!strcmp(word, "fork")) {
@@ -251,7 +262,7 @@ int main(int argc, char **argv)
 		}
 		if (!strcmp(word, "destroy")) { /* kernels are still in progress */
 			for (int i = 0; i < n; i++)
-				operate(COLL, channels);
+				operate(COLL, channels, now_latched(), false);
 			plugin->finalize(context);
 		}
 		if (strcmp(word, "destroy"))

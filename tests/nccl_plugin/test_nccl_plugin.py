@@ -199,6 +199,29 @@ def test_a_job_with_graphs_keeps_its_mask_and_records_only_when_asked(start, ver
     assert len(ring.drain()) == 50 and ring.n_dropped == 0
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_replay_of_a_graph_has_a_number_of_its_own(start, version: int):
+    """NCCL counts replays only if their group has a handle, also while no window is open."""
+    job, ring = start(version, STALLSCOPE_NCCL_GRAPHS="1")
+    job.does("capture")
+    job.does("replay 5 2")
+    assert len(ring.drain()) == 0
+    switch(ring, job)
+    job.does("replay 10 2")
+    rows = ring.drain()
+    assert rows["seq"].tolist() == list(range(5, 15))
+    assert (rows["flags"] & RecordFlag.HAS_GPU_TIMES != 0).all()
+
+
+def test_replays_of_a_graph_without_the_setting_have_no_numbers(start):
+    """NCCL does not number them; the diagnosis drops such rounds."""
+    job, ring = start(5)
+    switch(ring, job)
+    job.does("capture")
+    job.does("replay 4 1")
+    assert ring.drain()["seq"].tolist() == [0, 0, 0, 0]
+
+
 def test_a_full_ring_counts_lost_records_and_keeps_the_newest(start):
     job, ring = start(5)
     switch(ring, job)

@@ -120,3 +120,22 @@ def test_parts_of_one_kernel_are_one_collective_and_open_kernels_are_counted():
 def test_a_record_without_a_collective_is_inconclusive():
     report = diagnose(trace_of({7: Recorded(np.empty(0, RECORD))}))
     assert report.answer == "inconclusive"
+
+
+def test_replays_without_numbers_leave_the_answer_inconclusive():
+    """NCCL does not count the replays of a graph if the job did not ask for it: all have the same number."""
+    recorded = job(Fault(2, 1), runs_ahead=True)
+    for each in recorded.values():
+        each.records["seq"] = 7
+    report = diagnose(trace_of(recorded))
+    assert report.answer == "inconclusive" and report.verdicts == []
+    assert "STALLSCOPE_NCCL_GRAPHS=1" in report.gaps[0].action
+
+
+def test_a_number_that_two_collectives_share_is_no_round():
+    recorded = job(Fault(), runs_ahead=True)
+    for each in recorded.values():
+        each.records["seq"][10:14] = 10
+    rows = gpu_arrivals(trace_of(recorded).gpu_kernels)
+    assert len(rows) == N_RANKS * (N_ROUNDS - 4)
+    assert diagnose(trace_of(recorded)).answer == "healthy"

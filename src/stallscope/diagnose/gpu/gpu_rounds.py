@@ -1,8 +1,9 @@
 """The rounds of a job on its GPUs, from the operations that NCCL's profiler plugin recorded.
 
 A collective arrives when its kernel starts on the GPU. Rounds have NCCL's own numbers, so they need no host arrivals,
-also where a CUDA graph replays them. Only rounds that all recorded members share are kept: windows of the plugin begin
-and end at other calls on each rank.
+also where a CUDA graph replays them (if the job set STALLSCOPE_NCCL_GRAPHS before the capture: otherwise NCCL does not
+count replays, and rounds with a repeated number are dropped). Only rounds that all recorded members share are kept:
+windows of the plugin begin and end at other calls on each rank.
 
 The GPU's clock is converted to the host's. NCCL's thread notices the start of a kernel microseconds after it, so the
 least difference of the two in some seconds is the offset of the clocks, and follows their drift. Between two
@@ -53,6 +54,7 @@ def gpu_arrivals(kernels: Array) -> Array:
     process, n_processes = numbered(kernels["node"], kernels["pid"])
     parts = [_of_process(kernels[process == number]) for number in range(n_processes)]
     rows = np.concatenate(parts) if parts else layout.empty(layout.COLLECTIVES)
+    rows = rows[~has_repeated_number(rows)]
     rows = rows[_is_whole_round(rows)]
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
@@ -61,6 +63,27 @@ def host_ns(kernels: Array) -> Array:
     """Starts of kernels on the host's clock: int64 (n,), UNKNOWN without GPU times. kernels: of one process."""
     has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
     return np.where(has_times, kernels["start_ns"] + _offset_ns(kernels, has_times), UNKNOWN)
+
+
+def has_repeated_number(rows: Array) -> Array:
+    """Whether a process recorded an operation of the same communicator and number twice: bool (n,).
+
+    rows: of COLLECTIVES or GPU_KERNELS with known numbers.
+    """
+    if not len(rows):
+        return np.zeros(0, bool)
+    keys = ["node", "pid", "comm_hash", "op", "seq"]
+    _, which, n = np.unique(rows[keys], return_inverse=True, return_counts=True)
+    is_repeated: Array = n[which] > 1
+    return is_repeated
+
+
+def n_unnumbered(kernels: Array) -> int:
+    """Collectives with GPU times and without a number of their own. kernels: rows of GPU_KERNELS."""
+    is_collective = (kernels["peer_rank"] == UNKNOWN) & (kernels["seq"] != UNKNOWN)
+    is_collective &= kernels["flags"] & GpuKernelFlag.IS_NETWORK == 0
+    is_collective &= kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
+    return int(has_repeated_number(kernels[is_collective]).sum())
 
 
 def _of_process(kernels: Array) -> Array:

@@ -13,11 +13,11 @@ import numpy as np
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence
-from stallscope.diagnose.gpu.gpu_rounds import gpu_trace, is_pause
+from stallscope.diagnose.gpu.gpu_rounds import gpu_trace, is_pause, n_unnumbered
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
-from stallscope.events.trace import Trace
+from stallscope.events.trace import Gap, Trace
 
 _NAMES_A_RANK = ("straggler", "device")
 _MIN_ROUNDS = 16  # fewer rounds show no pattern
@@ -39,6 +39,18 @@ def gpu_case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -
     case = case_of(on_gpus, limits, usd_per_gpu_hour, is_numbered=True)
     pauses = is_pause(case.timeline.interval_ns)
     return replace(case, table=case.table.without(pauses), judged=case.judged.without(pauses))
+
+
+def with_unnumbered(trace: Trace, limits: Thresholds) -> Trace:
+    """The trace with a gap if many collectives on the GPUs have no number of their own, so they form no rounds."""
+    n = n_unnumbered(trace.gpu_kernels)
+    if n <= limits.lost_share * len(trace.gpu_kernels):
+        return trace
+    gap = Gap(
+        f"{n:,} replays of collectives in CUDA graphs have no round numbers: the GPUs cannot be compared",
+        "Set STALLSCOPE_NCCL_GRAPHS=1 in the job's environment, which makes NCCL count the replays.",
+    )
+    return replace(trace, coverage=replace(trace.coverage, gaps=(*trace.coverage.gaps, gap)))
 
 
 def joined(trace: Trace, on_hosts: Report, on_gpus: Report) -> Report:
