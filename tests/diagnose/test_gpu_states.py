@@ -71,6 +71,14 @@ def test_another_process_on_the_gpu_shares_it():
     assert name == "gpu_shared" and evidence.also_on_this_gpu == ["python3 (999999)"]
 
 
+def test_the_multi_process_service_is_not_a_neighbour():
+    trace = with_gpus(slow_trace(), foreign=2)
+    service = trace.gpu_processes.copy()
+    service["comm"][service["comm"] == b"python3"] = b"nvidia-cuda-mps"  # its name, cut to 15 characters
+    name, evidence = cause_of(replace(trace, gpu_processes=service))
+    assert name == "gpu_slow" and evidence.also_on_this_gpu is None
+
+
 @pytest.mark.parametrize(
     "expected", [{"sm_mhz": 1890, "clock_reasons": 0x20}, {"sm_mhz": 1200, "clock_reasons": 0x1}, {"xid": 31}]
 )

@@ -27,6 +27,9 @@ _FEW = 0.5  # share of the GPUs up to which a state is not normal for the job
 _FAULTS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
 """Xid errors of memory, links, bus and firmware (NVIDIA's list of Xid errors); 13, 31, 43, 45 come from the program."""
 
+_MPS = b"nvidia-cuda-mps"
+"""The Multi-Process Service (server and control) runs kernels of its clients, and none of its own."""
+
 _EVER = 1 << 62
 
 
@@ -107,6 +110,7 @@ def _foreign(trace: Trace, node: int, number: int, *, begin_ns: int, end_ns: int
     rows = rows[(rows["node"] == node) & (rows["gpu"] == number) & ~np.isin(rows["pid"], ranks)]
     arrived = trace.collectives[trace.collectives["node"] == node]["pid"]
     rows = rows[(rows["alive"] == 1) & ~np.isin(rows["pid"], arrived)]
+    rows = rows[~np.char.startswith(rows["comm"], _MPS)]
     rows = rows[(rows["ts_ns"] >= begin_ns - 4 * 10**10) & (rows["ts_ns"] <= end_ns)]
     if not len(rows):
         return None
