@@ -13,7 +13,8 @@ static const size_t datatype_bytes[N_DATATYPES] = { 1, 1, 4, 4, 8, 8, 2, 4, 8, 2
 
 /* One operation on one stream. */
 struct batch {
-	int n_parts;
+	int n_parts, captured_mask;
+	bool is_captured;
 	struct part parts[];
 };
 
@@ -174,6 +175,11 @@ static void run(struct stream *stream, void *arg, uint64_t n)
 
 	(void)stream;
 	(void)n;
+	for (int i = 0; batch->is_captured && i < batch->n_parts; i++) {
+		struct part *part = &batch->parts[i];
+
+		part->event = profiler_replayed(part->comm, part->kind, part->count, batch->captured_mask);
+	}
 	for (int i = 0; i < batch->n_parts; i++)
 		enter(&batch->parts[i], &entries[i]);
 	for (int i = 0; i < batch->n_parts; i++) {
@@ -207,12 +213,16 @@ static ncclResult_t enqueue_on_one_stream(const struct part *parts, int n_parts,
 
 	if (!batch)
 		return ncclSystemError;
+	batch->is_captured = emulated_is_capturing(parts[first].comm->device, parts[first].stream);
+	batch->captured_mask = batch->is_captured ? profiler_mask(parts[first].comm) : 0;
 	for (int i = first; i < n_parts; i++) {
 		if (parts[i].stream != parts[first].stream || parts[i].comm->device != parts[first].comm->device)
 			continue;
 		batch->parts[batch->n_parts++] = parts[i];
 		parts[i].comm->n_pending++;
-		batch->parts[batch->n_parts - 1].event = profiler_enqueued(parts[i].comm, parts[i].kind, parts[i].count);
+		if (!batch->is_captured)
+			batch->parts[batch->n_parts - 1].event =
+				profiler_enqueued(parts[i].comm, parts[i].kind, parts[i].count);
 	}
 	emulated_enqueue(parts[first].comm->device, parts[first].stream,
 			 (struct work){ .run = run, .drop = drop, .arg = batch });

@@ -66,6 +66,11 @@ uint64_t emulated_enqueue(int device, void *stream, struct work work)
 	return stream_enqueue(stream_of(device, stream), work);
 }
 
+bool emulated_is_capturing(int device, void *stream)
+{
+	return stream_is_capturing(stream_of(device, stream));
+}
+
 int emulated_device(void)
 {
 	return current_device;

@@ -63,6 +63,7 @@ bool stream_is_capturing(struct stream *stream);
 
 /* For libnccl: a handle as the caller gave it (NULL: the default stream of `device`). */
 API uint64_t emulated_enqueue(int device, void *stream, struct work work);
+API bool emulated_is_capturing(int device, void *stream);
 API int emulated_device(void);
 API void emulated_set_device(int device);
 /* To be called from time to time by each waiter on the device's side. */

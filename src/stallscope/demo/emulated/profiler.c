@@ -6,7 +6,7 @@
 
 #include "profiler.h"
 
-enum { COLL = 1 << 1, KERNEL_CH = 1 << 6, KERNEL_STOP = 22 };
+enum { GROUP = 1 << 0, COLL = 1 << 1, KERNEL_CH = 1 << 6, KERNEL_STOP = 22 };
 
 struct description {
 	uint64_t type;
@@ -69,24 +69,51 @@ static void open_comm(struct comm *comm)
 		plugin->init(&comm->profiler, hash, &mask, "", 1, comm->nranks, comm->rank, NULL);
 }
 
-void *profiler_enqueued(struct comm *comm, enum kind kind, size_t count)
+static void *started(struct comm *comm, enum kind kind, size_t count, uint64_t seq)
 {
 	struct description description = { .type = COLL, .rank = comm->rank };
 	void *event = NULL;
 
-	if (kind == SEND || kind == RECV)
-		return NULL;
-	if (!comm->is_profiled)
-		open_comm(comm);
-	description.coll.seq = comm->n_calls[kind]++;
-	if (!plugin || !(__atomic_load_n(&mask, __ATOMIC_RELAXED) & KERNEL_CH))
-		return NULL;
+	description.coll.seq = seq;
 	description.coll.func = names[kind];
 	description.coll.count = count;
 	description.coll.n_channels = 1;
 	plugin->start(comm->profiler, &event, &description);
 	if (event)
 		plugin->stop(event);
+	return event;
+}
+
+int profiler_mask(struct comm *comm)
+{
+	if (!comm->is_profiled)
+		open_comm(comm);
+	return __atomic_load_n(&mask, __ATOMIC_RELAXED);
+}
+
+void *profiler_enqueued(struct comm *comm, enum kind kind, size_t count)
+{
+	uint64_t seq;
+
+	if (kind == SEND || kind == RECV)
+		return NULL;
+	seq = comm->n_calls[kind]++;
+	return (profiler_mask(comm) & KERNEL_CH) && plugin ? started(comm, kind, count, seq) : NULL;
+}
+
+void *profiler_replayed(struct comm *comm, enum kind kind, size_t count, int captured_mask)
+{
+	struct description description = { .type = GROUP, .rank = comm->rank };
+	void *group = NULL, *event;
+
+	if (kind == SEND || kind == RECV || !plugin || !(captured_mask & KERNEL_CH))
+		return NULL;
+	plugin->start(comm->profiler, &group, &description);
+	event = started(comm, kind, count, comm->n_calls[kind]);
+	if (group) {
+		comm->n_calls[kind]++;
+		plugin->stop(group);
+	}
 	return event;
 }
 
