@@ -43,7 +43,7 @@ def scenarios(last: int) -> dict[str, dict[str, Any]]:
         "GPU late in every round, hosts run ahead": late | {"every": 1, "ms": 3.0},
         "GPU late in every 12th replay of a CUDA graph": late | {"graph": True, "rounds": 300, "every": 12},
         "healthy, CUDA graph": {"graph": True, "rounds": 300, "truth": None},
-        "second process on the GPU": {"contender": True, "truth": last},
+        "second process on the GPU": {"contender": True, "truth": last, "rounds": 150},
         "GPU late in every 12th round": late | {"ahead": False},
         "host late in every 12th round": {"host": last, "ahead": False, "truth": last},
         "GPU late in every 12th round, default windows": late | {"mode": "sample", "rounds": 2400},

@@ -123,3 +123,13 @@ def test_an_incident_opens_while_the_rows_arrive(windows: tuple[int, int]):
     opened += stream.finish()
     changes = [change for change in opened if change.kind == "opened"]
     assert [(change.verdict.kind, change.verdict.ranks) for change in changes] == [("device", [2])]
+
+
+@pytest.mark.parametrize("fault", [Fault(), Fault(2, 12)], ids=["healthy", "late"])
+def test_rounds_on_the_gpus_are_the_evidence_where_hosts_hardly_arrive(fault: Fault):
+    """A graph that replays the collectives leaves only the first calls of the hosts."""
+    whole = trace(fault)
+    rows = whole.collectives
+    report = diagnose(replace(whole, collectives=rows[rows["seq"] < 4]))
+    assert report.answer == ("found" if fault.rank else "healthy"), report.gaps
+    assert report.examined["n_steps"] > N_ROUNDS / 2

@@ -56,8 +56,11 @@ def with_unnumbered(trace: Trace, limits: Thresholds) -> Trace:
 def joined(trace: Trace, on_hosts: Report, on_gpus: Report) -> Report:
     """The report from the hosts with the verdicts that only the GPUs show.
 
-    A rank that the hosts show as late keeps that verdict: its GPU starts late because its host does.
+    A rank that the hosts show as late keeps that verdict: its GPU starts late because its host does. Where a graph
+    replays the collectives, hosts hardly arrive: then the rounds on the GPUs are the evidence for the answer.
     """
+    if on_hosts.examined.get("n_steps", 0) < _MIN_ROUNDS <= on_gpus.examined.get("n_steps", 0):
+        on_hosts = replace(on_hosts, examined=on_gpus.examined, evidence=on_gpus.evidence)
     named = {rank for verdict in on_hosts.verdicts for rank in verdict.ranks}
     new = verdicts(trace, on_gpus.verdicts, named)
     if not new:
