@@ -9,6 +9,8 @@ from stallscope.diagnose.report import text
 from stallscope.diagnose.report.evidence import SLOWNESS, Evidence, gaps
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.trace import Coverage, Gap
+from stallscope.synth import Capture, simulate
+from stallscope.synth import Job as SimulatedJob
 
 from .builders import MS, Call, Job, dp_trace, every, trace_of
 from .reports import report_of
@@ -36,6 +38,7 @@ def test_complete_data_have_no_gap():
         ({"n_clocks_apart": 1}, "the clocks of 1 node could not be aligned"),
         ({"clock_error_ms": 16.0}, "aligned within 16.0 ms only"),
         ({"n_lost_records": 5_000}, "5,000 records lost"),
+        ({"hosts_run_ahead": True}, "the hosts run ahead of their GPUs"),
         (
             {"coverage": Coverage(omitted={"kernels without a stream": 2_000})},
             "2000 kernels without a stream",
@@ -116,3 +119,17 @@ def test_calls_that_do_not_repeat_are_not_healthy():
     report = report_of(trace_of(Job(calls, n_ranks=4, n_steps=1)))
     assert report.answer == "inconclusive"
     assert "do not repeat" in report.gaps[0].reason
+
+
+@pytest.mark.parametrize(
+    ("sync_every", "has_gpu_times", "is_healthy"),
+    [(1, False, True), (2, False, True), (12, False, False), (12, True, True)],
+)
+def test_hosts_that_run_ahead_show_health_only_with_the_times_of_the_gpus(
+    sync_every, has_gpu_times, is_healthy
+):
+    job = SimulatedJob(dp=4, steps=72, sync_every=sync_every)
+    trace, _ = simulate(job, capture=Capture(has_gpu_times=has_gpu_times), has_twin=False)
+    report = report_of(trace)
+    assert not report.verdicts
+    assert report.healthy == is_healthy

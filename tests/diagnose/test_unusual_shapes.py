@@ -73,7 +73,8 @@ def test_a_rank_with_a_lost_last_record_is_not_missing():
     last = rows[rows["node"] == 8]["ts_ns"].max()
     kept = rows[~((rows["node"] == 8) & (rows["ts_ns"] == last))]
     report = report_of(replace(trace, collectives=kept, lost={"records": 1}))
-    assert report.healthy
+    assert not report.verdicts
+    assert not report.evidence.n_ranks_unseen
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

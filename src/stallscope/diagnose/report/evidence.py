@@ -30,6 +30,7 @@ class Evidence:
     step_ms: the typical step, None where unknown.
     clock_error_ms: largest error of the alignment of the nodes' clocks, None on one node.
     n_clocks_apart: nodes whose clocks could not be aligned. n_records: all rows; n_lost_records: lost by the capture.
+    hosts_run_ahead: the hosts do not wait for their GPUs in most steps, and the source has no times of the GPUs.
     coverage: limits of the source.
     """
 
@@ -44,6 +45,7 @@ class Evidence:
     n_clocks_apart: int = 0
     n_records: int = 0
     n_lost_records: int = 0
+    hosts_run_ahead: bool = False
     coverage: Coverage = field(default_factory=Coverage)
 
     @property
@@ -80,6 +82,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         n_clocks_apart=sum(part.n_clocks_apart for part in parts),
         n_records=sum(part.n_records for part in parts),
         n_lost_records=max((part.n_lost_records for part in parts), default=0),
+        hosts_run_ahead=any(part.hosts_run_ahead for part in parts),
         coverage=Coverage.joined(part.coverage for part in parts),
     )
 
@@ -157,6 +160,13 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
             f"the calls do not repeat: {evidence.n_steps} intervals between waits were examined, which may be parts of "
             "fewer steps",
             f"{_MORE_STEPS} Or annotate the steps (stallscope.annotate).",
+        )
+    if evidence.hosts_run_ahead:
+        yield Gap(
+            "the hosts run ahead of their GPUs and do not wait for them in most steps, and the times of the GPUs were "
+            "not recorded: a slow GPU, or a delay that a launch queue hides, would not show",
+            "Record the GPUs as well (NCCL's profiler plugin: stallscope plugin), or read the loss in every step while "
+            "you trace.",
         )
 
 
