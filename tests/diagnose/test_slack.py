@@ -88,7 +88,8 @@ def test_the_cost_of_a_shared_gpu_is_the_additional_step_time():
     job = Job(dp=8, steps=60)
     capture = Capture(has_gpu_times=True)
     cost, true = told_and_true(job, SharedDevice(ranks=(4,)), timing=timing, capture=capture)
-    assert cost.gpu_seconds == pytest.approx(true, rel=0.1)
+    assert holds(cost, true)
+    assert cost.may_be_gpu_seconds <= 1.3 * cost.gpu_seconds
 
 
 def passed_on_by(spent: np.ndarray, delay: np.ndarray, *, wait_ns: float) -> float:

@@ -206,6 +206,7 @@ def as_steps_grew(
         is_exact = not any(_empties_queue(delays[process].excess) for process in group)
         grown = growth(parts, group, is_exact=is_exact) if parts else None
         if grown is None or parts is None:
+            result |= _without_growth(case, group, delays)
             continue
         if any(_is_on_gpu(delays[process].excess) for process in group):
             longer = growth(with_longer_delays(parts, group, _UNSEEN), group)
@@ -215,6 +216,29 @@ def as_steps_grew(
             share = sum(late_step.late_ns for late_step in delays[process].late) / whole_ns
             result[process] = _costing(case, group, delays[process], grown, share=share, by_waits=True)
     return result
+
+
+def _without_growth(case: Case, group: Sequence[int], delays: Mapping[int, Delays]) -> dict[int, Delays]:
+    """The delays of a group where no stretch of the job shows their growth.
+
+    A host that runs ahead does not show the waits of its GPU: each other process lost at most the delays.
+    """
+    if not len(case.waits.released_ns):
+        return {}
+    members = {case.process_key(process) for process in group}
+    others = [key for key in map(case.process_key, range(case.timeline.n_processes)) if key not in members]
+    return {
+        process: replace(
+            delays[process],
+            lost_ns={
+                key: max(
+                    delays[process].lost_ns.get(key, 0.0), sum(late.late_ns for late in delays[process].late)
+                )
+                for key in others
+            },
+        )
+        for process in group
+    }
 
 
 def _costing(

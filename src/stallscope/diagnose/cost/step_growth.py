@@ -20,6 +20,7 @@ from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.events.layout import Array
 
 _FEWEST_QUIET = 2
+_MANY_QUIET = 10  # quiet stretches from which their own variation is known
 _ERRORS = 2.0  # standard errors on either side; more where few steps show how much they vary
 _OUTLIER = 3.0  # spreads beyond which a length is clipped
 _OTHER = 0.5  # share of a step beyond the delay from which a step is another kind of step
@@ -33,6 +34,9 @@ _FEWEST_STEPS = 5  # steps before a release that bound the length of a step
 _FAR = 5.0  # times the median delay from which a delay alone would determine a slope
 _TOGETHER = 0.5  # correlation of the delays of ranks that share a reason
 _MAX_QUIET = 256
+_FEWEST_GAPS = 4
+_FEWEST_DELAYS = 3  # delays that show what a delay costs where a part of the last delay is cut off
+_REGULAR = 0.75  # share of the distances between delays that must be about multiples of a period
 _NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
 
 
@@ -59,7 +63,7 @@ class Stretches:
     float64, by named process. excess_ns: float64, by named process, late or not.
     is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
     n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
-    stretches.
+    stretches. others_ns: float64, the excess of all ranks that are not named, NaN where unknown.
     """
 
     begin_ns: Array
@@ -73,6 +77,7 @@ class Stretches:
     step_at_most_ns: float
     n_waiting: int
     in_all_ns: Mapping[int, float]
+    others_ns: Array
 
     def delay_of(self, processes: Collection[int]) -> Array:
         """The longest delay of some processes in each stretch: float64 (k,)."""
@@ -139,6 +144,7 @@ def stretches(case: Case, late: Sequence[LateStep], baseline: Baseline | None = 
         delay_ns=delay,
         excess_ns=excess,
         is_warm=np.append(nothing > 0, parts.is_warm),
+        others_ns=np.append(nothing * np.nan, parts.others_ns),
         step_at_most_ns=min(parts.step_at_most_ns, baseline.step_at_most_ns),
     )
 
@@ -190,7 +196,9 @@ def growth(parts: Stretches, group: Collection[int], *, is_exact: bool = True) -
     own, whole = parts.delay_of(group), parts.delay_of(parts.delay_ns.keys())
     if not own.any():
         return None
-    compared = _compared(parts, whole) or _bounded(parts, whole, _slope(parts, whole) if is_exact else None)
+    slope = _slope(parts, whole) if is_exact else None
+    compared = _compared(parts, whole)
+    compared = _narrowed(compared, whole, slope) if compared else _bounded(parts, whole, slope)
     share, n_waiting = _shares(parts, group, compared)
     least, most, delay = (
         float((each * share * n_waiting).sum()) for each in (compared.least_ns, compared.most_ns, whole)
@@ -247,6 +255,7 @@ def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches
         delay_ns=delay,
         excess_ns=excess,
         is_warm=parts.is_warm[kept],
+        others_ns=parts.others_ns[kept],
         in_all_ns={each: float(by_step.sum()) for each, by_step in delay.items()},
     )
 
@@ -290,9 +299,11 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     n_quiet = np.count_nonzero(quiet)
     if n_quiet < _FEWEST_QUIET:
         return None
-    usual, spread, is_comparable = _usual(parts, quiet)
+    usual, spread, is_comparable = _usual(parts, quiet, float(np.median(delay_ns[delay_ns > 0])))
     if is_comparable.any():  # a kind of step that varies by more than the delays does not show them
         is_comparable &= spread <= max(spread[is_comparable].min(), np.median(delay_ns[delay_ns > 0]))
+    if n_quiet < _MANY_QUIET:  # a few steps do not show how much steps vary
+        spread = np.maximum(spread, _spread_of_others(parts, np.median(delay_ns[delay_ns > 0])))
     spread_ns, is_hit = spread * parts.n_steps, (parts.after(delay_ns) > 0) & ~quiet
     grown = parts.length_ns - usual * parts.n_steps
     is_other = grown > parts.after(delay_ns) + _OTHER * usual * parts.n_steps
@@ -301,16 +312,53 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
         return None
     grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(delay_ns) + _OUTLIER * spread_ns)
     grown[~is_hit] = 0.0
-    grown, error_of_others = _without_other_kinds(grown, delay_ns, is_hit & is_other)
+    least, most = _without_other_kinds(grown, delay_ns, is_hit & is_other)
+    is_alike = is_hit & ~is_other
+    more_ns = _more_of_others(parts, is_alike, quiet, most_ns=parts.after(delay_ns) + _OUTLIER * spread_ns)
+    least, most = least - is_alike * max(more_ns, 0.0), most + is_alike * max(-more_ns, 0.0)
     n = float(parts.n_steps[is_hit].sum()) / max(float(parts.n_steps[quiet].mean()), 1.0)
     error = float((spread_ns[is_hit] ** 2).mean()) ** 0.5 if is_hit.any() else 0.0
     error *= (n + n * n / n_quiet) ** 0.5 * (_ERRORS + 5.0 / (n_quiet - 1))
-    return _Estimate(grown, grown, error + error_of_others, True)
+    return _Estimate(least, most, error, True)
 
 
-def _usual(parts: Stretches, quiet: Array) -> tuple[Array, Array, Array]:
+def _spread_of_others(parts: Stretches, most_ns: float) -> float:
+    """How much steps vary because of ranks that are not named. most_ns: the part of their excess that counts."""
+    known = parts.others_ns[~np.isnan(parts.others_ns) & parts.is_usual]
+    return float(np.minimum(known, most_ns).std()) if len(known) else 0.0
+
+
+def _narrowed(compared: _Estimate, delay_ns: Array, slope: tuple[float, float] | None) -> _Estimate:
+    """The comparison with quiet stretches, together with the slope where the slope is less uncertain.
+
+    The range that both allow; where they contradict each other, the range from the lower to the higher.
+    """
+    whole_ns = float(delay_ns.sum())
+    if slope is None or slope[1] * whole_ns >= compared.error_ns:
+        return compared
+    by_slope = [min(max(slope[0] + sign * slope[1], 0.0), 1.0) * whole_ns for sign in (-1, 1)]
+    least = max(float(compared.least_ns.sum()) - compared.error_ns, 0.0)
+    most = min(float(compared.most_ns.sum()) + compared.error_ns, whole_ns)
+    ends = [max(least, by_slope[0]), min(most, by_slope[1])]
+    if ends[0] > ends[1]:
+        ends = [min(least, by_slope[0]), max(most, by_slope[1])]
+    return _Estimate(delay_ns * (ends[0] / whole_ns), delay_ns * (ends[1] / whole_ns), 0.0, True)
+
+
+def _more_of_others(parts: Stretches, is_hit: Array, quiet: Array, *, most_ns: Array) -> float:
+    """By how much later unnamed ranks are in a stretch with delays than in a quiet stretch, on average.
+
+    Each stretch may have become longer by all of it. most_ns: float64 (k,), the part of a stretch's length that counts.
+    """
+    typical_ns = float(np.median(most_ns[is_hit])) if is_hit.any() else 0.0
+    others = np.minimum(parts.others_ns, np.where(is_hit, most_ns, typical_ns))
+    with_delay, without = (others[each & ~np.isnan(others)] for each in (is_hit, quiet))
+    return float(with_delay.mean() - without.mean()) if len(with_delay) and len(without) else 0.0
+
+
+def _usual(parts: Stretches, quiet: Array, typical_ns: float) -> tuple[Array, Array, Array]:
     """How long a step of each stretch lasts without delays, and how much that varies: float64 (k,) each; and whether
-    there are enough quiet stretches of its kind: bool (k,).
+    there are enough quiet stretches of its kind: bool (k,). typical_ns: a delay.
     """
     step = parts.length_ns / np.maximum(parts.n_steps, 1)
     usual, spread = np.empty((2, len(step)))
@@ -318,33 +366,35 @@ def _usual(parts: Stretches, quiet: Array) -> tuple[Array, Array, Array]:
     for kind in np.unique(parts.kind).tolist():
         here = parts.kind == kind
         is_comparable[here] = np.count_nonzero(quiet & here) >= _FEWEST_QUIET
-        usual[here], spread[here] = _typical(step[quiet & here if is_comparable[here].all() else quiet])
+        of_kind = quiet & here if is_comparable[here].all() else quiet
+        usual[here], spread[here] = _typical(
+            step[of_kind], typical_ns / max(float(parts.n_steps[of_kind].mean()), 1.0)
+        )
     return usual, spread, is_comparable
 
 
-def _typical(values: Array) -> tuple[float, float]:
-    """The mean of values without outliers, and their spread."""
+def _typical(values: Array, more_ns: float) -> tuple[float, float]:
+    """The mean of values without outliers, and their spread.
+
+    more_ns: values above the median are outliers from this excess, as in stretches with delays. A step that is longer
+    by less is as frequent with a delay as without.
+    """
     usual = float(np.median(values))
     spread = 1.4826 * float(np.median(np.abs(values - usual)))
-    cut_off = np.clip(values, usual - _OUTLIER * spread, usual + _OUTLIER * spread)
+    cut_off = np.clip(values, usual - _OUTLIER * spread, usual + _OUTLIER * spread + more_ns)
     return float(cut_off.mean()), max(spread, float(cut_off.std()))
 
 
-def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> tuple[Array, float]:
-    """Growth; in saves and validations replaced by the growth of stretches with a similar delay. And the error of the
-    sum of the replaced growth.
+def _without_other_kinds(grown: Array, delay_ns: Array, is_other: Array) -> tuple[Array, Array]:
+    """The growth at least and at most: of a save or a validation nothing, and the whole delay if it is like the others.
+
+    The pause may hide the delay, or last longer by all of it.
     """
     alike = (delay_ns > 0) & ~is_other
     if not is_other.any() or not alike.any():
-        return grown, 0.0
-    part = min(max(float(grown[~is_other].sum()) / float(delay_ns[alike].sum()), 0.0), 1.0)
+        return grown, grown
     is_like = (delay_ns > 0) & (delay_ns <= _LIKE * np.median(delay_ns[alike]))
-    error = (
-        _ERRORS
-        * float(np.std((grown - part * delay_ns)[alike]))
-        * np.count_nonzero(is_other & is_like) ** 0.5
-    )
-    return np.where(is_other, np.where(is_like, part * delay_ns, 0.0), grown), error
+    return np.where(is_other, 0.0, grown), np.where(is_other, np.where(is_like, delay_ns, 0.0), grown)
 
 
 def _quiet(parts: Stretches, typical_ns: float) -> Array:
@@ -418,6 +468,7 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     delay, excess = _by_named(case, late, named, is_warm=is_warm & ~is_normal, pause_ns=pause_ns)
     for process, own in excess.items():  # a single long delay has a verdict of its own
         kept &= (own < case.limits.one_off_ns) | (delay[process] > 0)
+    kept &= ~_is_cut_off(kept, np.sum([np.zeros(n), *delay.values()], axis=0))
     begin_ns = np.full(n, np.inf)
     np.minimum.at(begin_ns, table.step, case.arrival_ns[table.first_row])
     parts = Stretches(
@@ -432,8 +483,28 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         step_at_most_ns=np.inf,
         n_waiting=case.timeline.n_processes - len(named),
         in_all_ns={process: float(each.sum()) for process, each in delay.items()},
+        others_ns=_of_others(table, is_named, n)[kept],
     )
     return replace(parts, step_at_most_ns=_shortest_warm_up(parts, is_normal[kept]))
+
+
+def _of_others(table: Cells, is_named: Array, n: int) -> Array:
+    """The excess of all processes that are not named in each step: float64 (n,)."""
+    others = ~is_named[table.process]
+    excess_ns = np.maximum(table.whole_excess_ns[others], 0.0)
+    return np.bincount(table.step[others], weights=excess_ns, minlength=n)
+
+
+def _is_cut_off(kept: Array, delay_ns: Array) -> Array:
+    """Whether the trace ends with the step in which a delay begins, one of several: bool (n,).
+
+    A part of its growth may lie in the next step, whose length is unknown.
+    """
+    out = np.zeros(len(kept), bool)
+    last = int(np.flatnonzero(kept)[-1]) if kept.any() else 0
+    if kept.any() and np.count_nonzero(delay_ns[:last]) >= _FEWEST_DELAYS:
+        out[last] = delay_ns[last] > 0
+    return out
 
 
 def _paused(table: Cells, pause_ns: Array, n: int) -> Array:
@@ -477,14 +548,31 @@ def _by_named(
 
 
 def _in_turn(delay_ns: Array, pauses: Array) -> Array:
-    """The pauses without a known delay that are the turn of a periodic delay: int64, steps."""
+    """The pauses without a known delay that are the turn of a periodic delay: int64, steps.
+
+    A delay at the end of a step may show in the next step, so the turn may be off by a step.
+    """
     steps = np.flatnonzero(delay_ns)
-    period = period_steps(steps, delay_ns[steps])
+    period = _period(steps, delay_ns[steps])
     if period is None:
         return pauses[:0]
-    turn = int(np.bincount(steps % period).argmax())
-    inside = (pauses > steps[0]) & (pauses < steps[-1] + period) & (delay_ns[pauses] == 0)
-    return pauses[inside & (pauses % period == turn)]
+    inside = pauses[(pauses > steps[0]) & (pauses < steps[-1] + period) & (delay_ns[pauses] == 0)]
+    near = inside[np.abs(inside[:, None] - steps).min(axis=1, initial=2) > 1]
+    before, after = (np.abs(near[:, None] + k * period - steps).min(axis=1, initial=2) <= 1 for k in (-1, 1))
+    return near[before & (after | (near + period > steps[-1]))]
+
+
+def _period(steps: Array, delay_ns: Array) -> int | None:
+    """The distance at which most delays return, give or take a step; None without such a distance above 2 steps."""
+    if (period := period_steps(steps, delay_ns)) is not None or not len(steps):
+        return period
+    gaps = np.diff(steps[delay_ns >= _ALSO_LATE * np.median(delay_ns)])
+    values, counts = np.unique(gaps, return_counts=True)
+    if len(gaps) < _FEWEST_GAPS or values[counts.argmax()] <= 2:
+        return None
+    usual = int(values[counts.argmax()])
+    off = np.abs(gaps - usual * np.maximum(np.round(gaps / usual), 1))
+    return usual if float(np.mean(off <= 1)) >= _REGULAR else None
 
 
 def _is_normal(table: Cells, n: int) -> Array:
@@ -529,6 +617,7 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
         step_at_most_ns=_shortest_before_release(case),
         n_waiting=case.timeline.n_processes - len(delay),
         in_all_ns=in_all,
+        others_ns=np.full(len(n_steps), np.nan),
     )
 
 
