@@ -96,6 +96,13 @@ class Stretches:
         return np.maximum(value, np.append(0.0, value[:-1])) if self.is_step else value
 
     @property
+    def by_others_ns(self) -> Array:
+        """The excess of unnamed ranks beyond a typical stretch: each may be longer by that much. float64 (k,)"""
+        if np.isnan(self.others_ns).all():
+            return np.zeros(len(self.others_ns))
+        return np.nan_to_num(np.maximum(self.others_ns - np.nanmedian(self.others_ns), 0.0), nan=0.0)
+
+    @property
     def is_usual(self) -> Array:
         """Whether a stretch is outside the warm-up and not much shorter than the median: bool (k,)."""
         return np.asarray(~self.is_warm & (self.n_steps >= 0.5 * np.median(self.n_steps)))
@@ -274,10 +281,13 @@ def _grown_with(parts: Stretches, others: Sequence[int], own_ns: Array) -> Array
         delays = [column for each in delays for column in (each, np.append(0.0, each[:-1]))]
     x, n_own = np.column_stack([parts.n_steps, *delays]).astype(np.float64), 3 if parts.is_step else 2
     known = parts.is_usual & np.append(False, parts.is_usual[:-1])
+    known &= parts.by_others_ns <= _FAR * max(
+        float(np.median(each[each > 0])) for each in delays if each.any()
+    )
     if np.count_nonzero(known) < x.shape[1] + _FEWEST_FREE:
         return np.zeros(len(own_ns))
     by, *_ = np.linalg.lstsq(x[known], parts.length_ns[known], rcond=None)
-    return np.asarray(x[:, n_own:] @ by[n_own:])
+    return np.asarray(x[:, n_own:] @ np.clip(by[n_own:], 0.0, 1.0))
 
 
 def _shares(parts: Stretches, group: Collection[int], estimate: _Estimate) -> tuple[Array, Array]:
@@ -412,7 +422,8 @@ def _bounded(parts: Stretches, delay_ns: Array, slope: tuple[float, float] | Non
     longer delays make steps last beyond those with a typical delay.
     """
     most = delay_ns.copy()
-    least = np.clip(parts.length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
+    length_ns = parts.length_ns - parts.by_others_ns
+    least = np.clip(length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
     if slope is not None and least.sum() > sum(slope) * most.sum():
         slope = None  # the steps grew by more than the slope allows: another time varies with the delays
     if slope is not None:
@@ -429,7 +440,8 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
     A queue absorbs the first part of a delay. So the mean cost of a ns is at most the cost of the last ns.
     """
     known = parts.is_usual & np.append(False, parts.is_usual[:-1])
-    known &= parts.after(delay_ns) <= _FAR * np.median(delay_ns[delay_ns > 0])
+    far_ns = _FAR * np.median(delay_ns[delay_ns > 0])
+    known &= (parts.after(delay_ns) <= far_ns) & (parts.by_others_ns <= far_ns)
     delays = [delay_ns, np.append(0.0, delay_ns[:-1])] if parts.is_step else [delay_ns]
     kinds = [parts.n_steps * (parts.kind == kind) for kind in np.unique(parts.kind[known])]
     x, y = np.column_stack([*kinds, *delays])[known].astype(np.float64), parts.length_ns[known]
@@ -439,7 +451,8 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
     by, *_ = np.linalg.lstsq(x, y, rcond=None)
     of_delay = np.array([0.0] * len(kinds) + [1.0] * len(delays))
     variance = float(((y - x @ by) ** 2).sum()) / n_free * float(of_delay @ np.linalg.inv(x.T @ x) @ of_delay)
-    return float(of_delay @ by), variance**0.5 * (_ERRORS + 5.0 / n_free)
+    slope, error = float(of_delay @ by), variance**0.5 * (_ERRORS + 5.0 / n_free)
+    return (slope, error) if slope - error <= 1.0 else None  # a ns of delay costs at most a ns
 
 
 def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
