@@ -179,6 +179,14 @@ def test_an_empty_file_changes_no_settings(tmp_path, text):
         ("db: !!python/object:os.system {}\n", "not valid YAML"),
         ("hang_after_s: {a: 1}\n", "give a number"),
         ("yes: 1\n", "unknown setting yes"),
+        ("nods: a:1\n", "did you mean nodes?"),
+        ("fleet:\n  nods: a:1\n", "settings.yaml:2 (fleet): unknown setting nods; did you mean nodes?"),
+        ("fleet:\n  tokenfile: a\n", "did you mean token_file?"),
+        ("max_age_s: 999999999999d\n", "give at most 100 years"),
+        ("max_age_s: 99999999999999999999\n", "give at most 100 years"),
+        ("max_db_bytes: 99999999999999999999\n", "give less than"),
+        ("min_late_steps: 99999999999999999999\n", "or less"),
+        ("max_age_s: 5 parsecs\n", "give a number of seconds or a duration"),
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(tmp_path, text, expected):
@@ -222,5 +230,12 @@ def test_nodes_below_fleet_are_the_nodes(tmp_path, nodes):
     chosen = in_force({}, {}, path)
     assert (chosen.settings.nodes, chosen.settings.nodes_token_file) == ("a:8443,b:8443", Path("/t"))
     assert chosen.origins["nodes"] == f"{path}:2"
-    with pytest.raises(UnknownSetting, match=r"yaml:2: unknown setting nodes_tokn"):
+    with pytest.raises(UnknownSetting, match=r"yaml:2 \(fleet\): unknown setting tokn"):
         in_force({}, {}, written(tmp_path, "fleet:\n  tokn: /t\n"))
+
+
+def test_no_number_of_the_table_is_unlimited():
+    for setting in TABLE:
+        if setting.kind in (int, float):
+            with pytest.raises(UnknownSetting, match=setting.name):
+                settings.parsed(setting, 10**30, "test")

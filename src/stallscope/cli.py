@@ -93,6 +93,8 @@ app.command()(version)
 
 def main() -> None:
     """Run the command line; an error is one line on stderr and an exit code, never a traceback."""
+    # gRPC reports failures to its callers, and would print them on stderr as well.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _write_all_of_it()
     with _one_line_errors():
         try:

@@ -8,6 +8,7 @@ the table is an error in every source. Thresholds of the diagnosis that rarely n
 import difflib
 import math
 import platform
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -23,10 +24,21 @@ PREFIX = "STALLSCOPE_"
 NOT_SETTINGS = frozenset({"STALLSCOPE_SETTINGS", "STALLSCOPE_DATA"})
 """Variables with the prefix that are not settings: the path of the settings file; the data of the tests."""
 
+LONGEST_S = 100 * 365 * 86_400
+"""The longest duration that is accepted: in ns it fits into 64 bits, and the end of it is a date."""
+
+MAX_BYTES = 9 * 10**18
+"""The largest size that is accepted: it fits into the 64 bits of SQLite."""
+
+MAX_NUMBER = 10**12
+"""Limit of numbers without a limit of their own; products of them are finite and fit into 64 bits."""
+
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZES |= {unit.removesuffix("B"): n for unit, n in _SIZES.items() if len(unit) > 1}
-_DURATIONS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATIONS_S = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ms|sec|s|min|m|h|d|w)", re.ASCII)
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", re.ASCII | re.IGNORECASE)
 _FLEET = "fleet"
 """A key of the settings file that may hold the settings of `--nodes` as a mapping."""
 
@@ -452,8 +464,13 @@ def _complaint(about: About, value: Any) -> str:
     if about.minimum is not None and value < about.minimum:
         unlimited = ", or 0 for no limit" if about.zero_is_unlimited else ""
         return f"give {about.minimum:,.10g} or more{unlimited}"
-    if about.maximum is not None and value > about.maximum:
-        return f"give {about.maximum:,.10g} or less"
+    if about.unit == "s" and value > LONGEST_S:
+        return "give at most 100 years"
+    if about.unit == "bytes" and value > MAX_BYTES:
+        return "give less than 9,000,000 TB"
+    maximum = MAX_NUMBER if about.maximum is None else about.maximum
+    if isinstance(value, int | float) and value > maximum:
+        return f"give {maximum:,.10g} or less"
     return ""
 
 
@@ -471,7 +488,7 @@ def _converted(setting: Setting, value: Any) -> Any:
     if setting.about.unit == "bytes" and isinstance(value, str):
         return _size_bytes(value)
     if setting.about.unit == "s" and isinstance(value, str):
-        value = _duration_s(value)
+        value = duration_s(value)
     if setting.kind is float and not math.isfinite(float(value)):
         raise ValueError
     if setting.kind is int and isinstance(value, float) and not value.is_integer():
@@ -495,16 +512,21 @@ def _only_text(value: Any) -> str:
 
 def _size_bytes(text: str) -> int:
     """Bytes of "10GB" and similar."""
-    compact = text.replace(" ", "").replace("_", "")
-    number = compact.rstrip("BbIiKkMmGgTt")
-    return round(float(number) * _SIZES.get(compact[len(number) :].upper(), float("nan")))
+    match = _SIZE.fullmatch(text.replace(" ", "").replace("_", ""))
+    if not match:
+        raise ValueError
+    return round(float(match[1]) * _SIZES[match[2].upper()])
 
 
-def _duration_s(text: str) -> float:
-    """Seconds of "30s", "7d" and similar; a number without a unit is in seconds."""
+def duration_s(text: str) -> float:
+    """Seconds of "30s", "7d", "1h30m" and similar; a number without a unit is in seconds. Raises ValueError."""
     compact = text.replace(" ", "").lower()
-    number = compact.rstrip("mshdw")
-    return float(number) * _DURATIONS_S[compact[len(number) :] or "s"]
+    if re.fullmatch(r"(\d+(\.\d*)?|\.\d+)", compact, re.ASCII):
+        return float(compact)
+    parts = _DURATION.findall(compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise ValueError
+    return sum(float(number) * _DURATIONS_S[unit] for number, unit in parts)
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
@@ -576,17 +598,21 @@ def _file_entries(path: Path) -> Iterable[tuple[str, Any, int]]:
     for key, entry in root.value:
         name, value, line = str(key.value), values.get(key.value), key.start_mark.line + 1
         if name == _FLEET and isinstance(entry, yaml.MappingNode):
-            entries += [
-                (_of_fleet(str(k.value)), value.get(k.value), k.start_mark.line + 1) for k, _ in entry.value
-            ]
+            for inner, _ in entry.value:
+                at = inner.start_mark.line + 1
+                entries.append((_of_fleet(str(inner.value), f"{path}:{at}"), value.get(inner.value), at))
         else:
             entries.append((name, value, line))
     return entries
 
 
-def _of_fleet(key: str) -> str:
+def _of_fleet(key: str, origin: str) -> str:
     """The name of the setting that a key below `fleet:` means: `nodes`, or `token_file` for nodes_token_file."""
-    return key if key.startswith("nodes") else f"nodes_{key}"
+    names = {s.name: s.name for s in TABLE if s.name.startswith("nodes")}
+    names |= {name.removeprefix("nodes_"): name for name in names}
+    if key not in names:
+        raise _unknown(key, names, f"{origin} (fleet)")
+    return names[key]
 
 
 def _unknown(name: str, known: Iterable[str], origin: str) -> UnknownSetting:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stallscope.commands.part import step_range, wall_ns
+from stallscope.commands.part import last_part, step_range, wall_ns
 from stallscope.errors import BadInput
 
 
@@ -22,10 +22,31 @@ def test_ranges_of_steps(text, wanted):
     assert step_range(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["", "..", "a..b", "5..3", "1-2", "-1", "1...2"])
+@pytest.mark.parametrize("text", ["", "..", "a..b", "5..3", "1-2", "-1", "1...2", "9" * 25])
 def test_ranges_that_are_none(text):
     with pytest.raises(BadInput, match="--step"):
         step_range(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("30", (30, None)),
+        ("1,000", (1000, None)),
+        ("5m", (None, 300 * 10**9)),
+        ("90 s", (None, 90 * 10**9)),
+        ("1h30m", (None, 5400 * 10**9)),
+        ("2 min", (None, 120 * 10**9)),
+    ],
+)
+def test_last_is_a_number_of_rounds_or_a_duration(text, wanted):
+    assert last_part(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "many", "9" * 25, "0m", "5x", "1e3", "999999999999d"])
+def test_last_refuses_other_values(text):
+    with pytest.raises(BadInput, match="--last"):
+        last_part(text)
 
 
 def test_times_without_an_offset_are_utc():

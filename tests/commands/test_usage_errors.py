@@ -36,3 +36,28 @@ def test_a_group_without_a_command_prints_its_help():
     done = command("hub", "token")
     assert (done.returncode, done.stderr) == (0, "")
     assert "create" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("explain", "--last", "0"), ("--last", "'0'")),
+        (("explain", "--last", "5m", "--since", "5m"), ("--last 5m", "--since 5m")),
+        (("explain", "--usd-per-gpu-hour", "2", "--provider", "aws"), ("--usd-per-gpu-hour", "--provider")),
+        (("explain", "--usd-per-gpu-hour", "2", "--rates", "x.yaml"), ("--usd-per-gpu-hour", "--rates")),
+        (("explain", "--usd-per-gpu-hour", "1e308"), ("--usd-per-gpu-hour", "1e+308", "or less")),
+        (("report", "goodput", "--by", "nonsense"), ("--by nonsense", "job, user")),
+        (("report", "cost", "--since", "soon"), ("--since", "'soon'")),
+        (("trace", "--max-age", "999999999999d"), ("--max-age", "'999999999999d'", "100 years")),
+        (("trace", "--max-age", "9" * 40), ("--max-age", "100 years")),
+        (("trace", "--max-db", "9999999999999T"), ("--max-db", "'9999999999999T'")),
+        (("trace", "--max-db", "1e400"), ("--max-db", "'1e400'", "500M")),
+        (("trace", "--hub", "https://hub.example:8081"), ("--hub", "HOST:PORT", "hub.example:4317")),
+        (("trace", "--hub", "hub.example:99999"), ("--hub", "hub.example:99999", "HOST:PORT")),
+    ],
+)
+def test_an_unusable_value_is_one_line(run, words: tuple[str, ...], named: tuple[str, ...]):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "") and err.count("\n") == 1, err
+    for text in named:
+        assert text in err

@@ -23,7 +23,7 @@ def findings(hub: str, ca_file: Path | None = None, token_file: Path | None = No
 
 def _connection(hub: str, ca_file: Path | None) -> Finding:
     host, _, port = hub.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return failed("hub", f"{hub!r} is not HOST:PORT", "give it as hub.example:4317")
     try:
         context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)

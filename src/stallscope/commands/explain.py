@@ -22,7 +22,7 @@ from stallscope.commands.fleet import (
     missing_data,
     refuse_partial,
 )
-from stallscope.commands.options import AsJson, Db, Price, Rates, SettingsFile, settings_from
+from stallscope.commands.options import AsJson, Db, Price, Rates, SettingsFile, price_flags, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.commands.report import print_report
 from stallscope.errors import BadInput
@@ -80,12 +80,11 @@ def explain(
     """
     from stallscope.store import node
 
+    prices = price_flags(usd_per_gpu_hour, gpu, provider, rates)
     traces = list(dict.fromkeys([*(file or []), *([db] if db else [])]))
     if not db and are_foreign(traces):
-        prices: dict[str, object] = {"usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late}
-        prices |= {"gpu": gpu, "provider": provider, "rates": rates}
         details = Details(by_process=per_process, by_container=per_container, chains=chains)
-        chosen = settings_from(prices, settings)
+        chosen = settings_from(prices | {"min_late_ms": min_late}, settings)
         answer = explain_files(traces, as_json, settings=chosen, details=details, html=html)
         raise typer.Exit(answer.exit_code)
     if len(traces) > 1:
@@ -95,8 +94,7 @@ def explain(
         )
     db = traces[0] if traces else None
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
-    flags = {"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, "min_late_ms": min_late, **fleet.flags()}
-    flags |= {"gpu": gpu, "provider": provider, "rates": rates}
+    flags = {"db": db, "min_late_ms": min_late} | prices | fleet.flags()
     chosen = settings_from(flags, settings)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
     of_nodes = is_fleet(chosen, fleet, db)

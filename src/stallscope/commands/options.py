@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,15 +44,24 @@ OwnerName = Annotated[
 NamespaceName = Annotated[str | None, typer.Option("--namespace", help="Only jobs in this namespace.")]
 SettingsFile = Annotated[Path | None, typer.Option("--settings", help="Settings file (YAML).")]
 
-_LONGEST_S = 100 * 365 * 86_400
-_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 def settings_from(flags: Mapping[str, object], path: Path | None) -> Settings:
     """The effective settings. flags: by setting name, None for flags that were not given; path: the settings file."""
     from stallscope.settings import effective
 
     return effective(flags, os.environ, path).settings
+
+
+def price_flags(
+    usd_per_gpu_hour: float | None, gpu: str | None, provider: str | None, rates: Path | None
+) -> dict[str, object]:
+    """The options of the price by setting name. Raises BadInput for a price and a list to look it up in."""
+    listed = {"--gpu": gpu, "--provider": provider, "--rates": rates}
+    if usd_per_gpu_hour is not None and (unused := [option for option, value in listed.items() if value]):
+        raise BadInput(
+            f"--usd-per-gpu-hour is the price itself, so {unused[0]} has no effect with it; give only one"
+        )
+    return {"usd_per_gpu_hour": usd_per_gpu_hour, "gpu": gpu, "provider": provider, "rates": rates}
 
 
 def check_pair(cert: Path | None, key: Path | None) -> None:
@@ -64,10 +72,14 @@ def check_pair(cert: Path | None, key: Path | None) -> None:
 
 def duration_ns(text: str, option: str) -> int:
     """Nanoseconds of durations such as "90s" or "5m", up to 100 years; a number without a unit is in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
-    if not match or float(match[1]) <= 0:
-        raise BadInput(f"{option}: {text!r} is not a duration; give for example 30s, 5m or 2h")
-    seconds = float(match[1]) * _UNITS_S[match[2] or "s"]
-    if seconds > _LONGEST_S:
-        raise BadInput(f"{option}: {text!r} is longer than 100 years; give for example 30s, 5m or 2h")
+    from stallscope.settings import LONGEST_S, duration_s
+
+    try:
+        seconds = duration_s(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds < 1e-9:
+        raise BadInput(f"{option}: {text[:80]!r} is not a duration; give for example 30s, 5m or 2h")
+    if seconds > LONGEST_S:
+        raise BadInput(f"{option}: {text[:80]!r} is longer than 100 years; give for example 30s, 5m or 2h")
     return int(seconds * 1e9)

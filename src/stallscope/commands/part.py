@@ -24,7 +24,9 @@ Step = Annotated[
     str | None, typer.Option("--step", help="Only these steps, as reported by the job: 100..200, 100.., 7.")
 ]
 Phase = Annotated[str | None, typer.Option("--phase", help="Only this phase, as reported by the job.")]
-Last = Annotated[int | None, typer.Option("--last", min=1, max=1 << 62, help="Only the last N rounds.")]
+Last = Annotated[
+    str | None, typer.Option("--last", help="Only the last N rounds, or the last part as --since: 30s, 5m.")
+]
 
 
 def part_from(
@@ -34,22 +36,25 @@ def part_from(
     *,
     step: str | None,
     phase: str | None,
-    last: int | None = None,
+    last: str | None = None,
 ) -> Part:
     """The part that the options select; all given options apply. Raises BadInput."""
     from stallscope.store.time_range import Part
 
+    n_rounds, last_ns = (None, None) if last is None else last_part(last)
+    if last_ns is not None and since is not None:
+        raise BadInput(f"--last {last} and --since {since} both select a duration; give only one")
     begin_ns = None if begin is None else wall_ns(begin, "--from")
     end_ns = None if end is None else wall_ns(end, "--to")
     if begin_ns is not None and end_ns is not None and end_ns < begin_ns:
         raise BadInput(f"--to {end} is before --from {begin}; give the earlier time as --from")
     return Part(
-        since_ns=None if since is None else duration_ns(since, "--since"),
+        since_ns=last_ns if since is None else duration_ns(since, "--since"),
         from_wall_ns=begin_ns,
         to_wall_ns=end_ns,
         steps=None if step is None else step_range(step),
         phase=phase,
-        last_rounds=last,
+        last_rounds=n_rounds,
     )
 
 
@@ -80,9 +85,24 @@ def wall_ns(text: str, option: str) -> int:
     return (since_1970.days * 86_400 + since_1970.seconds) * 10**9 + since_1970.microseconds * 1000
 
 
+def last_part(text: str) -> tuple[int | None, int | None]:
+    """The number of rounds of "30", or the ns of "30s"; the other is None. Raises BadInput."""
+    count = text.strip().replace(",", "").replace("_", "")
+    if re.fullmatch(r"0*[1-9]\d{0,17}", count, re.ASCII):
+        return int(count), None
+    try:
+        if re.fullmatch(r"[-+.\d\s]*", text):
+            raise BadInput("a number that is no count of rounds")
+        return None, duration_ns(text, "--last")
+    except BadInput:
+        raise BadInput(
+            f"--last: {text[:80]!r} is neither a number of rounds nor a duration; give for example 100 or 5m"
+        ) from None
+
+
 def step_range(text: str) -> tuple[int, int]:
     """First and last step of "100..200", "100..", "..200" and "7"."""
-    match = re.fullmatch(r"(\d*)\.\.(\d*)|(\d+)", text.strip())
+    match = re.fullmatch(r"(\d{0,18})\.\.(\d{0,18})|(\d{1,18})", text.strip(), re.ASCII)
     if not match or text.strip() == "..":
         raise BadInput(f"--step: {text!r} is not a range of steps; give for example 100..200, 100.. or 7")
     if match[3]:

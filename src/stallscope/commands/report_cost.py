@@ -37,6 +37,9 @@ GROUPINGS = {
 }
 
 
+GOODPUT_GROUPINGS = {name.replace("_", "-"): name for name in ("job", *SUM_LABELS)}
+
+
 @report_app.callback()
 def reports() -> None:
     """Reports for cron and e-mail."""
@@ -45,7 +48,7 @@ def reports() -> None:
 @report_app.command()
 def goodput(
     since: Annotated[str, typer.Option(help="The time to report on, until now: 12h, 1d, 30d.")] = "1d",
-    by: Annotated[str, typer.Option(help="Grouping: job, user, account, namespace, queue, ...")] = "job",
+    by: Annotated[str, typer.Option(help=f"Grouping: {', '.join(GOODPUT_GROUPINGS)}.")] = "job",
     per_day: Annotated[bool, typer.Option("--per-day", help="One row per group and UTC day.")] = False,
     job: JobName = None,
     owner: OwnerName = None,
@@ -60,10 +63,13 @@ def goodput(
     from stallscope.commands import goodput_page
 
     check_format(form, goodput_page.FORMATS)
-    client = client_from(hub, token_file, ca_cert, settings=settings)
+    if by not in GOODPUT_GROUPINGS:
+        raise BadInput(f"--by {by}: choose from {', '.join(GOODPUT_GROUPINGS)}")
     window, chosen = _window_ms(since), _chosen(job, owner, namespace)
+    client = client_from(hub, token_file, ca_cert, settings=settings)
     answer = client.ask(
-        "fleet.cluster.goodput", window | chosen | {"by": by, "per_day": per_day, "limit": 10_000}
+        "fleet.cluster.goodput",
+        window | chosen | {"by": GOODPUT_GROUPINGS[by], "per_day": per_day, "limit": 10_000},
     )
     typer.echo(goodput_page.FORMATS[form](answer), nl=False)
 
@@ -91,8 +97,8 @@ def cost(
     names = [name.strip() for name in by.split(",")]
     if unknown := [name for name in names if name not in GROUPINGS]:
         raise BadInput(f"--by {unknown[0]}: choose from {', '.join(GROUPINGS)}")
-    client = client_from(hub, token_file, ca_cert, settings=settings)
     window, chosen = _window_ms(since), _chosen(job, owner, namespace)
+    client = client_from(hub, token_file, ca_cert, settings=settings)
     answers = {
         GROUPINGS[name]: client.ask(
             "fleet.cluster.get_cost", window | chosen | {"by": GROUPINGS[name], "limit": 1000}

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -47,7 +48,8 @@ def trace(
         str, typer.Option(help="Serve metrics for Prometheus at this address: 0.0.0.0:9464.")
     ] = "",
     otlp: Annotated[
-        str, typer.Option(help="Send metrics and incidents by OTLP: HOST:4317 (gRPC), HOST:4318, or a URL.")
+        str,
+        typer.Option(help="Send metrics and incidents by OTLP: HOST:4317 (gRPC), HOST:4318 (HTTP), a URL."),
     ] = "",
     serve: Annotated[
         str, typer.Option(help="Answer `--nodes` of other machines and assistants at ADDR:PORT: :8443.")
@@ -312,8 +314,13 @@ def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:
 
     if not chosen.hub:
         return None
-    host, colon, port = chosen.hub.rpartition(":")
-    if not host or not colon or not port.isdigit():
+    host, _, port = chosen.hub.rpartition(":")
+    if "://" in chosen.hub:
+        name = urlsplit(chosen.hub).hostname or "hub.example"
+        raise BadInput(
+            f"--hub: {chosen.hub!r} is a URL; the agent sends by OTLP over gRPC: give HOST:PORT, such as {name}:4317"
+        )
+    if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise BadInput(f"--hub: {chosen.hub!r} is not HOST:PORT; give for example hub.example:4317")
     if chosen.hub_token_file is None:
         raise BadInput(

@@ -51,16 +51,18 @@ def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
 
     Headers: OTEL_EXPORTER_OTLP_HEADERS. Raises BadInput.
     """
+    given = url
     if "://" not in url and ":" in url:
         url = f"{'grpc' if url.endswith(':4317') else 'http'}://{url}"
     parts = urlsplit(url)
     if parts.username is not None:
         raise BadInput(
-            f"--otlp {url!r}: a user in the URL is not sent; set OTEL_EXPORTER_OTLP_HEADERS to authorization=Basic ..."
+            f"--otlp {given!r}: a user in the URL is not sent; use OTEL_EXPORTER_OTLP_HEADERS (authorization=...)"
         )
     if parts.scheme not in ("http", "https", "grpc", "grpcs") or not _has_address(parts):
         raise BadInput(
-            f"--otlp {url!r}: give http://HOST:4318, https://HOST:4318, grpc://HOST:4317 or grpcs://HOST:4317"
+            f"--otlp {given!r}: give HOST:4317 (gRPC), HOST:4318 (HTTP), or a URL: http://, https://, grpc:// or "
+            "grpcs://HOST:PORT"
         )
     headers = headers_from(environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
     if parts.scheme.startswith("grpc"):

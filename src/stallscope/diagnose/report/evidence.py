@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.events.counted import counted
+from stallscope.events.counted import counted, counted_reason
 from stallscope.events.trace import Coverage, Gap
 
 SLOWNESS = "slowness"
@@ -121,7 +121,7 @@ def _of_source(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
             )
     n_omitted = sum(evidence.coverage.omitted.values())
     if n_omitted > limits.lost_share * max(evidence.n_records, 1):
-        reasons = ", ".join(f"{n} {reason}" for reason, n in evidence.coverage.omitted.items())
+        reasons = ", ".join(counted_reason(n, reason) for reason, n in evidence.coverage.omitted.items())
         yield Gap(
             f"the source was read in part: {reasons}", "Record again, or report the file that was left out."
         )

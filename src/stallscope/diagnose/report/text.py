@@ -9,7 +9,7 @@ from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.phrases import ms_text, name_text, ranks_text, stack_text, value_text
 from stallscope.diagnose.report.sentences import summary
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost, wall_text
-from stallscope.events.counted import counted
+from stallscope.events.counted import counted, counted_reason
 
 __all__ = ["headline", "report", "summary"]
 
@@ -75,7 +75,7 @@ def _evidence(evidence: Evidence) -> list[tuple[str, str]]:
     parts.append(f"{counted(unseen, 'rank')} unseen" if unseen else "no ranks unseen")
     rows = [("evidence", ", ".join(parts))]
     if evidence.coverage.omitted:
-        omitted = ", ".join(f"{n:,} {reason}" for reason, n in evidence.coverage.omitted.items())
+        omitted = ", ".join(counted_reason(n, reason) for reason, n in evidence.coverage.omitted.items())
         rows.append(("omitted", omitted))
     if evidence.coverage.blind_spots:
         rows.append(("not shown", f"{', '.join(evidence.coverage.blind_spots)}: this source cannot show it"))
