@@ -16,7 +16,7 @@ const volatile struct {
 } serving_layouts = { .n_bytes = sizeof(struct request_event) };
 
 #define N_CONNECTIONS 16384
-#define N_PORTS 256
+#define N_PORTS 65536
 #define HEADER_BYTES 4096 /* a power of two: a longer header is read as far as this */
 #define MSG_PEEK 2
 #define EAGAIN 11
@@ -77,12 +77,14 @@ struct {
 	__type(value, s64);
 } early_arrivals SEC(".maps"); /* on connections that the process has not read from yet */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, N_PORTS);
-	__type(key, u16);
-	__type(value, u8);
-} serving_ports SEC(".maps");
+/* The ports on which engines have read a request, a bit for each: this is checked at every arrival of data on the
+ * machine, where a hash map costs 0.2 us. Bits are never cleared. */
+static u64 serving_ports[N_PORTS / 64];
+
+INLINE bool is_serving_port(u16 port)
+{
+	return serving_ports[MASK(port >> 6, N_PORTS / 64 - 1)] >> (port & 63) & 1;
+}
 
 struct scratch {
 	u8 header[2 * HEADER_BYTES];
@@ -421,7 +423,6 @@ INLINE struct connection *new_connection(struct sock *sk, struct scratch *s, u64
 {
 	u64 key = (u64)sk;
 	u16 port;
-	u8 one = 1;
 
 	n = n > FEW_BYTES ? FEW_BYTES : n;
 	if (n < FEW_BYTES || bpf_probe_read_user(s->header, FEW_BYTES, (void *)base))
@@ -431,8 +432,8 @@ INLINE struct connection *new_connection(struct sock *sk, struct scratch *s, u64
 	__builtin_memset(&s->fresh, 0, sizeof(s->fresh));
 	bpf_map_update_elem(&connections, &key, &s->fresh, BPF_NOEXIST);
 	port = BPF_CORE_READ(sk, __sk_common.skc_num);
-	if (port)
-		bpf_map_update_elem(&serving_ports, &port, &one, BPF_ANY);
+	if (port && !is_serving_port(port))
+		__sync_fetch_and_or(&serving_ports[MASK(port >> 6, N_PORTS / 64 - 1)], 1ULL << (port & 63));
 	return bpf_map_lookup_elem(&connections, &key);
 }
 
@@ -705,7 +706,7 @@ int BPF_PROG(serving_arrival, struct sock *sk)
 	s64 now;
 
 	port = sk->__sk_common.skc_num; /* 0: a Unix socket */
-	if (port && !bpf_map_lookup_elem(&serving_ports, &port))
+	if (port && !is_serving_port(port))
 		return 0;
 	c = bpf_map_lookup_elem(&connections, &key);
 	if (c) {
