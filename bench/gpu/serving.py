@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -29,6 +30,7 @@ HERE = Path(__file__).parent
 MODES = ("eager", "graph")
 LOAD_S, START_S, RUN_S = 7.0, 90.0, 20.0
 LONG_PROMPT = "ab " * 40_000
+N_HOGS = 24
 
 TRUTHS = {
     "healthy": None,
@@ -62,18 +64,18 @@ class GpuServer(Server):
 
 
 def share_cpu(pid: int, stop: threading.Event) -> None:
-    """Pin a process to one CPU, on which a program of higher priority runs for half a second from time to time."""
+    """Pin a process to one CPU, on which many other programs run for half a second from time to time."""
     before, cpu = os.sched_getaffinity(pid), max(os.sched_getaffinity(pid))
     pin(pid, {cpu})
     burn = (
         "import os, time\n"
         f"os.sched_setaffinity(0, [{cpu}])\n"
-        "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(5))\n"
-        "end = time.monotonic() + 0.5\n"
+        "end = time.monotonic() + 0.6\n"
         "while time.monotonic() < end: pass\n"
     )
     while not stop.wait(1.5):
-        subprocess.run([sys.executable, "-c", burn], check=True)
+        for program in [subprocess.Popen([sys.executable, "-S", "-c", burn]) for _ in range(N_HOGS)]:
+            program.wait()
     pin(pid, before)
 
 
@@ -104,14 +106,20 @@ def run(server: GpuServer, fault: str, db: Path) -> None:
 def judged(mode: str, fault: str, db: Path, pid: int) -> dict[str, object]:
     answer = explained(db)
     truth = TRUTHS[fault]
-    right = is_right(answer, truth, {"api": pid}) if truth else answer.get("verdicts") == []
+    kinds = [each["kind"] for each in answer.get("verdicts") or []]
+    is_healthy = "verdicts" in answer and not {"latency", "dead_server"} & set(
+        kinds
+    )  # it may be launch-bound
+    right = is_right(answer, truth, {"api": pid}) if truth else is_healthy
     return {"mode": mode, "fault": fault, "is_right": right, **answer}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--budget", type=float, default=200.0)
-    end_s, out = time.monotonic() + parser.parse_args().budget, Path(os.environ.get("OUT", "build/gpu"))
+    parser.add_argument("--fault", action="append", choices=TRUTHS)
+    words = parser.parse_args()
+    end_s, out = time.monotonic() + words.budget, Path(os.environ.get("OUT", "build/gpu"))
     out.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, object]] = []
     with (
@@ -123,7 +131,7 @@ def main() -> None:
             server = GpuServer(mode, "", sys.executable, Path(name))
             try:
                 server.wait_ready()
-                for fault in TRUTHS:
+                for fault in words.fault or TRUTHS:
                     if end_s - time.monotonic() < RUN_S:
                         results.append({"mode": mode, "fault": fault, "is_right": None})
                         continue
@@ -133,6 +141,10 @@ def main() -> None:
             finally:
                 server.process.kill()
         results = [*(each.result() for each in answers), *results]
+    with tarfile.open(out / "traces.tar.gz", "w:gz", compresslevel=3) as archive:
+        for db in sorted(out.glob("*.db")):
+            archive.add(db, db.name)
+            db.unlink()
     (out / "serving.json").write_text(json.dumps({"commit": commit(), "runs": results}, indent=1))
     for each in results:
         summary = ([verdict["summary"] for verdict in each.get("verdicts") or []] or [each.get("error", "")])[

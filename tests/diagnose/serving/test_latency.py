@@ -263,3 +263,25 @@ def test_a_request_that_is_late_for_its_length_is_late():
         engine.off(*engine.late_first(i, 900 * MS if i in (9, 21, 33) else 100 * MS), Category.STOPPED)
     (verdict,) = diagnose(engine.trace()).verdicts
     assert verdict.evidence.n_late_requests == 3
+
+
+def test_the_loop_of_an_engine_is_not_the_work_of_a_request():
+    engine = EngineTrace()
+    for second in range(1, 7):
+        engine.sample(second * 10**9, Category.ON_CPU, "/srv/engine.py:9 step", tid=PID + 1)
+    for i in LATE:
+        begin_ns, _ = engine.late_first(i, DELAY_NS)
+        flags = OffCpuFlag.PREEMPTED
+        engine.off(begin_ns, begin_ns + 50 * MS, Category.PREEMPTED, flags=flags, by_pid=PID)
+        if i != LATE[0]:  # threads of requests are sampled rarely
+            engine.sample(begin_ns, Category.ON_CPU, "/srv/tokens.py:7 encode", tid=PID + 2, n=3)
+    assert the_verdict(engine, typical_ns=FIRST_NS).evidence.line == "/srv/tokens.py:7 encode"
+
+
+def test_the_line_of_a_sleep_without_a_stack_comes_from_samples():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.SLEEP)
+        engine.sample(begin_ns, Category.SLEEP, "/srv/app.py:12 write_slowly")
+    assert the_verdict(engine).evidence.line == "/srv/app.py:12 write_slowly"

@@ -25,6 +25,7 @@ SAMPLE_NS = 100_000_000
 
 _SECOND_NS = 10**9
 BUSY = (Category.ON_CPU, Category.PREEMPTED)
+_MOST_SECONDS = 0.7
 _HABIT = 0.3
 """A thread that spends this share of the time also outside late intervals in the same way does not cause them."""
 
@@ -74,14 +75,22 @@ class Threads:
         return lines.most_common(1)[0][0] if lines else ""
 
     def running(
-        self, begin_ns: int, end_ns: int, *, pid: int, without: Collection[int] = ()
+        self,
+        begin_ns: int,
+        end_ns: int,
+        *,
+        pid: int,
+        without: Collection[int] = (),
+        only: Collection[int] | None = None,
     ) -> Running | None:
         """The function of a process that ran, or wanted a CPU; the function with most time beyond its typical time.
 
-        without: threads that are left out.
+        without: threads that are left out. only: threads that are examined; None: all.
         """
         rows = self.samples
         rows = rows[(rows["pid"] == pid) & (rows["owner_pid"] == pid) & ~np.isin(rows["tid"], list(without))]
+        if only is not None:
+            rows = rows[np.isin(rows["tid"], list(only))]
         busy = rows[np.isin(rows["category"], BUSY)]
         n_late = _seconds(_in(rows, begin_ns, end_ns))
         n_other = _seconds(rows) - n_late
@@ -95,6 +104,12 @@ class Threads:
         name = max(excess, key=lambda each: (excess[each], inside[each].total()))
         return Running(inside[name].most_common(1)[0][0], int(max(excess[name], 0) * SAMPLE_NS))
 
+    def sampled_line(self, begin_ns: int, end_ns: int, rows: Array) -> str:
+        """The line of code of the threads of these rows, by samples in the states of these rows; empty if unknown."""
+        samples = self.sampled(begin_ns, end_ns)
+        is_same = np.isin(samples["tid"], rows["tid"]) & np.isin(samples["category"], rows["category"])
+        return self.line_of(samples[is_same], lambda row: int(row["n"]))
+
     def _functions(self, rows: Array) -> dict[tuple[str, str], Counter[str]]:
         """Samples by function and line of the user's code."""
         out: dict[tuple[str, str], Counter[str]] = {}
@@ -103,6 +118,15 @@ class Threads:
             if line := user_line(frames):
                 out.setdefault(function(line), Counter())[line] += int(row["n"])
         return out
+
+    def always_busy(self, pid: int) -> list[int]:
+        """The threads of a process that run in most of its seconds, as the loop of an engine does."""
+        rows = self.samples[(self.samples["pid"] == pid) & np.isin(self.samples["category"], BUSY)]
+        tids = np.unique(rows["tid"])
+        n_seconds = _seconds(rows)
+        return [
+            tid for tid in tids.tolist() if _seconds(rows[rows["tid"] == tid]) > _MOST_SECONDS * n_seconds
+        ]
 
     def is_habit(self, row: Array, late: Array) -> bool:
         """Whether a thread is often off the CPU like this outside the late intervals. late: int64 (n, 2), disjoint."""

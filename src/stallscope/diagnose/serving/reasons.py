@@ -147,7 +147,9 @@ class Delay:
         return most_of_a_thread(rows, self.begin_ns, self.end_ns)
 
     def line(self, rows: Array) -> str | None:
-        return self.threads.line_of(rows, lambda row: int(row["duration_ns"])) or None
+        """The line of code of these intervals: by their stacks, otherwise by samples of their threads."""
+        line = self.threads.line_of(rows, lambda row: int(row["duration_ns"]))
+        return line or self.threads.sampled_line(self.begin_ns, self.end_ns, rows) or None
 
     def pid_of(self, rows: Array) -> int:
         """The process with most of the time of these rows."""
@@ -281,10 +283,16 @@ def interpreter_lock(delay: Delay) -> Reason | None:
 
 def computation(delay: Delay) -> Reason | None:
     """The thread that serves the request was on the CPU."""
-    pid = int(delay.late.request["pid"])
-    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid)
+    row, threads = delay.late.request, delay.threads
+    pid, span = int(row["pid"]), (delay.begin_ns, delay.end_ns)
     if not delay.is_holder_known or (delay.running_ns < delay.least_ns and not delay.is_late_by_work):
         return None
+    # A thread for each connection is sampled rarely, the loop of the engine always.
+    running = (
+        threads.running(*span, pid=pid, only=(int(row["tid"]), int(row["writer_tid"])))
+        or threads.running(*span, pid=pid, without=threads.always_busy(pid))
+        or threads.running(*span, pid=pid)
+    )
     return Reason("host_compute", pid, CauseEvidence(line=running.line if running else None))
 
 
