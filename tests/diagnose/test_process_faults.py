@@ -1,6 +1,5 @@
 """Faults of one process by its time budget: constant from the start, judged from complete data and samples."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,91 +9,12 @@ from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import as_json
 from stallscope.events import layout
-from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import LOWERED_POWER_LIMIT, Category, Direction, HostMemory, Op, SampleRole
-from stallscope.events.trace import Clock, Trace
+from stallscope.events.trace import Trace
 
-from .builders import EPOCH_NS, MS, START_NS
+from .builders import MS, START_NS
+from .process_traces import N_SECONDS, PID, SAMPLES_PER_S, SECOND_NS, TORCH, Sampled, gpu, process
 from .reports import only, report_of
-
-PID = 7
-SECOND_NS = 1000 * MS
-N_SECONDS = 10
-SAMPLES_PER_S = 10
-
-Sampled = tuple[SampleRole, Category, int, str, tuple[str, ...], int]
-"""Role, category, system call, object, frames, samples a second."""
-
-LOOP = "/job/train.py:10 main"
-TORCH = "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py:1 forward"
-
-
-def process(
-    budget: Mapping[Category, float],
-    samples: Sequence[Sampled] = (),
-    counts: Sequence[tuple[Op, float, float, Mapping[str, object]]] = ((Op.SYNC, 20, 0.0, {}),),
-    *,
-    gpu_busy: int | None = None,
-    idle_s: Sequence[int] = (),
-) -> Trace:
-    """A process of N_SECONDS. counts: op, calls a second, microseconds a call, other columns. gpu_busy: per cent."""
-    snapshots = layout.empty(layout.SNAPSHOTS, N_SECONDS + 1)
-    snapshots["pid"], snapshots["alive"] = PID, 1
-    snapshots["ts_ns"] = START_NS + np.arange(N_SECONDS + 1) * SECOND_NS
-    for second in range(N_SECONDS):
-        spent = {Category.SLEEP: 1.0} if second in idle_s else budget
-        snapshots["ledger_ns"][second + 1] = snapshots["ledger_ns"][second]
-        for category, share in spent.items():
-            snapshots["ledger_ns"][second + 1, category - 1] += int(share * SECOND_NS)
-    active = [second for second in range(N_SECONDS) if second not in idle_s]
-    operations = layout.empty(layout.CALL_COUNTS, len(counts) * len(active))
-    stacks: dict[int, tuple[str, ...]] = {}
-    rows = layout.empty(layout.SAMPLES, len(samples) * len(active))
-    for i, second in enumerate(active):
-        end_ns = START_NS + (second + 1) * SECOND_NS
-        for row, (op, per_s, mean_us, more) in zip(operations[i * len(counts) :], counts, strict=False):
-            row["ts_ns"], row["interval_ns"], row["pid"], row["op"] = end_ns, SECOND_NS, PID, op
-            row["n"] = row["n_seen"] = per_s
-            row["total_ns"] = per_s * mean_us * 1000
-            for name, value in more.items():
-                row[name] = value
-        for number, entry in enumerate(samples, 1):
-            row = rows[i * len(samples) + number - 1]
-            row["ts_ns"], row["pid"], row["tid"] = end_ns, PID, PID
-            row["role"], row["category"], row["syscall_nr"], row["object"] = (
-                entry[0],
-                entry[1],
-                entry[2],
-                entry[3].encode(),
-            )
-            row["owner_pid"] = PID + (entry[0] is SampleRole.CHILD)
-            row["stack"], row["n"] = number, entry[5]
-            stacks[number] = entry[4]
-    processes = layout.empty(layout.PROCESSES, 1)
-    processes["pid"], processes["comm"] = PID, b"python3"
-    gpus = layout.empty(layout.GPUS, 0 if gpu_busy is None else 1)
-    if gpu_busy is not None:
-        gpus["ts_ns"], gpus["utilization_percent"], gpus["name"] = START_NS, gpu_busy, b"NVIDIA H200"
-        gpus["mig"] = UNKNOWN
-    return Trace(
-        snapshots=snapshots,
-        operations=operations,
-        samples=rows,
-        stacks=stacks,
-        processes=processes,
-        gpus=gpus,
-        clocks=(Clock(0, START_NS, EPOCH_NS),),
-        ends_ns=(START_NS + N_SECONDS * SECOND_NS,),
-        source="a test",
-    )
-
-
-def gpu(
-    category: Category, *frames: str, nr: int = -1, waits_for: str = "", n: int = SAMPLES_PER_S
-) -> Sampled:
-    """A sample of the GPU thread."""
-    return SampleRole.GPU, category, nr, waits_for, (*frames, LOOP), n
-
 
 BLOCKED = {Category.ON_CPU: 0.05, Category.DEVICE: 0.25}
 

@@ -129,7 +129,14 @@ class Thresholds:
     """A fault of a process without peers is named from this share of its wall clock on: less would gain little ..."""
 
     wait_share: float = 0.07
-    """... and a wait for a disk, a lock, a program or the network from this share on: the time ledger is exact."""
+    """... and a wait for a disk, a lock, a program or the network from this share on: the time ledger is exact. The
+    lower end of the share's 80 % interval must reach these limits ..."""
+
+    overlap_share: float = 0.25
+    """... and computing on the CPU this limit, where the GPU's driver does not report its busy time and ..."""
+
+    overlap_wait_share: float = 0.5
+    """... the process waits for its GPU for at least this share: a smaller part may overlap with the GPU's work."""
 
     busy_gpu_share: float = 0.85
     """Below this share of busy time a GPU waits for its host: launches and small work are then worth naming."""

@@ -33,6 +33,16 @@ _HALF_SECOND_NS = 500_000_000
 _ENOUGH_INTERVALS = 4
 """With this many intervals, the first interval counts as start: libraries and GPU are initialised in it."""
 
+Z_80 = 1.28
+"""Standard errors on each side of the mean that contain 80 % of a normal distribution: 10 % lie below them."""
+
+_BUSY_SPREAD = 0.03
+_ROUNDING = 0.005
+"""The spread of a steady process's readings from second to second, and the rounding of the driver to per cents."""
+
+_ENOUGH_WHOLE = 0.25
+"""Readings inside the time examined that cover this share of it stand for all of it: the work is steady."""
+
 _WHOLE = 0.9
 _QUERY_NS = 10**9
 """The GPU driver is queried once a second. Its readings cover the time before the query."""
@@ -103,12 +113,14 @@ class Calls:
 class Gpu:
     """The GPU of a process as its driver reports it, averaged over the time examined; None where not reported.
 
+    busy_range: the 80 % interval of `busy`, see _busy_range().
     is_power_limited: its power limit is below its default. Dense work reaches the default limit, which is normal.
     """
 
     number: int
     name: str
     busy: float | None = None
+    busy_range: tuple[float, float] = (0.0, 1.0)
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     sm_mhz: float | None = None
@@ -156,6 +168,14 @@ class Activity:
         if self.gpu and self.gpu.busy is not None and not self.gpu.others:
             return max(self.gpu.busy, self.gpu_busy_at_least)
         return self.gpu_busy_at_least if self.gpu_busy_at_least >= 0.9 else None
+
+    @property
+    def gpu_busy_at_most(self) -> float | None:
+        """The upper end of the interval of gpu_busy; None where gpu_busy is None."""
+        busy = self.gpu_busy
+        if busy is None or self.gpu is None or self.gpu.busy is None or self.gpu.others:
+            return busy
+        return max(self.gpu.busy_range[1], busy)
 
     def of_role(self, role: SampleRole) -> Array:
         """The samples of one role."""
@@ -395,11 +415,13 @@ def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -
         return None
     rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
     weight = _held_ns(rows["ts_ns"], begin_ns, end_ns)
+    busy, busy_range = _busy(rows, weight, int(begin_ns[0]), int(end_ns[-1]))
     last = rows[-1]
     return Gpu(
         number=int(last["gpu"]),
         name=last["name"].decode("utf-8", "replace"),
-        busy=_percent(_mean(rows["utilization_percent"], weight)),
+        busy=busy,
+        busy_range=busy_range,
         memory_used_bytes=_known(int(rows["memory_used_bytes"].max())),
         memory_total_bytes=_known(int(last["memory_total_bytes"])),
         sm_mhz=_mean(rows["sm_mhz"], weight * np.maximum(rows["utilization_percent"], 0)),
@@ -470,11 +492,58 @@ def _throttled(rows: Array, weight: Array) -> dict[str, float]:
 
 def _held_ns(ts_ns: Array, begin_ns: Array, end_ns: Array) -> Array:
     """The time that each reading covers within the intervals: (n,). A reading covers the second before it as well."""
-    following = np.append(ts_ns[1:] - _QUERY_NS, np.iinfo(np.int64).max)
-    since = ts_ns - _QUERY_NS
-    since[0] = min(int(since[0]), int(begin_ns[0]))
-    overlap = np.minimum(following[:, None], end_ns[None, :]) - np.maximum(since[:, None], begin_ns[None, :])
+    since, until = _covered_ns(ts_ns, int(begin_ns[0]))
+    overlap = np.minimum(until[:, None], end_ns[None, :]) - np.maximum(since[:, None], begin_ns[None, :])
     return np.maximum(overlap, 0).sum(axis=1).astype(np.float64)
+
+
+def _covered_ns(ts_ns: Array, first_ns: int) -> tuple[Array, Array]:
+    """The begin and the end of the time that each reading covers; the last reading covers all later time."""
+    since = ts_ns - _QUERY_NS
+    since[0] = min(int(since[0]), first_ns)
+    return since, np.append(ts_ns[1:] - _QUERY_NS, np.iinfo(np.int64).max)
+
+
+def _busy(
+    rows: Array, held_ns: Array, begin_ns: int, end_ns: int
+) -> tuple[float | None, tuple[float, float]]:
+    """The busy share of a GPU in the time examined, and its interval.
+
+    Readings inside that time are uncertain by their spread. Without enough of them, readings that also cover time
+    outside are used: the GPU may have been idle or busy in that part.
+    """
+    since, until = _covered_ns(rows["ts_ns"], begin_ns)
+    until[-1] = max(int(rows["ts_ns"][-1]), end_ns)
+    is_known = (rows["utilization_percent"] != UNKNOWN) & (held_ns > 0)
+    if not is_known.any():
+        return _percent(_mean(rows["utilization_percent"], held_ns)), (0.0, 1.0)
+    weight, shares = held_ns[is_known], rows["utilization_percent"][is_known] / 100
+    inside = np.clip(weight / np.maximum(until - since, 1)[is_known], 1e-3, 1.0)
+    is_whole = inside >= _WHOLE
+    if weight[is_whole].sum() >= _ENOUGH_WHOLE * weight.sum():
+        weight, shares, inside = weight[is_whole], shares[is_whole], np.ones(int(is_whole.sum()))
+    at_least, mean, at_most = (
+        float(np.average(values, weights=weight))
+        for values in (
+            np.maximum((shares - (1 - inside)) / inside, 0),
+            shares,
+            np.minimum(shares / inside, 1),
+        )
+    )
+    half = Z_80 * standard_error(shares, weight, spread=_BUSY_SPREAD) + _ROUNDING
+    return mean, (max(min(at_least, mean) - half, 0.0), min(max(at_most, mean) + half, 1.0))
+
+
+def standard_error(values: Array, weight: Array, *, spread: float) -> float:
+    """The standard error of the weighted mean of some values.
+
+    Few values do not show their spread. Their variance is therefore averaged with the typical variance, spread**2,
+    which counts as much as two values.
+    """
+    n = float(weight.sum() ** 2 / max(float((weight**2).sum()), 1e-9))
+    mean = np.average(values, weights=weight)
+    variance = float(np.average((values - mean) ** 2, weights=weight))
+    return float(((n * variance + 2 * spread**2) / (n + 1) / n) ** 0.5)
 
 
 def _mean(values: Array, weight: Array) -> float | None:

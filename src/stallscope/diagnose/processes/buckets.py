@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stallscope.diagnose.processes import code_locations
-from stallscope.diagnose.processes.activity import BUDGET, Activity, item_of
+from stallscope.diagnose.processes.activity import BUDGET, Activity, item_of, standard_error
 from stallscope.diagnose.processes.code_locations import matches, user_line
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, SampleRole
@@ -58,8 +58,9 @@ class Shares:
 class Bucket:
     """share: of the wall clock. lines, objects, parts: shares by line of code, object and activity.
 
-    by_state: the part of the share in each state of the ledger. variance: of the share. The ledger is exact, so only
-    the division of a state among several buckets is uncertain.
+    by_state: the part of the share in each state of the ledger. variance: of the share. The ledger is exact for the
+    time examined, so two things are uncertain: the division of a state among several buckets, and whether the time
+    examined is typical of the process.
     """
 
     share: float = 0.0
@@ -124,6 +125,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     for item, share in _unsampled(activity).items():
         bucket = out.setdefault(_BY_ITEM.get(item, item), Bucket())
         bucket.share += share
+        bucket.by_state.add(_stratum_of(activity, item), share)
         bucket.parts.add(item, share)
     _join_lines(out)
     _add_variances(activity, out)
@@ -131,15 +133,24 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
 
 
 def _add_variances(activity: Activity, out: dict[str, Bucket]) -> None:
-    """The binomial variance of each bucket's part of each state, by the number of samples of that state."""
+    """The variance of each bucket: binomial, of its part of each state, and between the intervals of the ledger."""
     n_samples: Counter[str] = Counter()
     for row in activity.of_role(SampleRole.GPU):
         n_samples[_stratum(activity, int(row["category"]))] += int(row["n"])
-    whole = _stratum_shares(activity)
+    whole, by_interval = _stratum_shares(activity), _interval_shares(activity)
+    length = activity.spent_ns.sum(axis=1)
     for bucket in out.values():
+        course = np.zeros(len(length))
         for stratum, share in bucket.by_state.by_name.items():
             part = min(share / max(whole.of(stratum), 1e-9), 1.0)
             bucket.variance += whole.of(stratum) ** 2 * part * (1 - part) / max(n_samples[stratum], 1)
+            course += part * np.array(by_interval[stratum]) * length.sum() / np.maximum(length, 1)
+        spread = _SPREAD * bucket.share + _MIN_SPREAD
+        bucket.variance += standard_error(course, length, spread=spread) ** 2
+
+
+_SPREAD, _MIN_SPREAD = 0.1, 0.01
+"""The typical spread of a steady share from second to second, relative to the share, and its least value."""
 
 
 def _join_lines(out: dict[str, Bucket]) -> None:
@@ -152,8 +163,10 @@ def _join_lines(out: dict[str, Bucket]) -> None:
         name = max(_OPERATIONS & out.keys(), key=lambda name: out[name].lines.of(line), default="")
         if compute and name and out[name].lines.of(line) > share:
             compute.share -= share
+            compute.by_state.add("on_cpu", -share)
             del compute.lines.by_name[line]
             out[name].share += share
+            out[name].by_state.add("on_cpu", share)
             out[name].lines.add(line, share)
             out[name].parts.add("on_cpu", share)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
-from stallscope.diagnose.processes.activity import Activity
+from stallscope.diagnose.processes.activity import Z_80, Activity
 from stallscope.diagnose.processes.buckets import Bucket
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.trace import Trace
@@ -25,6 +25,16 @@ class Fault:
         """The largest share of the wall clock that the process could save."""
         busy = activity.gpu_busy
         return self.share if self.is_of_gpu or busy is None else min(self.share, 1 - busy)
+
+    def lost_at_least(self, activity: Activity, error: float) -> float:
+        """The lower end of the interval of lost(). error: the standard error of the share.
+
+        Work of the host that overlaps with work of the GPU costs nothing. So a GPU that may be busy all the time leaves
+        nothing to save.
+        """
+        at_most = activity.gpu_busy_at_most
+        share = max(self.share - Z_80 * error, 0.0)
+        return share if self.is_of_gpu or at_most is None else min(share, 1 - at_most)
 
     def gain(self, activity: Activity) -> float:
         """The largest speedup of the process if the fault were removed."""

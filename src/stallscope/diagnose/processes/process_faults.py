@@ -5,9 +5,10 @@ A fault on the host cannot cost more than the share in which the GPU was idle, i
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from stallscope.diagnose.processes import gpu_faults, host_faults
-from stallscope.diagnose.processes.activity import Activity
+from stallscope.diagnose.processes.activity import Z_80, Activity
 from stallscope.diagnose.processes.buckets import buckets
 from stallscope.diagnose.processes.fault import Case, Fault
 from stallscope.diagnose.thresholds import Thresholds
@@ -41,20 +42,59 @@ _RULES: tuple[Callable[[Case], Fault | None], ...] = (
 )
 
 
-def faults(trace: Trace, activity: Activity, limits: Thresholds) -> list[Fault]:
-    """The faults of a process that cost at least limits.fault_share, or limits.wait_share, the largest first.
+@dataclass(frozen=True)
+class Candidate:
+    """A fault, and the interval of the share that the process could save."""
 
-    A share from few samples must exceed the limit by its standard error.
+    fault: Fault
+    at_least: float
+    at_most: float
+
+
+@dataclass(frozen=True)
+class Faults:
+    """named: faults that certainly cost enough, the largest first. uncertain: faults that may cost enough."""
+
+    named: list[Fault]
+    uncertain: list[Candidate]
+
+
+def faults(trace: Trace, activity: Activity, limits: Thresholds) -> Faults:
+    """The faults of a process that cost at least limits.fault_share, or limits.wait_share.
+
+    The lower end of the interval of a share must reach the limit: a short time, few samples and a GPU that may be busy
+    make it lower.
     """
     case = Case(trace, activity, buckets(activity), limits)
-    candidates = [fault for rule in _RULES if (fault := rule(case)) is not None]
-    costly = [
-        fault
-        for fault in candidates
-        if fault.lost(activity) - case.bucket(fault.cause).error >= _least_share(fault, limits)
-    ]
-    named = [fault for fault in costly if fault.cause != "low_utilisation"] or costly
-    return sorted(named, key=lambda fault: -fault.share)
+    named, uncertain = [], []
+    for rule in _RULES:
+        if (fault := rule(case)) is None:
+            continue
+        error, limit = _error(case, fault), _min_share(fault, activity, limits)
+        at_least = fault.lost_at_least(activity, error)
+        if at_least >= limit:
+            named.append(fault)
+        elif fault.lost(activity) >= limit:
+            uncertain.append(Candidate(fault, at_least, min(fault.lost(activity) + Z_80 * error, 1.0)))
+    named = [fault for fault in named if fault.cause != "low_utilisation"] or named
+    return Faults(
+        sorted(named, key=lambda fault: -fault.share), sorted(uncertain, key=lambda each: -each.at_most)
+    )
+
+
+_BUCKET_OF = {
+    "cpu_quota": "cpu_preemption",
+    "launch_bound": "host_compute",
+    "pageable_copy": "host_device_copy",
+}
+
+
+def _error(case: Case, fault: Fault) -> float:
+    """The standard error of a fault's share: of its bucket, in proportion."""
+    bucket = case.bucket(_BUCKET_OF.get(fault.cause, fault.cause))
+    if fault.cause == "excessive_sync":
+        return float((max(fault.share * (1 - fault.share), 0.0) / max(case.activity.n_samples, 1)) ** 0.5)
+    return bucket.error * min(fault.share / bucket.share, 1.0) if bucket.share > 0 else 0.0
 
 
 _WAITS = frozenset(
@@ -71,5 +111,8 @@ _WAITS = frozenset(
 )
 
 
-def _least_share(fault: Fault, limits: Thresholds) -> float:
+def _min_share(fault: Fault, activity: Activity, limits: Thresholds) -> float:
+    is_waiting = activity.budget["gpu_wait"] >= limits.overlap_wait_share
+    if fault.cause == "host_compute" and activity.gpu_busy is None and is_waiting:
+        return limits.overlap_share
     return limits.wait_share if fault.cause in _WAITS else limits.fault_share

@@ -11,7 +11,7 @@ from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.processes.activity import Activity, activities
 from stallscope.diagnose.processes.budget_summary import word
 from stallscope.diagnose.processes.fault import Fault
-from stallscope.diagnose.processes.process_faults import faults
+from stallscope.diagnose.processes.process_faults import Candidate, faults
 from stallscope.diagnose.processes.single import (
     CATEGORY_OF,
     Steps,
@@ -76,40 +76,58 @@ def _of_budget(
 ) -> list[Verdict]:
     """The verdict by the time budget: faults, or an inconclusive answer. Empty where the process is healthy."""
     busy = activity.gpu_busy
-    process_faults = faults(trace, activity, limits)
+    judged = faults(trace, activity, limits)
+    named = judged.named
     if busy is not None and busy >= limits.healthy_gpu_share:
-        process_faults = [fault for fault in process_faults if fault.is_of_gpu]
-    if process_faults:
-        return [_fault_verdict(trace, activity, process_faults, limits, usd_per_gpu_hour)]
+        named = [fault for fault in named if fault.is_of_gpu]
+    if named:
+        return [_fault_verdict(trace, activity, named, limits, usd_per_gpu_hour)]
     n_steps = max((len(each.length_ns) for each in steps), default=0)
     is_shown = busy is not None and busy >= limits.healthy_gpu_share
     if is_shown or n_steps >= limits.steady_steps:
         return []
+    return [_inconclusive(trace, activity, judged.uncertain, limits)]
+
+
+def _inconclusive(
+    trace: Trace, activity: Activity, uncertain: list[Candidate], limits: Thresholds
+) -> Verdict:
+    """The answer about a process without peers, known steps and a certain fault: its largest avoidable item."""
+    busy = activity.gpu_busy
     item, share = max(
         ((item, share) for item, share in activity.budget.items() if item != "gpu_wait"),
         key=lambda pair: pair[1],
     )
-    return [
-        Verdict(
-            kind="inconclusive",
-            summary="",
-            ranks=[activity.rank] if activity.rank >= 0 else [],
-            nodes=[name] if (name := trace.nodes[activity.node]) else [],
-            confidence=0.5,
-            abstained_because=(
-                f"it has no peers and no known steps, and no fault reaches {limits.fault_share:.0%} of its time; "
-                f"the largest avoidable item of its time budget is {word(item)} ({share:.0%})"
-            ),
-            advice=["Annotate the steps (stallscope.annotate): slow steps then differ from the others."],
-            evidence=VerdictEvidence(
-                pid=activity.pid,
-                command=activity.command,
-                largest_item=item,
-                share=round(share, 4),
-                gpu_busy=None if busy is None else round(busy, 3),
-            ),
+    because = (
+        f"no fault reaches {limits.fault_share:.0%} of its time; "
+        f"the largest avoidable item of its time budget is {word(item)} ({share:.0%})"
+    )
+    advice = ["Annotate the steps (stallscope.annotate): slow steps then differ from the others."]
+    if uncertain:
+        first = uncertain[0]
+        because = (
+            f"{activity.seconds:.1f} s are too short for a certain answer: it {first.fault.title}, which costs "
+            f"{first.at_least:.0%} to {first.at_most:.0%} of its time"
         )
-    ]
+        if (at_most := activity.gpu_busy_at_most) is not None and busy is not None:
+            because += f"; its GPU was busy for {busy:.0%}, at most {at_most:.0%}"
+        advice = ["Trace the process for longer.", *advice]
+    return Verdict(
+        kind="inconclusive",
+        summary="",
+        ranks=[activity.rank] if activity.rank >= 0 else [],
+        nodes=[name] if (name := trace.nodes[activity.node]) else [],
+        confidence=0.5,
+        abstained_because=f"it has no peers and no known steps, and {because}",
+        advice=advice,
+        evidence=VerdictEvidence(
+            pid=activity.pid,
+            command=activity.command,
+            largest_item=item,
+            share=round(share, 4),
+            gpu_busy=None if busy is None else round(busy, 3),
+        ),
+    )
 
 
 def _fault_verdict(
