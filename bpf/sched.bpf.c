@@ -443,6 +443,7 @@ int BPF_PROG(on_wakeup, struct task_struct *task)
 	return 0;
 }
 
+#define PF_EXITING 0x4 /* include/linux/sched.h: on_exit() has removed the process, or does so soon */
 #define COMPARE_BITS 22 /* of ns on the CPU: 4.2 ms, a tick of most kernels */
 
 /* The scheduler updates its account of the running task: at every tick, at each switch, and in between. */
@@ -460,7 +461,7 @@ int BPF_PROG(on_tick, struct task_struct *task, u64 grown_ns)
 		return 0;
 	s = slot_of(task, &p, &index);
 	if (!s) {
-		if (is_engine()) /* it computes, and makes no traced call */
+		if (is_engine() && !(task->flags & PF_EXITING)) /* it computes, and makes no traced call */
 			follow_thread();
 		return 0;
 	}

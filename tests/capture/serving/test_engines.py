@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.serving.engines import Engines, engine_of, model_of
+from stallscope.capture.serving.engines import Engines, engine_of, listens, model_of
 
 COMMANDS = (
     ("vllm", "facebook/opt-125m", "/usr/bin/python3 /usr/local/bin/vllm serve facebook/opt-125m --port 8000"),
@@ -101,3 +101,22 @@ def test_an_ended_process_is_reported_once(tmp_path):
     present.clear()
     assert engines.scan(1) == ([], [40])
     assert engines.scan(2) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("row", "is_listening"),
+    [
+        ("0000: 00000002 00000000 00010000 0005 01 77 @cuda-uvmfd-4026531836-50@", False),
+        ("0000: 00000002 00000000 00010000 0001 01 77 @tmp/nccl-socket-0-1f", False),
+        ("0000: 00000002 00000000 00010000 0001 01 77 /run/server.sock", True),
+        ("0000: 00000003 00000000 00000000 0001 03 77 /run/server.sock", False),
+    ],
+)
+def test_sockets_of_cuda_s_libraries_do_not_make_a_process_a_server(tmp_path, row, is_listening):
+    process(tmp_path, 50, "python train.py", maps=TORCH, is_server=False)
+    folder = tmp_path / "50"
+    (folder / "fd").mkdir(exist_ok=True)
+    (folder / "fd" / "5").symlink_to("socket:[77]")
+    (folder / "net").mkdir(exist_ok=True)
+    (folder / "net" / "unix").write_text(f"Num RefCount Protocol Flags Type St Inode Path\n{row}\n")
+    assert listens(tmp_path, 50) is is_listening

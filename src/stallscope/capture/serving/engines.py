@@ -48,8 +48,12 @@ _MODEL = re.compile(
 _AGAIN_S = (0, 1, 2, 4, 8, 15, 30, 60, 300)
 """Ages at which another process is examined again: it may load a library or change its name."""
 _MAX_BYTES = 1 << 22
-_TCP_LISTEN, _UNIX_LISTEN = "0A", "00010000"
-"""States in /proc/PID/net: TCP_LISTEN (include/net/tcp_states.h); __SO_ACCEPTCON in the flags of a Unix socket."""
+_TCP_LISTEN, _UNIX_LISTEN, _STREAM = "0A", "00010000", "0001"
+"""In /proc/PID/net: TCP_LISTEN (include/net/tcp_states.h); __SO_ACCEPTCON in the flags, SOCK_STREAM as the type of a
+Unix socket.
+"""
+_LIBRARY_SOCKETS = ("@cuda-uvmfd-", "@tmp/nccl-")
+"""Unix sockets of libcuda, in every process that uses a GPU (type SOCK_SEQPACKET), and of NCCL's start."""
 
 
 class Engine(NamedTuple):
@@ -131,14 +135,23 @@ def _has_no_rank(proc: Path, pid: int) -> bool:
 
 
 def listens(proc: Path, pid: int) -> bool:
-    """Whether a process listens on a TCP or Unix socket, by the kernel's lists in /proc/PID/net."""
+    """Whether a process listens on a TCP or Unix socket, by the kernel's lists in /proc/PID/net.
+
+    Sockets of CUDA's libraries do not count.
+    """
     opened = {str(inode) for inode in open_sockets(proc / str(pid))}
     if not opened:
         return False
     rows = [words for name in ("tcp", "tcp6") for words in _rows_of(proc / str(pid) / "net" / name)]
     listening = {words[9] for words in rows if len(words) > 9 and words[3] == _TCP_LISTEN}
     rows = _rows_of(proc / str(pid) / "net" / "unix")
-    listening |= {words[6] for words in rows if len(words) > 6 and words[3] == _UNIX_LISTEN}
+    listening |= {
+        words[6]
+        for words in rows
+        if len(words) > 6
+        and (words[3], words[4]) == (_UNIX_LISTEN, _STREAM)
+        and not (len(words) > 7 and words[7].startswith(_LIBRARY_SOCKETS))
+    }
     return not opened.isdisjoint(listening)
 
 
