@@ -12,20 +12,27 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.process.unix_peer import unix_peer
-from stallscope.capture.process.wait_objects import BlockedCall, WaitObjects
+from stallscope.capture.process.wait_objects import TIMER, BlockedCall, WaitObjects
 
 _WAITING = {
     "unix": "s = socket.socket(socket.AF_UNIX); s.connect(at); s.recv(1)",
     "tcp": "socket.create_connection(('127.0.0.1', int(at))).recv(1)",
     "fifo": "open(at).read(1)",
     "shell": "subprocess.run(['sh', '-c', 'sleep 30; true'])",
+    "timer": "asyncio.run(asyncio.sleep(30))",
+    "end": "p = subprocess.Popen(['sleep', '30']); e = select.epoll(); e.register(os.pidfd_open(p.pid), 1); e.poll()",
+    "loop": """
+async def read():
+    reader, _ = await asyncio.open_connection('127.0.0.1', int(at))
+    await reader.read(1)
+asyncio.run(read())""",
 }
 
 
 @contextmanager
 def waiting(kind: str, at: str) -> Iterator[int]:
     """A process that blocks in a wait of this kind."""
-    code = f"import socket, subprocess, sys; at = sys.argv[1]; {_WAITING[kind]}"
+    code = f"import asyncio, os, select, socket, subprocess, sys; at = sys.argv[1]; {_WAITING[kind]}"
     with subprocess.Popen([sys.executable, "-c", code, at]) as process:
         try:
             yield process.pid
@@ -89,3 +96,26 @@ def test_the_writer_of_a_fifo_is_named(tmp_path: Path):
 def test_the_program_that_a_shell_runs_is_named(tmp_path: Path):
     with waiting("shell", "") as pid:
         assert blocked_call(pid, "end of sleep").nr == 61
+
+
+@pytest.mark.live
+def test_an_event_loop_without_connections_waits_for_a_timer():
+    with waiting("timer", "") as pid:
+        assert blocked_call(pid, TIMER).object == TIMER
+
+
+@pytest.mark.live
+def test_the_connection_of_an_event_loop_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with waiting("loop", str(port)) as pid:
+            connection, _ = server.accept()
+            with connection:
+                text = blocked_call(pid, f"connection to 127.0.0.1:{port}").object
+                assert f" {os.getpid()}" in text
+
+
+@pytest.mark.live
+def test_the_program_whose_end_an_event_loop_awaits_is_named():
+    with waiting("end", "") as pid:
+        assert "sleep" in blocked_call(pid, "end of").object

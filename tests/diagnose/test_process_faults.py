@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.processes.activity import activities
+from stallscope.diagnose.processes.buckets import LEFT, TIMER
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import as_json
 from stallscope.events import layout
@@ -147,6 +148,41 @@ def test_a_wait_for_a_queue_of_threads_is_not_the_interpreter_lock():
     verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
     assert verdict.causes[0].cause.name == "lock_contention"
     assert "helper" in str(verdict.evidence.line)
+
+
+def test_a_sample_that_was_read_after_its_wait_does_not_name_another_reason():
+    waiting = gpu(Category.OTHER_OFF, "/job/train.py:7 ask", nr=61, waits_for="end of git 33", n=3)
+    late = gpu(Category.NET, "/job/train.py:9 synchronise", nr=LEFT, n=7)
+    verdict = only(report_of(process(BLOCKED | {Category.CHILD: 0.7}, [waiting, late])))
+    assert [cause.cause.name for cause in verdict.causes] == ["child_program"]
+
+
+SELECT = "/usr/lib/python3.12/selectors.py:468 select"
+RUN_ONCE = "/usr/lib/python3.12/asyncio/base_events.py:1949 _run_once"
+
+
+@pytest.mark.parametrize(
+    ("others", "waits_for", "cause"),
+    [
+        ([], TIMER, "host_sleep"),
+        ([(Category.ON_CPU, -1, "/job/train.py:60 tokenise")], TIMER, "lock_contention"),
+        (
+            [(Category.OTHER_OFF, 61, "/usr/lib/python3.12/asyncio/unix_events.py:9 wait")],
+            TIMER,
+            "child_program",
+        ),
+        ([], "end of git 33", "child_program"),
+        ([], "connection to 10.0.0.1:80", "network_wait"),
+    ],
+)
+def test_the_reason_of_an_event_loop_s_wait_is_named(others, waits_for, cause):
+    waiting = gpu(Category.NET, SELECT, RUN_ONCE, "/job/train.py:9 run", nr=232, waits_for=waits_for)
+    threads = [
+        (SampleRole.SAME_PROCESS, state, nr, "", (frame,), SAMPLES_PER_S) for state, nr, frame in others
+    ]
+    verdict = only(report_of(process(BLOCKED | {Category.NET: 0.7}, [waiting, *threads])))
+    assert verdict.causes[0].cause.name == cause
+    assert TIMER not in str(verdict.causes[0].title)
 
 
 MANAGER = "/usr/lib/python3.12/concurrent/futures/process.py:400 wait_result_broken_or_wakeup"

@@ -64,12 +64,19 @@ _FILE_LOCKS = frozenset((73, 72))  # flock, fcntl
 _CHILD_WAITS = frozenset((61, 247))  # wait4, waitid
 _POLLS = frozenset((7, 271))  # poll, ppoll
 _SELECTS = frozenset((23, 270))  # select, pselect6
+_EPOLLS = frozenset((232, 281, 441))  # epoll_wait, epoll_pwait, epoll_pwait2
 _FUTEXES = frozenset((202, 449))
 _WRITES = frozenset((1, 18, 20, 296, 328))
 _STARTERS = frozenset(
     ("sh", "bash", "dash", "ash", "zsh", "env", "timeout", "nice", "taskset", "xargs", "sudo")
 )
 """Programs that start another program, whose name is of more use."""
+
+_LISTENING = b"0A"  # TCP_LISTEN in /proc/net/tcp
+_READABLE = 0x1  # EPOLLIN
+
+TIMER = "a timer of an event loop"
+"""The object of a wait of an event loop that has no connection, pipe or process to wait for."""
 
 _MAX_PEERS = 2
 _STANDARD = 2  # descriptors 0 to 2: input, output and errors of a program
@@ -119,7 +126,7 @@ class WaitObjects:
 
     def _operand(self, nr: int, arguments: list[int], memory: Memory | None) -> tuple[int] | None:
         """The descriptor, or the process waited for (0: any child)."""
-        if nr in _ON_DESCRIPTOR or nr in _FILE_LOCKS:
+        if nr in _ON_DESCRIPTOR or nr in _FILE_LOCKS or nr in _EPOLLS:
             return (arguments[0],)
         if nr in _CHILD_WAITS:
             pid = arguments[0] if nr == 61 else arguments[1] if arguments[0] == 1 else 0
@@ -135,6 +142,8 @@ class WaitObjects:
         return None
 
     def _description(self, pid: int, nr: int, number: int) -> str:
+        if nr in _EPOLLS:
+            return self._event_loop(pid, nr, number)
         link = self.proc / str(pid) / "fd" / str(number)
         try:
             target = str(link.readlink())
@@ -148,6 +157,43 @@ class WaitObjects:
         if target.startswith("socket:["):
             return self._socket(pid, target)
         return target.removesuffix(" (deleted)")
+
+    def _event_loop(self, pid: int, nr: int, number: int) -> str:
+        """The first process, pipe or connection that an event loop waits for; otherwise a timer.
+
+        The loop's own means of waking up (an eventfd, a pair of sockets) and sockets that listen do not count.
+        """
+        own = {_target(link) for link in _entries(self.proc / str(pid) / "fd")}
+        sockets = []
+        for line in small_file(f"{self.proc}/{pid}/fdinfo/{number}").splitlines():
+            words = line.split()
+            if len(words) < 4 or words[0] != b"tfd:":
+                continue
+            watched, is_reading = int(words[1]), bool(int(words[3], 16) & _READABLE)
+            target = _target(self.proc / str(pid) / "fd" / str(watched))
+            if target == "anon_inode:[pidfd]":
+                return self._child(pid, _pid_of(self.proc / str(pid) / "fdinfo" / str(watched)))
+            if target.startswith("pipe:["):
+                return self._pipe(pid, target, is_writing=not is_reading)
+            if target.startswith("socket:[") and self._is_connection(pid, target, own):
+                sockets.append(target)
+        return self._socket(pid, sockets[0]) if sockets else TIMER
+
+    def _is_connection(self, pid: int, target: str, own: set[str]) -> bool:
+        """Whether a socket leads to another process; own: the targets of the process's own descriptors."""
+        inode = target[8:-1]
+        if (peer := unix_peer(int(inode))) is not None:
+            return f"socket:[{peer}]" not in own
+        return any(row[9] == inode.encode() and row[3] != _LISTENING for row in self._connections(pid))
+
+    def _connections(self, pid: int) -> list[list[bytes]]:
+        """The rows of /proc/net/tcp and tcp6 in the network namespace of a process."""
+        return [
+            words
+            for name in ("tcp", "tcp6")
+            for line in _file_bytes(self.proc / str(pid) / "net" / name).splitlines()[1:]
+            if len(words := line.split()) > 9
+        ]
 
     def _child(self, pid: int, child: int) -> str:
         """The program that a process waits for; for a wait on any child, the present child."""
@@ -203,7 +249,8 @@ class WaitObjects:
                 everyone = (int(entry.name) for entry in self.proc.iterdir() if entry.name.isdecimal())
                 peers = self._peers_among((other for other in everyone if other != pid), target, wants_reader)
             cached = self._peers[key] = now_ns, peers
-        return [name for peer in cached[1] if (name := self.program(self._started(peer)))]
+        started = dict.fromkeys(self._started(peer) for peer in cached[1])
+        return [name for peer in started if (name := self.program(peer))]
 
     def _relatives(self, pid: int) -> list[int]:
         """The children of a process, their children, and its parent."""
@@ -230,12 +277,7 @@ class WaitObjects:
         inode = target[8:-1]
         if inode.isdigit() and (peer := unix_peer(int(inode))):
             return f"a Unix socket{self._of_peer(pid, str(peer))}"
-        rows = [
-            words
-            for name in ("tcp", "tcp6")
-            for line in _file_bytes(self.proc / str(pid) / "net" / name).splitlines()[1:]
-            if len(words := line.split()) > 9
-        ]
+        rows = self._connections(pid)
         for words in rows:
             if words[9] == inode.encode():
                 remote = [other[9].decode() for other in rows if (other[1], other[2]) == (words[2], words[1])]
@@ -283,6 +325,18 @@ def _descriptor(process_dir: Path, target: str, wants_reader: bool | None) -> in
         ]
         return min(numbers, default=None)
     return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
+def _pid_of(pidfd_info: Path) -> int:
+    """The process of a pidfd, by its row of fdinfo; 0 where it has ended."""
+    words = _file_bytes(pidfd_info).partition(b"Pid:")[2].split()
+    return max(int(words[0]), 0) if words else 0
 
 
 def _target(link: Path) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import BUDGET, Activity, item_of, standard_error
-from stallscope.diagnose.processes.code_locations import matches, user_line
+from stallscope.diagnose.processes.code_locations import is_own, matches, user_line
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, SampleRole
 
@@ -24,7 +24,9 @@ _TOGETHER = {"launches": "on_cpu"}
 _MIN_CHILD_SHARE = 0.02
 _ENOUGH_STACKS = 5
 LEFT = -2
-"""System call of a sample whose thread left its wait before the call was read: it counts as the waits at its line."""
+"""System call of a sample whose thread left its wait before the call was read. It counts as the waits at its line; at a
+line without waits, its stack was read after the wait as well, and it is left out.
+"""
 
 _CHILD_ENDS = frozenset((61, 247))
 _FILE_LOCKS = frozenset((73, 72))
@@ -89,19 +91,31 @@ class Bucket:
 
 
 class Threads(NamedTuple):
-    """The other threads of a process: whether a thread runs, and whether a thread waits for worker processes."""
+    """The other threads of a process: whether a thread runs, waits for worker processes, or waits for a program.
+
+    is_working: whether most samples of them are in the user's code.
+    """
 
     is_running: bool
     is_for_workers: bool
+    is_for_program: bool
+    is_working: bool
+
+
+TIMER = "a timer of an event loop"
+"""The object of a wait of an event loop without connections, as the capture writes it."""
 
 
 def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
     out: dict[str, Bucket] = {}
     others = activity.of_role(SampleRole.SAME_PROCESS)
+    n_working = others["n"][[is_own(user_line(activity.frames(row))) for row in others]].sum()
     threads = Threads(
         is_running=bool((others["category"] == Category.ON_CPU).any()),
         is_for_workers=any(matches(activity.frames(row), _WORKERS) for row in others),
+        is_for_program=bool(np.isin(others["syscall_nr"], list(_CHILD_ENDS)).any()),
+        is_working=bool(2 * n_working > others["n"].sum()),
     )
     at_line: dict[str, tuple[str, str]] = {}
     rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
@@ -119,7 +133,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.seconds.add(int(row["ts_ns"]) // 10**9)
         if line := user_line(frames):
             bucket.lines.add(line, weight)
-        if text := text_of(row, "object"):
+        if (text := text_of(row, "object")) and text != TIMER:
             bucket.objects.add(text, weight)
         bucket.parts.add(part, weight)
     for item, share in _unsampled(activity).items():
@@ -241,9 +255,10 @@ def _interval_shares(activity: Activity) -> dict[str, list[float]]:
 
 def _with_stacks(activity: Activity) -> tuple[Array, Array]:
     """The samples of the GPU thread and their intervals; samples without a stack are left out if enough of their state
-    have a stack.
+    have a stack, and samples whose wait is unknown if others of their state are known.
     """
     is_gpu = activity.samples["role"] == SampleRole.GPU
+    is_gpu[is_gpu] = _has_known_wait(activity, activity.samples[is_gpu])
     rows, interval = activity.samples[is_gpu], activity.interval[is_gpu]
     has_stack = rows["stack"] >= 0
     known: Counter[int] = Counter()
@@ -251,6 +266,25 @@ def _with_stacks(activity: Activity) -> tuple[Array, Array]:
         known[int(row["category"])] += int(row["n"])
     is_enough = np.array([known[int(category)] >= _ENOUGH_STACKS for category in rows["category"]], bool)
     return rows[has_stack | ~is_enough], interval[has_stack | ~is_enough]
+
+
+def _has_known_wait(activity: Activity, rows: Array) -> Array:
+    """Whether a sample's wait was read, or is that of other samples at its line; all True in a state without any."""
+    lines = [user_line(activity.frames(row)) for row in rows]
+    strata = [_stratum(activity, int(category)) for category in rows["category"]]
+    known = {
+        (stratum, line)
+        for stratum, line, nr in zip(strata, lines, rows["syscall_nr"], strict=True)
+        if nr != LEFT
+    }
+    states = {stratum for stratum, _ in known}
+    return np.array(
+        [
+            (stratum, line) in known or stratum not in states
+            for stratum, line in zip(strata, lines, strict=True)
+        ],
+        bool,
+    )
 
 
 def _stratum(activity: Activity, category: int) -> str:
@@ -306,8 +340,10 @@ def _reason(activity: Activity, row: Array, frames: tuple[str, ...], threads: Th
 
 
 def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], threads: Threads) -> str:
-    if nr in _CHILD_ENDS or matches(frames, code_locations.PROGRAMS):
+    if nr in _CHILD_ENDS or name.startswith("end of") or matches(frames, code_locations.PROGRAMS):
         return "child_program"
+    if name == TIMER:
+        return _reason_of_event_loop(threads)
     if name.startswith("full pipe"):
         return "full_pipe"
     if nr in _FILE_LOCKS:
@@ -323,6 +359,15 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], thre
     if item == "disk" and nr == -1:
         return "page_fault"
     return _BY_ITEM.get(item, "blocked")
+
+
+def _reason_of_event_loop(threads: Threads) -> str:
+    """An event loop without connections waits for another thread, for a program that a thread waits for, or sleeps."""
+    if threads.is_for_program:
+        return "child_program"
+    if threads.is_working:
+        return "lock_contention"
+    return "input_starvation" if threads.is_for_workers else "host_sleep"
 
 
 def text_of(row: Array, column: str) -> str:
