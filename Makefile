@@ -25,6 +25,7 @@ help: ## print this list
 setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/page $(STAMPS)/python $(STAMPS)/prometheus bpf ## install .venv with all development dependencies, and build the BPF programs
 	@setup/need.sh dist || true
 	@setup/need.sh browser || true
+	@setup/need.sh shared || true
 
 demo: $(STAMPS)/demo ## explain a recorded job, and a live job if this machine can trace
 	@$(BIN)/stallscope demo

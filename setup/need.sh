@@ -9,6 +9,7 @@
 #   need.sh firefox   Firefox can open the hub's page              (the same)
 #   need.sh dist      the wheel can be built for all architectures (required: fails with one line)
 #   need.sh images    container images can be built                (the same)
+#   need.sh shared    PostgreSQL can run for the tests of hubs that share their data (optional: exit code 3, one line)
 #   need.sh chroot    packages can be tried in an empty Debian     (optional: exit code 3, one line)
 #
 # The checks search for commands and files, not for package names, so that they work on other distributions. Missing
@@ -122,6 +123,10 @@ missing_for_firefox() {
     has_command firefox || has_command firefox-esr || echo firefox-esr
 }
 
+missing_for_shared() {
+    has_command initdb || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || echo postgresql
+}
+
 missing_for_slurm() {
     has_command slurmctld || echo slurmctld slurmd slurm-client slurm-wlm-basic-plugins
 }
@@ -165,12 +170,13 @@ live) need_live && need_bpf ;;
 kernels) need_kernels ;;
 browser) need_optional missing_for_browser "the tests of the page in Chromium" ;;
 firefox) need_optional missing_for_firefox "the tests of the page in Firefox" ;;
+shared) need_optional missing_for_shared "the tests of hubs that share their data" ;;
 slurm) need_optional missing_for_slurm "the proof with Slurm" ;;
 dist) need_dist ;;
 images) need_images ;;
 chroot) need_chroot ;;
 *)
-    say "usage: need.sh venv|bpf|live|kernels|browser|firefox|slurm|dist|images|chroot"
+    say "usage: need.sh venv|bpf|live|kernels|browser|firefox|shared|slurm|dist|images|chroot"
     exit 2
     ;;
 esac

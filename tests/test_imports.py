@@ -24,12 +24,14 @@ HEAVY = {
         "importers",
         "exporters",
         "store.hub",
+        "store.shared",
         "receive",
         "continuous",
         "page",
         "dashboard",
     },
-    "duckdb": {"query", "serve", "hub", "store.hub"},
+    "duckdb": {"query", "serve", "hub", "store.hub", "store.shared"},
+    "psycopg": {"store.shared"},
     "pandas": set(),
 }
 """Libraries that cost an agent its memory, and the parts that may use them."""
@@ -47,10 +49,12 @@ def dotted(path: Path) -> str:
 def part(module: str) -> str:
     """The part of the house a module is in: its first name below the package, "" for the package itself.
 
-    The hub's store is a part of its own, since the agent has the rest of `store` and must not load this.
+    The stores of hubs are parts of their own, because the agent has the rest of `store` and must not load them.
     """
     names = module.split(".")
-    return "store.hub" if names[1:3] == ["store", "hub"] else (*names, "")[1]
+    if names[1:2] == ["store"] and names[2:3] in (["hub"], ["shared"]):
+        return ".".join(names[1:3])
+    return (*names, "")[1]
 
 
 def imported(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
