@@ -1,0 +1,141 @@
+"""An S3 bucket through pyarrow: objects by key below the prefix of --bucket.
+
+The keys come from the environment or the role of the machine (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ...), never
+from the command line. Requests are bounded in time, so that an absent bucket delays nothing for long.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from stallscope.errors import BadInput, Overloaded, StorageFailed
+
+_CONNECT_S, _REQUEST_S, _ATTEMPTS = 3.0, 20.0, 2
+_RETRY_S = 5.0
+_LOG = logging.getLogger(__name__)
+_FORM = (
+    "--bucket expects s3://BUCKET/PREFIX, with ?endpoint_override=HOST:PORT&scheme=http&region=... if needed"
+)
+_OPTIONS = {"endpoint_override", "scheme", "region"}
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """An object of a listing. age_s: since it was written."""
+
+    key: str
+    n_bytes: int
+    modified_ns: int
+
+
+class Bucket:
+    """The objects below a prefix. Thread-safe."""
+
+    def __init__(self, address: str):
+        """address: s3://BUCKET/PREFIX. Raises BadInput; does not connect."""
+        parts = urlsplit(address)
+        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        if parts.scheme != "s3" or not parts.hostname:
+            raise BadInput(_FORM)
+        if parts.username or parts.password:
+            raise BadInput(
+                f"--bucket contains a key; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. {_FORM}"
+            )
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise BadInput(f"--bucket has the unknown option {unknown[0]!r}. {_FORM}")
+        self.name = parts.netloc
+        self._root = "/".join(filter(None, [parts.netloc, parts.path.strip("/")]))
+        self._files = fs.S3FileSystem(
+            connect_timeout=_CONNECT_S,
+            request_timeout=_REQUEST_S,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+            allow_delayed_open=True,  # an object of a few MB is one request
+            background_writes=False,
+            **options,
+        )
+
+    def checked(self) -> None:
+        """Write and remove an object. Raises BadInput for a missing bucket or wrong keys, StorageFailed."""
+        try:
+            if self._files.get_file_info(self.name).type is fs.FileType.NotFound:
+                raise BadInput(f"the bucket {self.name!r} does not exist; create it, or change --bucket")
+            key = f"{self._root}/.write-test"
+            with self._files.open_output_stream(key) as stream:
+                stream.write(b"stallscope")
+            self._files.delete_file(key)
+        except (OSError, pa.ArrowException) as error:
+            text = str(error)
+            if "NETWORK_CONNECTION" in text or "timed out" in text.lower():
+                raise StorageFailed(
+                    f"the bucket {self.name!r} does not answer; check --bucket and its endpoint"
+                ) from None
+            if any(
+                word in text for word in ("ACCESS_DENIED", "SIGNATURE", "INVALID_ACCESS_KEY", "FORBIDDEN")
+            ):
+                raise BadInput(
+                    f"the bucket {self.name!r} refuses the keys; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                ) from None
+            raise StorageFailed(f"the bucket {self.name!r} cannot be used: {_short(error)}") from None
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store an object. Raises Overloaded."""
+        try:
+            with self._files.open_output_stream(f"{self._root}/{key}") as stream:
+                stream.write(content)
+        except (OSError, pa.ArrowException) as error:
+            raise self._away("write", key, error) from error
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Store a file as an object. Raises Overloaded, StorageFailed for an unreadable file."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
+        self.put(key, content)
+
+    def get(self, key: str) -> bytes:
+        """The content of an object. Raises StorageFailed if it is missing, Overloaded."""
+        try:
+            with self._files.open_input_stream(f"{self._root}/{key}") as stream:
+                content: bytes = stream.read()
+        except FileNotFoundError as error:
+            raise StorageFailed(f"the bucket has no object {key}; restore it from a copy") from error
+        except (OSError, pa.ArrowException) as error:
+            raise self._away("read", key, error) from error
+        return content
+
+    def remove(self, key: str) -> None:
+        """Delete an object; a missing object is no error. Raises Overloaded."""
+        try:
+            self._files.delete_file(f"{self._root}/{key}")
+        except FileNotFoundError:
+            return
+        except (OSError, pa.ArrowException) as error:
+            raise self._away("delete", key, error) from error
+
+    def listed(self, prefix: str) -> Iterator[StoredObject]:
+        """The objects below a prefix. Raises Overloaded."""
+        selector = fs.FileSelector(f"{self._root}/{prefix}", recursive=True, allow_not_found=True)
+        try:
+            infos = self._files.get_file_info(selector)
+        except (OSError, pa.ArrowException) as error:
+            raise self._away("list", prefix, error) from error
+        for info in infos:
+            if info.type is fs.FileType.File:
+                yield StoredObject(info.path[len(self._root) + 1 :], info.size, info.mtime_ns or 0)
+
+    def _away(self, action: str, key: str, error: Exception) -> Overloaded:
+        _LOG.warning("the bucket %s: cannot %s %s: %s", self.name, action, key, _short(error))
+        return Overloaded("the bucket does not answer; send again later", _RETRY_S)
+
+
+def _short(error: Any) -> str:
+    """The cause, without the request: headers of a request contain the id of the key."""
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    return text.split("Details:")[0].split("(Request ID")[0].strip()[:200]

@@ -1,0 +1,281 @@
+"""The slots of one hub: takes, opens, closes and hands over stores as leases come and go.
+
+One thread renews the leases and does nothing else that could take long. Stores open and close in other threads. A
+slot without data opens with its first row.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stallscope.errors import Overloaded, StallscopeError
+from stallscope.store.hub.store import HubStore
+from stallscope.store.shared import leases as leases_of
+from stallscope.store.shared.leases import Leases, Member, MemberState, SlotState
+from stallscope.store.shared.postgres import Postgres
+from stallscope.store.shared.postgres_journal import Lease
+
+_LOG = logging.getLogger(__name__)
+_MAX_EVERY_S = 1.0
+_OPENED_AT_ONCE = 4
+
+
+class OpenSlot(Protocol):
+    """The store of a slot, with everything that works on it."""
+
+    @property
+    def store(self) -> HubStore:
+        """The store."""
+
+    def close(self) -> None:
+        """Commit the waiting rows, and close the store."""
+
+
+@dataclass
+class _Owned:
+    lease: Lease
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    open: OpenSlot | None = None
+    is_lost: bool = False
+    is_ending: bool = False
+    is_due: bool = False
+
+
+class Membership:
+    """A hub's part of the cluster. Thread-safe."""
+
+    def __init__(
+        self,
+        postgres: Postgres,
+        leases: Leases,
+        *,
+        opened: Callable[[Lease, Callable[[], None]], OpenSlot],
+        has_data: Callable[[int], bool],
+        state: Callable[[], Mapping[str, Any]] = dict,
+    ):
+        """opened: opens the store of a slot; its second argument is called if the slot is lost. state: for others."""
+        self._postgres, self._leases = postgres, leases
+        self._opened, self._has_data, self._state = opened, has_data, state
+        self._owned: dict[int, _Owned] = {}
+        self._changed = threading.Condition()
+        self._owners: dict[int, str] = {}
+        self._members: dict[str, MemberState] = {}
+        self._ended = threading.Event()
+        self._is_leaving = False
+        self._last_renewed_s = -float("inf")
+        self._threads = ThreadPoolExecutor(_OPENED_AT_ONCE, thread_name_prefix="slot")
+        self._every_s = min(_MAX_EVERY_S, leases.lease_s / 10)
+        self._thread = threading.Thread(target=self._run, name="slot-leases", daemon=True)
+        self._thread.start()
+
+    @property
+    def member(self) -> Member:
+        """This hub."""
+        return self._leases.member
+
+    def owned_slots(self) -> list[int]:
+        """The slots of this hub."""
+        with self._changed:
+            return sorted(slot for slot, owned in self._owned.items() if not owned.is_ending)
+
+    def stores(self) -> list[HubStore]:
+        """The open stores."""
+        with self._changed:
+            return [owned.open.store for owned in self._owned.values() if owned.open and not owned.is_ending]
+
+    def open_slots(self) -> list[tuple[int, OpenSlot]]:
+        """The open slots."""
+        with self._changed:
+            return [(slot, o.open) for slot, o in sorted(self._owned.items()) if o.open and not o.is_ending]
+
+    def store(self, slot: int) -> HubStore | None:
+        """The store of a slot of this hub; None if another hub owns it. Raises Overloaded while it cannot be opened."""
+        with self._changed:
+            owned = self._owned.get(slot)
+            if owned is None or owned.is_ending or owned.is_lost:
+                return None
+            if owned.open is not None:
+                return owned.open.store
+        try:
+            self._open(owned)
+        except StallscopeError as error:
+            raise Overloaded("the hub cannot open the cluster's data now; send again later", 2.0) from error
+        open_slot = owned.open
+        return open_slot.store if open_slot else None
+
+    def owner(self, slot: int) -> Member | None:
+        """The hub that owns a slot, as far as this hub knows; None if no hub does."""
+        with self._changed:
+            state = self._members.get(self._owners.get(slot, ""))
+            return state.member if state and state.is_alive else None
+
+    def members(self) -> list[MemberState]:
+        """The known hubs."""
+        with self._changed:
+            return list(self._members.values())
+
+    def is_connected(self) -> bool:
+        """Whether the leases were renewed lately."""
+        return time.monotonic() - self._last_renewed_s < self._leases.lease_s
+
+    def drain(self) -> None:
+        """Hand every slot over, and take no more."""
+        self._is_leaving = True
+        with self._changed:
+            self._changed.wait_for(lambda: not self._owned, timeout=60)
+
+    def close(self) -> None:
+        """Leave the cluster: commit, give the slots up."""
+        self.drain()
+        self._ended.set()
+        self._thread.join()
+        with self._changed:
+            rest = list(self._owned.values())
+        for owned in rest:
+            self._close(owned)
+        self._threads.shutdown(wait=True)
+        try:
+            self._leases.leave()
+        except StallscopeError as error:
+            _LOG.warning("the hub left without notice, its leases will run out: %s", error)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            begin_s = time.monotonic()
+            try:
+                self._turn()
+            except StallscopeError as error:
+                _LOG.warning("the leases of the slots: %s", error)
+                with self._changed:
+                    is_done = self._is_leaving and not self._is_connected_within(2.0)
+                if is_done:
+                    self._abandon()
+            except Exception:  # noqa: BLE001 (the next turn repeats it; without turns the leases run out)
+                _LOG.exception("the leases of the slots")
+            self._ended.wait(max(0.05, self._every_s - (time.monotonic() - begin_s)))
+
+    def _is_connected_within(self, seconds: float) -> bool:
+        return time.monotonic() - self._last_renewed_s < seconds
+
+    def _abandon(self) -> None:
+        """Leave without PostgreSQL: nothing can be committed or released; the leases run out."""
+        with self._changed:
+            owned = list(self._owned.values())
+        for each in owned:
+            self._end(each, is_released=False)
+
+    def _turn(self) -> None:
+        mine = self._leases.renew(self._state(), is_leaving=self._is_leaving)
+        self._last_renewed_s = time.monotonic()
+        with self._changed:
+            owned = list(self._owned.values())
+        for each in owned:
+            if mine.get(each.lease.slot) != each.lease.epoch:
+                self._end(each, is_released=False)
+            elif each.is_lost:
+                self._end(each, is_released=False, is_opened_again=True)
+        self._balance()
+        self._open_due()
+        slots, members = leases_of.directory(self._postgres, lease_s=self._leases.lease_s)
+        self._learn(slots, members)
+
+    def _learn(self, slots: list[SlotState], members: list[MemberState]) -> None:
+        with self._changed:
+            self._owners = {each.slot: each.owner for each in slots if each.expires_in_s > 0}
+            self._members = {each.member.name: each for each in members}
+
+    def _balance(self) -> None:
+        """Take slots up to the share, or hand one of the surplus over."""
+        if self._is_leaving:
+            for each in list(self._owned.values()):
+                self._end(each, is_released=True)
+            return
+        share = self._leases.share()
+        with self._changed:
+            kept = [each for each in self._owned.values() if not each.is_ending]
+            n_all = len(self._owned)
+        for each in kept[share:]:
+            self._end(each, is_released=True)
+        if n_all < share:
+            for lease in self._leases.take(share - n_all):
+                new = _Owned(lease)
+                new.is_due = True
+                with self._changed:
+                    self._owned[lease.slot] = new
+
+    def _open_due(self) -> None:
+        with self._changed:
+            due = [each for each in self._owned.values() if each.is_due and not each.is_ending]
+            for each in due:
+                each.is_due = False
+        for each in due:
+            self._threads.submit(self._open_with_data, each)
+
+    def _open_with_data(self, owned: _Owned) -> None:
+        try:
+            if self._has_data(owned.lease.slot):
+                self._open(owned)
+        except StallscopeError as error:
+            _LOG.warning("slot %d cannot be opened: %s", owned.lease.slot, error)
+            owned.is_due = True
+        except Exception:  # noqa: BLE001 (logged; retried)
+            _LOG.exception("slot %d cannot be opened", owned.lease.slot)
+            owned.is_due = True
+
+    def _open(self, owned: _Owned) -> None:
+        with owned.lock:
+            if owned.open is not None or owned.is_ending:
+                return
+
+            def lost() -> None:
+                owned.is_lost = True
+
+            opened = self._opened(owned.lease, lost)
+            with self._changed:
+                owned.open = opened
+                self._changed.notify_all()
+
+    def _end(self, owned: _Owned, *, is_released: bool, is_opened_again: bool = False) -> None:
+        """Close a slot in another thread; then release it or open it again."""
+        with self._changed:
+            if owned.is_ending:
+                return
+            owned.is_ending = True
+
+        def end() -> None:
+            try:
+                self._close(owned)
+                if is_released:
+                    self._leases_release(owned.lease)
+            finally:
+                with self._changed:
+                    del self._owned[owned.lease.slot]
+                    if is_opened_again:
+                        again = _Owned(owned.lease)
+                        again.is_due = True
+                        self._owned[owned.lease.slot] = again
+                    self._changed.notify_all()
+
+        done: Future[None] = self._threads.submit(end)
+        done.add_done_callback(_logged)
+
+    def _close(self, owned: _Owned) -> None:
+        with owned.lock:
+            if owned.open is not None:
+                owned.open.close()
+                owned.open = None
+
+    def _leases_release(self, lease: Lease) -> None:
+        try:
+            self._leases.release(lease)
+        except StallscopeError as error:
+            _LOG.warning("slot %d is not released, its lease will run out: %s", lease.slot, error)
+
+
+def _logged(done: "Future[None]") -> None:
+    if error := done.exception():
+        _LOG.error("a slot could not be closed", exc_info=error)

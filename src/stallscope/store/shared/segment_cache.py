@@ -1,0 +1,150 @@
+"""The folder of a hub that shares its data: a cache of sealed files, whose owner is the bucket.
+
+A file is fetched when it is first needed. Files that were not used for some minutes are removed, the least recently
+used first, while the folder is larger than its limit.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from stallscope.errors import StorageFailed
+from stallscope.store.hub.damage import reason_unreadable, reason_unreadable_inside
+from stallscope.store.hub.journal import Segment, line
+from stallscope.store.hub.segments import FOLDER
+from stallscope.store.shared.bucket import Bucket
+
+_AT_ONCE = 8
+_UNUSED_S = 300.0
+"""A query lists its files before it reads them."""
+
+
+class SegmentCache:
+    """The cached files of one process. Thread-safe."""
+
+    def __init__(self, folder: Path, bucket: Bucket, *, max_bytes: int):
+        self.folder, self.bucket, self._max_bytes = folder, bucket, max_bytes
+        self.n_fetched = 0
+        self._lock = threading.Lock()
+        self._fetching: dict[str, threading.Lock] = {}
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="segment-fetch")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=True)
+
+    def fetch(self, segments: Sequence[Segment]) -> None:
+        """Make files readable in the folder. Raises Overloaded, StorageFailed."""
+        missing = [segment for segment in segments if not self._is_there(segment)]
+        if len(missing) == 1:
+            self._fetched(missing[0])
+        elif missing:
+            for done in [self._threads.submit(self._fetched, segment) for segment in missing]:
+                done.result()
+
+    def put(self, segment: Segment) -> None:
+        """Store a new local file in the bucket. Raises Overloaded, StorageFailed."""
+        self.bucket.put_file(segment.path, self.folder / segment.path)
+
+    def forget(self, segment: Segment) -> None:
+        """Remove the local copy."""
+        with suppress(OSError):
+            (self.folder / segment.path).unlink(missing_ok=True)
+
+    def reason_unreadable_inside(self, segment: Segment) -> str:
+        """Why an object is damaged; a damaged local copy is fetched again first."""
+        self.fetch([segment])
+        if not reason_unreadable_inside(self.folder, segment):
+            return ""
+        self.forget(segment)
+        self.fetch([segment])
+        return reason_unreadable_inside(self.folder, segment)
+
+    def trim(self) -> int:
+        """Remove files beyond the limit. Returns their number."""
+        entries: list[tuple[float, int, Path]] = []
+        for path in (self.folder / FOLDER).rglob("*"):
+            with suppress(OSError):
+                if path.is_file():
+                    status = path.stat()
+                    entries.append((status.st_mtime, status.st_size, path))
+        total, n_removed = sum(size for _, size, _ in entries), 0
+        for used_s, size, path in sorted(entries):
+            if total <= self._max_bytes or time.time() - used_s < _UNUSED_S:
+                break
+            with suppress(OSError):
+                path.unlink()
+                total, n_removed = total - size, n_removed + 1
+        return n_removed
+
+    def _is_there(self, segment: Segment) -> bool:
+        """Whether the file is complete; the use of the file is noted in its time."""
+        path = self.folder / segment.path
+        try:
+            os.utime(path)
+        except OSError:
+            return False
+        return path.stat().st_size == segment.n_bytes
+
+    def _fetched(self, segment: Segment) -> None:
+        with self._lock:
+            one = self._fetching.setdefault(segment.path, threading.Lock())
+        try:
+            with one:
+                if not self._is_there(segment):
+                    self._write(segment, self.bucket.get(segment.path))
+        finally:
+            with self._lock:
+                self._fetching.pop(segment.path, None)
+
+    def _write(self, segment: Segment, content: bytes) -> None:
+        path = self.folder / segment.path
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part.write_bytes(content)
+            part.rename(path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise StorageFailed(f"cannot write {path}: {line(error)}; check free space") from error
+        self.n_fetched += 1
+
+
+class SlotFiles:
+    """The sealed files of one slot."""
+
+    def __init__(self, cache: SegmentCache, *, slot: int, epoch: int):
+        """epoch: part of the names, so that two owners of a slot never write the same object."""
+        self._cache = cache
+        self.folder, self.prefix = cache.folder, f"{slot}-{epoch}-"
+
+    def opened(self, known: Sequence[Segment]) -> None:
+        """Nothing: other slots have files in the same folder."""
+
+    def put(self, segment: Segment) -> None:
+        """Store a new file in the bucket. Raises Overloaded, StorageFailed."""
+        self._cache.put(segment)
+
+    def fetch(self, segments: Sequence[Segment]) -> None:
+        """Make files readable in the folder. Raises Overloaded, StorageFailed."""
+        self._cache.fetch(segments)
+
+    def remove(self, segment: Segment) -> None:
+        """Remove the local copy; the journal's transaction has noted the object, which sweep.py deletes."""
+        self._cache.forget(segment)
+
+    def reason_unreadable(self, segment: Segment) -> str:
+        """Why a local copy is damaged; a damaged copy is removed, so that it is fetched again."""
+        if (self.folder / segment.path).exists() and reason_unreadable(self.folder, segment):
+            self._cache.forget(segment)
+        return ""
+
+    def reason_unreadable_inside(self, segment: Segment) -> str:
+        """Why an object is damaged, after reading every row."""
+        return self._cache.reason_unreadable_inside(segment)

@@ -1,0 +1,404 @@
+"""The store of a hub that shares its data with other hubs: writes to slots, reads over all slots.
+
+Rows of a slot of this hub go to its store; rows of another slot go to the hub that owns it. Answers come from one
+snapshot of PostgreSQL, so every hub gives the same answers, and no hub asks another.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import duckdb
+import pyarrow as pa
+
+from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
+from stallscope.store.hub import schema, views
+from stallscope.store.hub.batches import Batch, Receipt
+from stallscope.store.hub.compactor import CompactorTotals
+from stallscope.store.hub.damage import Damage
+from stallscope.store.hub.hot import Snapshot
+from stallscope.store.hub.job_filter import JobFilter
+from stallscope.store.hub.journal import Segment, line
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.memory_size import resident_bytes
+from stallscope.store.hub.questions import Questions, question_text
+from stallscope.store.hub.store import HubStore
+from stallscope.store.hub.unexamined import Unexamined
+from stallscope.store.hub.writer import Counters, Listener
+from stallscope.store.shared import peer_port, postgres_schema, sweep
+from stallscope.store.shared.bucket import Bucket
+from stallscope.store.shared.leases import Leases, Member
+from stallscope.store.shared.membership import Membership
+from stallscope.store.shared.postgres import Postgres
+from stallscope.store.shared.postgres_journal import Lease, PostgresJournal
+from stallscope.store.shared.segment_cache import SegmentCache, SlotFiles
+from stallscope.store.shared.slots import by_slot
+from stallscope.store.shared.tenant_snapshots import Snapshots
+
+_LOG = logging.getLogger(__name__)
+_SWEEP_S = 30.0
+_UNLISTED_EVERY = 2880
+"""Sweeps between two listings of the bucket: once a day."""
+_MARGIN_NS = 600 * 10**9
+_SLOT_SHARE = 4
+"""A slot may use this part of the memory for unsealed rows; the limit of the process covers all slots."""
+
+
+class Closable(Protocol):
+    """A part of a hub that works on one slot's store."""
+
+    def close(self) -> None:
+        """Stop."""
+
+
+@dataclass
+class _Slot:
+    store: HubStore
+    work: Closable
+
+    def close(self) -> None:
+        self.work.close()
+        self.store.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Where the shared data is, and how this hub takes part. peer, ingest: HOST:PORT, see leases.Member."""
+
+    postgres: str
+    bucket: str
+    cache: Path
+    name: str
+    version: str
+    peer_listen: str
+    peer_host: str
+    ingest: str = ""
+    lease_s: float = 10.0
+    max_cache_bytes: int = 100_000_000_000
+
+
+class SharedStore:
+    """An open store. Thread-safe; must be closed with close()."""
+
+    def __init__(
+        self,
+        sharing: Sharing,
+        limits: Limits,
+        *,
+        work: Callable[[HubStore], Closable],
+    ):
+        """work: starts what works on a slot's store, its diagnosis; closed before the store.
+
+        Raises BadInput, StorageFailed, NewerSchema.
+        """
+        self._limits = limits
+        self._work = work
+        self._listeners: list[Listener] = []
+        self._is_closed = False
+        self.unexamined = Unexamined()
+        self.n_forwarded = 0
+        self.postgres = Postgres(sharing.postgres, name=sharing.name, stopped_s=max(0.5, sharing.lease_s / 2))
+        self.bucket = Bucket(sharing.bucket)
+        self.postgres.checked()
+        self.bucket.checked()
+        postgres_schema.prepare(self.postgres)
+        self._cache = SegmentCache(sharing.cache.absolute(), self.bucket, max_bytes=sharing.max_cache_bytes)
+        self.folder = self._cache.folder
+        self.damage = Damage(self.folder)
+        self._questions = Questions(self.folder, limits)
+        self._snapshots = Snapshots(self.postgres, self.bucket)
+        secret = postgres_schema.secret(self.postgres)
+        self._peers = peer_port.Peers(secret)
+        cert, key = peer_port.certificate()
+        try:
+            self._server, port = peer_port.server(
+                self._of_peer, sharing.peer_listen, secret=secret, cert=cert, key=key
+            )
+        except OSError as error:
+            raise BadInput(
+                f"--peer: cannot listen at {sharing.peer_listen}; choose another address"
+            ) from error
+        self._server.start()
+        member = Member(
+            name=sharing.name,
+            peer=f"{sharing.peer_host}:{port}",
+            certificate=cert.decode(),
+            ingest=sharing.ingest,
+            version=sharing.version,
+        )
+        self.membership = Membership(
+            self.postgres,
+            Leases(self.postgres, member, lease_s=sharing.lease_s),
+            opened=self._opened,
+            has_data=self._has_data,
+            state=self._state,
+        )
+        self._ended = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep, name="bucket-sweep", daemon=True)
+        self._sweeper.start()
+
+    # slots of this hub
+
+    def _opened(self, lease: Lease, lost: Callable[[], None]) -> _Slot:
+        limits = replace(
+            self._limits,
+            max_hot_bytes=self._limits.max_hot_bytes // _SLOT_SHARE,
+            sealer_memory_bytes=self._limits.sealer_memory_bytes // _SLOT_SHARE,
+        )
+        store = HubStore(
+            PostgresJournal(self.postgres, lease, self.bucket, lost=lost),
+            limits,
+            files=SlotFiles(self._cache, slot=lease.slot, epoch=lease.epoch),
+            questions=self._questions,
+        )
+        try:
+            for listener in self._listeners:
+                store.subscribe(listener)
+            return _Slot(store, self._work(store))
+        except BaseException:
+            store.close()
+            raise
+
+    def _has_data(self, slot: int) -> bool:
+        tables = ("journal", "segments", *schema.KEPT)
+        exists = " OR ".join(f"EXISTS (SELECT 1 FROM {name} WHERE slot = %s)" for name in tables)
+        with self.postgres.transaction() as db:
+            ((has_data,),) = db.execute(f"SELECT {exists}", [slot] * len(tables)).fetchall()
+        return bool(has_data)
+
+    def _state(self) -> dict[str, Any]:
+        """What other hubs should know: rows that were not examined here."""
+        lags = {
+            slot: round(numbers.diagnosis_lag_s, 1)
+            for slot, each in self.membership.open_slots()
+            if (numbers := getattr(getattr(each, "work", None), "numbers", None)) is not None
+        }
+        return {"lag_s": lags}
+
+    # writing
+
+    def append(self, batch: Batch) -> "Future[Receipt]":
+        """Store a batch at the owners of its clusters. Raises BadInput, Overloaded.
+
+        Each cluster's rows are stored all or nothing; a batch of several clusters is repeated whole after a failure,
+        and parts that are stored already are recognised by its id.
+        """
+        parts = by_slot(batch)
+        futures = [self._append_part(slot, part) for slot, part in parts.items()]
+        return futures[0] if len(futures) == 1 else _all_of(futures, batch.n_rows)
+
+    def _append_part(self, slot: int, part: Batch) -> "Future[Receipt]":
+        store = self.membership.store(slot)
+        if store is not None:
+            return store.append(part)
+        owner = self.membership.owner(slot)
+        if owner is None or owner.name == self.membership.member.name:
+            raise Overloaded("the cluster moves to another hub; send again", 1.0)
+        self.n_forwarded += 1
+        return self._peers.send(owner, slot, part)
+
+    def _of_peer(self, slot: int, part: Batch) -> "Future[Receipt]":
+        store = self.membership.store(slot)
+        if store is None:
+            raise Overloaded("the cluster moves to another hub; send again", 0.5)
+        return store.append(part)
+
+    def ingest_of(self, tenant: str, cluster: str) -> str:
+        """Where agents of a cluster should send: HOST:PORT of its owner, empty if it is this hub or unknown."""
+        from stallscope.store.shared.slots import slot_of
+
+        owner = self.membership.owner(slot_of(tenant, cluster))
+        return "" if owner is None or owner.name == self.membership.member.name else owner.ingest
+
+    def announced(self) -> AbstractContextManager[None]:
+        """Nothing: the slot of the rows is not known yet."""
+        return nullcontext()
+
+    def check_room(self) -> None:
+        """Raises Overloaded while this hub accepts no rows."""
+        if not self.membership.is_connected():
+            raise Overloaded("PostgreSQL does not answer; send again later", 2.0)
+        most = self._limits.max_process_bytes
+        if most is not None and resident_bytes() > most:
+            pa.default_memory_pool().release_unused()
+            raise Overloaded(
+                "the hub has reached its memory limit; send again later", self._limits.retry_after_s
+            )
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call the listener with each batch that this hub commits, in the thread of a writer."""
+        self._listeners.append(listener)
+        for store in self.membership.stores():
+            store.subscribe(listener)
+
+    # reading
+
+    def ask(
+        self, question: str, *, tenant: str, params: Mapping[str, object], job: JobFilter | None = None
+    ) -> pa.Table:
+        """The answer to a named question over the tenant's current data. Raises NotFound, BadInput, StorageFailed."""
+        sql = question_text(question)
+        snapshot = self._snapshots.snapshot(tenant, views.named(sql))
+        if "$from_ns" in sql:
+            snapshot = _within(snapshot, params.get("from_ns"), params.get("to_ns"))
+        self._fetch(snapshot)
+        try:
+            return self._questions.answer(sql, snapshot, params=params, job=job)
+        except duckdb.Error as error:
+            if any(snapshot.segments.values()) and self._set_aside(tenant, snapshot):
+                raise StorageFailed(f"a sealed file is damaged ({line(error)}); repeat the query") from error
+            raise BadInput(f"question {question}: {line(error)}") from error
+
+    def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
+        """The tenant's data of these tables at one moment; its files are in the folder."""
+        snapshot = self._snapshots.snapshot(tenant, tables)
+        self._fetch(snapshot)
+        return snapshot
+
+    def _fetch(self, snapshot: Snapshot) -> None:
+        try:
+            self._cache.fetch([segment for each in snapshot.segments.values() for segment in each])
+        except Overloaded as error:
+            raise StorageFailed("the bucket does not answer; repeat the query later") from error
+
+    def set_aside_damaged(self, tenant: str) -> int:
+        """Check the tenant's sealed files after a failure. Returns the number of damaged files."""
+        return self._set_aside(tenant, self._snapshots.snapshot(tenant, schema.SENT.keys()))
+
+    def _set_aside(self, tenant: str, snapshot: Snapshot) -> int:
+        n_bad = 0
+        for segment in (segment for each in snapshot.segments.values() for segment in each):
+            if reason := self._cache.reason_unreadable_inside(segment):
+                self.damage.set_aside(segment, reason)
+                n_bad += 1
+        return n_bad
+
+    def tenants(self) -> list[str]:
+        """The tenants with any data."""
+        return self._snapshots.tenants()
+
+    def tail(self, tenant: str, table: str, *, since_us: int) -> pa.Table:
+        """Rows of a table that were committed since then to the slots of this hub."""
+        empty = schema.arrow_schema(schema.TABLES[table]).empty_table()
+        pieces = [store.tail(tenant, table, since_us=since_us) for store in self.membership.stores()]
+        return pa.concat_tables([empty, *pieces]).sort_by("received_at")
+
+    def tail_rows(self, tenant: str, table: str, *, since_us: int) -> int:
+        """Upper bound on the number of rows that tail() would return."""
+        return sum(store.tail_rows(tenant, table, since_us=since_us) for store in self.membership.stores())
+
+    # numbers
+
+    def queued(self) -> tuple[int, int]:
+        """Rows and bytes that wait for a commit."""
+        each = [store.queued() for store in self.membership.stores()]
+        return sum(rows for rows, _ in each), sum(n_bytes for _, n_bytes in each)
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of unsealed rows in memory."""
+        return sum(store.hot_bytes for store in self.membership.stores())
+
+    @property
+    def counters(self) -> Counters:
+        """Totals of the open slots."""
+        each = [asdict(store.counters) for store in self.membership.stores()]
+        totals = {f.name: sum(numbers[f.name] for numbers in each) for f in fields(Counters)}
+        totals["longest_hold_s"] = max((numbers["longest_hold_s"] for numbers in each), default=0.0)
+        return Counters(**totals)
+
+    @property
+    def kept(self) -> CompactorTotals:
+        """Totals of the maintenance of the open slots."""
+        each = [asdict(store.kept) for store in self.membership.stores()]
+        return CompactorTotals(**{f.name: sum(n[f.name] for n in each) for f in fields(CompactorTotals)})
+
+    def numbers(self) -> dict[str, float]:
+        """Gauges and counters of the shared store, for /metrics."""
+        return {
+            "n_slots": len(self.membership.owned_slots()),
+            "n_open_slots": len(self.membership.stores()),
+            "n_hubs": sum(each.is_alive for each in self.membership.members()),
+            "n_postgres_away": float(not self.membership.is_connected()),
+            "forwarded_batches": self.n_forwarded,
+            "fetched_segments": self._cache.n_fetched,
+        }
+
+    # the end
+
+    def drain(self) -> None:
+        """Hand all slots over, while this hub still forwards what it receives."""
+        self.membership.drain()
+
+    def close(self) -> None:
+        """Commit the waiting rows, and leave the cluster; safe to repeat."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ended.set()
+        self.membership.close()
+        self._server.stop(2.0).wait()
+        self._sweeper.join()
+        self._peers.close()
+        self._questions.close()
+        self._cache.close()
+        self.postgres.close()
+
+    def _sweep(self) -> None:
+        n = 0
+        while not self._ended.wait(_SWEEP_S):
+            n += 1
+            with suppress(StallscopeError):
+                self._peers.keep({each.member.name for each in self.membership.members() if each.is_alive})
+                slots = self.membership.owned_slots()
+                sweep.remove_dropped(self.postgres, self.bucket, slots, grace_s=2 * self._limits.grace_s)
+                self._cache.trim()
+                if 0 in slots and n % _UNLISTED_EVERY == 0:  # one hub of all
+                    n_removed = sweep.remove_unlisted(self.postgres, self.bucket)
+                    _LOG.info("the bucket: %d unlisted objects removed", n_removed)
+
+
+def _within(snapshot: Snapshot, from_ns: object, to_ns: object) -> Snapshot:
+    """Without files of collectives that end long before a window or begin long after it."""
+
+    def may_match(segment: Segment) -> bool:
+        if segment.min_ts_ns is None or segment.max_ts_ns is None:
+            return True
+        is_before = isinstance(from_ns, int) and segment.max_ts_ns < from_ns - _MARGIN_NS
+        is_after = isinstance(to_ns, int) and segment.min_ts_ns >= to_ns + _MARGIN_NS
+        return not (is_before or is_after)
+
+    collectives = tuple(filter(may_match, snapshot.segments.get("collectives", ())))
+    return replace(snapshot, segments={**snapshot.segments, "collectives": collectives})
+
+
+def _all_of(futures: list["Future[Receipt]"], n_rows: int) -> "Future[Receipt]":
+    """Resolves when all parts are stored; fails if any part fails."""
+    result: Future[Receipt] = Future()
+    lock, left = threading.Lock(), [len(futures)]
+
+    def settled(done: "Future[Receipt]") -> None:
+        with lock:
+            left[0] -= 1
+            if result.done():
+                return
+            if error := done.exception():
+                result.set_exception(error)
+            elif not left[0]:
+                receipts = [each.result() for each in futures]
+                result.set_result(
+                    Receipt(
+                        n_rows,
+                        all(each.is_duplicate for each in receipts),
+                        max(each.received_us for each in receipts),
+                    )
+                )
+
+    for each in futures:
+        each.add_done_callback(settled)
+    return result

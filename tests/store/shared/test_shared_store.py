@@ -1,0 +1,335 @@
+"""Hubs that share their data: each row is stored once, whichever hub gets it, and every hub gives the same answers."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.shared_servers import PostgresServer, S3Server
+
+from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
+from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.store import HubStore
+from stallscope.store.shared import postgres_journal, sweep
+from stallscope.store.shared.shared_store import SharedStore, Sharing
+from stallscope.store.shared.slots import N_SLOTS, by_slot, slot_of
+
+STILL = Limits(maintenance_s=3600, settle_s=0)
+LEASE_S = 3.0
+
+
+class NoWork:
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+Started = Callable[..., SharedStore]
+
+
+@pytest.fixture
+def start(postgres_server: PostgresServer, s3_server: S3Server, tmp_path: Path) -> Iterator[Started]:
+    """Starts hubs that share a new database and a new prefix of the bucket."""
+    dsn = postgres_server.new_database()
+    bucket = s3_server.bucket(f"b{postgres_server.n_databases}")
+    with ExitStack() as stack:
+
+        def started(name: str, limits: Limits = STILL, lease_s: float = LEASE_S) -> SharedStore:
+            sharing = Sharing(
+                postgres=dsn,
+                bucket=bucket,
+                cache=tmp_path / name,
+                name=name,
+                version="0",
+                peer_listen="127.0.0.1:0",
+                peer_host="127.0.0.1",
+                lease_s=lease_s,
+            )
+            store = SharedStore(sharing, limits, work=lambda _: NoWork())
+            return stack.enter_context(closing(store))
+
+        yield started
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end_s, "the condition does not become true"
+        time.sleep(0.05)
+
+
+def settled(*stores: SharedStore) -> None:
+    """Wait until all slots have their owners, and every hub knows them."""
+    share = N_SLOTS // len(stores)
+    until(lambda: all(len(store.membership.owned_slots()) == share for store in stores))
+    until(lambda: all(store.membership.owner(slot) for store in stores for slot in range(N_SLOTS)))
+    names = {
+        slot: store.membership.member.name for store in stores for slot in store.membership.owned_slots()
+    }
+    until(lambda: all(s.membership.owner(slot).name == name for s in stores for slot, name in names.items()))
+
+
+def events(cluster: str, *names: str) -> pa.Table:
+    n = len(names)
+    return pa.table(
+        {"ts_ns": list(range(1, n + 1)), "cluster_id": [cluster] * n, "node_id": ["n"] * n, "name": names}
+    )
+
+
+def stored(store: SharedStore | HubStore, batch: Batch) -> bool:
+    """Whether the batch was a duplicate; repeated as a sender would."""
+    end_s = time.monotonic() + 30
+    while True:
+        try:
+            return store.append(batch).result(30).is_duplicate
+        except Overloaded:
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+
+
+def names(store: SharedStore, tenant: str = "a") -> list[str]:
+    snapshot = store.snapshot(tenant, tables=("events",))
+    import pyarrow.parquet as pq
+
+    sealed = [
+        name
+        for segment in snapshot.segments.get("events", ())
+        for name in pq.read_table(store.folder / segment.path, partitioning=None)["name"].to_pylist()
+    ]
+    hot = snapshot.hot["events"]["name"].to_pylist() if "events" in snapshot.hot else []
+    return sorted(sealed + hot)
+
+
+def slot_stores(store: SharedStore) -> list[HubStore]:
+    return store.membership.stores()
+
+
+CLUSTERS = [f"cluster-{n}" for n in range(6)]
+
+
+def test_the_slot_of_a_cluster_never_changes():
+    # Computed once with zlib.crc32 by hand; a change would put the rows of a cluster into two slots.
+    import zlib
+
+    assert slot_of("a", "c") == zlib.crc32(b"a\x00c") % 64
+    assert {slot_of("a", f"c{n}") for n in range(2000)} == set(range(64))
+
+
+def test_a_batch_of_several_clusters_is_split_without_loss():
+    rows = pa.concat_tables([events(cluster, f"of-{cluster}") for cluster in CLUSTERS])
+    parts = by_slot(Batch("b", "a", {"events": rows}, 600))
+    assert sorted(n for part in parts.values() for n in part.tables["events"]["name"].to_pylist()) == sorted(
+        f"of-{cluster}" for cluster in CLUSTERS
+    )
+    assert all(
+        slot_of("a", cluster) == slot
+        for slot, part in parts.items()
+        for cluster in part.tables["events"]["cluster_id"].to_pylist()
+    )
+    assert len({part.batch_id for part in parts.values()}) == len(parts) > 1
+
+
+def test_any_hub_takes_any_batch_once_and_gives_the_same_answer(start: Started):
+    one = start("hub-a")
+    settled(one)
+    two = start("hub-b")
+    settled(one, two)
+    for cluster in CLUSTERS:
+        batch = Batch(f"of-{cluster}", "a", {"events": events(cluster, cluster)})
+        assert [stored(store, batch) for store in (one, two, one)] == [False, True, True]
+    everything = pa.concat_tables([events(cluster, f"both-{cluster}") for cluster in CLUSTERS])
+    batch = Batch("mixed", "a", {"events": everything})
+    assert [stored(store, batch) for store in (two, one)] == [False, True]
+    wanted = sorted([*CLUSTERS, *(f"both-{cluster}" for cluster in CLUSTERS)])
+    assert names(one) == names(two) == wanted
+    assert one.n_forwarded and two.n_forwarded
+    for store in (one, two):
+        for each in slot_stores(store):
+            each.seal_all()
+    assert names(one) == names(two) == wanted
+    assert one.tenants() == two.tenants() == ["a"]
+    assert one.snapshot("b", tables=("events",)).hot == {}
+
+
+def test_a_batch_that_two_hubs_get_at_the_same_moment_is_stored_once(start: Started):
+    one, two = start("hub-a"), start("hub-b")
+    settled(one, two)
+    answers: list[bool] = []
+
+    def send(store: SharedStore, n: int) -> None:
+        answers.append(stored(store, Batch(f"b{n}", "a", {"events": events(CLUSTERS[n % 6], f"row-{n}")})))
+
+    for n in range(12):
+        threads = [threading.Thread(target=send, args=(store, n)) for store in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert answers.count(True) == answers.count(False) == 12
+    assert names(one) == sorted(f"row-{n}" for n in range(12))
+
+
+def test_another_hub_takes_over_when_a_hub_leaves(start: Started):
+    one, two = start("hub-a"), start("hub-b")
+    settled(one, two)
+    for cluster in CLUSTERS:
+        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    two.close()
+    settled(one)
+    assert all(stored(one, Batch(c, "a", {"events": events(c, c)})) for c in CLUSTERS)
+    assert names(one) == CLUSTERS
+
+
+def test_another_hub_takes_over_when_leases_run_out(start: Started):
+    one, two = start("hub-a"), start("hub-b")
+    settled(one, two)
+    for cluster in CLUSTERS:
+        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    two.membership._ended.set()  # as a process that stopped: no renewal
+    two.membership._thread.join()
+    silent_s = time.monotonic()
+    until(lambda: len(one.membership.owned_slots()) == N_SLOTS)
+    assert time.monotonic() - silent_s > LEASE_S / 2
+    late = [
+        store.append(Batch("late", "a", {"events": events(c, "late")}))
+        for c in CLUSTERS[:1]
+        for store in slot_stores(two)[:1]
+    ]
+    for future in late:
+        with pytest.raises(Overloaded):
+            future.result(30)
+    assert all(stored(one, Batch(c, "a", {"events": events(c, c)})) for c in CLUSTERS)
+    assert names(one) == CLUSTERS
+
+
+def test_without_the_bucket_rows_are_stored_in_postgres(start: Started, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(postgres_journal, "OBJECT_BYTES", 10)
+    store = start("hub-a")
+    settled(store)
+
+    def away(key: str, content: bytes) -> None:
+        raise Overloaded("the bucket does not answer", 5.0)
+
+    monkeypatch.setattr(store.bucket, "put", away)
+    stored(store, Batch("b1", "a", {"events": events("c", "x")}))
+    assert names(store) == ["x"]
+    (slot_store,) = slot_stores(store)
+    with pytest.raises(Overloaded):
+        slot_store.seal_all()
+    assert names(store) == ["x"]
+    monkeypatch.undo()
+    slot_store.seal_all()
+    assert names(store) == ["x"] and len(list(store.bucket.listed("segments"))) == 1
+
+
+def test_dropped_and_unlisted_objects_are_removed_and_listed_objects_stay(start: Started):
+    store = start("hub-a")
+    settled(store)
+    (slot,) = by_slot(Batch("", "a", {"events": events("c", "x")}))
+    for n in range(9):
+        stored(store, Batch(f"b{n}", "a", {"events": events("c", f"x{n}")}))
+        slot_stores(store)[0].seal_all()
+    slot_stores(store)[0]._compactor._merge_small()
+    store.bucket.put("segments/a/events/left-by-a-crash.parquet", b"x")
+    store.bucket.put("journal/left-by-a-crash.ipc", b"x")
+    found = sweep.check(store.postgres, store.bucket, store._cache)
+    assert (found.problems, found.n_rows, found.n_unlisted) == ([], 9, 2)
+    n_objects = len(list(store.bucket.listed("segments")))
+    assert sweep.remove_dropped(store.postgres, store.bucket, [slot], grace_s=3600) == 0
+    n_dropped = sweep.remove_dropped(store.postgres, store.bucket, [slot], grace_s=0)
+    assert n_dropped >= 8
+    assert sweep.remove_unlisted(store.postgres, store.bucket) == 0  # too young
+    assert sweep.remove_unlisted(store.postgres, store.bucket, older_s=-5) == 2
+    assert len(list(store.bucket.listed("segments"))) == n_objects - n_dropped - 1
+    assert names(store) == [f"x{n}" for n in range(9)]
+    (path,) = [each.key for each in store.bucket.listed("segments")]
+    store.bucket.put(path, b"damaged")
+    (problem,) = sweep.check(store.postgres, store.bucket, store._cache).problems
+    assert path in problem
+
+
+def test_files_are_fetched_as_needed_and_the_cache_is_bounded(start: Started):
+    one = start("hub-a")
+    settled(one)
+    stored(one, Batch("b", "a", {"events": events("c", "x")}))
+    slot_stores(one)[0].seal_all()
+    two = start("hub-b")
+    assert not list(two.folder.rglob("*.parquet"))
+    assert names(two) == ["x"] and two._cache.n_fetched == 1
+    assert names(two) == ["x"] and two._cache.n_fetched == 1
+    (path,) = two.folder.rglob("*.parquet")
+    two._cache._max_bytes = 0
+    assert two._cache.trim() == 0  # in use
+    import os
+
+    os.utime(path, (1, 1))
+    assert two._cache.trim() == 1
+    assert names(two) == ["x"]
+
+
+def test_an_older_hub_refuses_newer_tables(start: Started):
+    store = start("hub-a")
+    with store.postgres.transaction() as db:
+        db.execute("UPDATE schema_version SET version = 1000 WHERE name = 'shared'")
+    with pytest.raises(NewerSchema, match="upgrade stallscope"):
+        start("hub-b")
+
+
+@pytest.mark.parametrize(
+    ("postgres", "bucket", "error", "words"),
+    [
+        ("postgresql://u:sesame@127.0.0.1:1/db", None, StorageFailed, "does not answer"),
+        ("not a dsn", None, BadInput, "--shared expects postgresql://"),
+        ("postgresql://u:ses%ZZame@h/db", None, BadInput, "--shared expects"),
+        (None, "https://sesame", BadInput, "--bucket expects s3://"),
+        (None, "s3://key:sesame@hub/x", BadInput, "AWS_ACCESS_KEY_ID"),
+        (None, "missing", BadInput, "does not exist"),
+        (None, "wrong key", BadInput, "refuses the keys"),
+        (None, "down", StorageFailed, "does not answer"),
+    ],
+)
+def test_messages_name_the_mistake_and_no_secret(
+    postgres: str | None,
+    bucket: str | None,
+    error: type[Exception],
+    words: str,
+    postgres_server: PostgresServer,
+    s3_server: S3Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    if bucket == "missing":
+        bucket = s3_server.bucket(name="missing")
+    elif bucket == "wrong key":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
+        bucket = s3_server.bucket()
+    elif bucket == "down":
+        bucket = "s3://hub/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
+    sharing = Sharing(
+        postgres=postgres or postgres_server.dsn("postgres"),
+        bucket=bucket or s3_server.bucket(),
+        cache=tmp_path,
+        name="hub-a",
+        version="0",
+        peer_listen="127.0.0.1:0",
+        peer_host="127.0.0.1",
+    )
+    with pytest.raises(error, match=words) as raised:
+        SharedStore(sharing, STILL, work=lambda _: NoWork())
+    assert "sesame" not in str(raised.value) and "ses%ZZame" not in str(raised.value)
+    assert "test-key" not in str(raised.value)
+
+
+def test_only_hubs_of_the_database_may_use_the_port_for_hubs(start: Started):
+    import grpc
+
+    from stallscope.store.shared import peer_port
+
+    store = start("hub-a")
+    stranger = peer_port.Peers("not the secret")
+    with closing(stranger), pytest.raises(Overloaded):
+        stranger.send(store.membership.member, 0, Batch("", "a", {"events": events("c", "x")})).result(30)
+    assert grpc and store.tenants() == []
