@@ -162,7 +162,7 @@ def _checked_tables(declared: Any) -> list[tuple[str, int]]:
 
 def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> tuple[pa.Table, int]:
     """The rows of one Arrow IPC stream, and their decoded size in bytes. Raises BadInput, TooLarge before decoding."""
-    if unpacked_bytes(buffer) > limit:
+    if unpacked_bytes(buffer, limit) > limit:
         raise too_large(limit)
     batches, n_bytes, n_rows = [], 0, 0
     try:

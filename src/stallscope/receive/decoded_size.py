@@ -1,7 +1,8 @@
 """The size of a request's rows, computed before decoding: a few bytes can expand to gigabytes.
 
-Three encodings expand: compressed buffers of an Arrow stream, dictionary-coded columns, and attributes that a sender
-states once for many records. Each size is computed from lengths that the request itself declares.
+Four encodings expand: compressed buffers of an Arrow stream, dictionary-coded columns, attributes that a sender states
+once for many records, and many tiny messages or record batches. Each size is computed from lengths and counts that the
+request itself declares.
 """
 
 import struct
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, TooLarge
+from stallscope.receive import message_sizes
 from stallscope.receive.decoded import FlatRecords
 from stallscope.store.hub import schema
 
@@ -23,6 +25,13 @@ _TAG = {"logs": b"\x12", "traces": b"\x12", "metrics": b"\x0a"}
 """The byte before each record: LogRecord and Span are field 2 of their scope, data points field 1."""
 
 _CELL_BYTES = 8
+
+_MESSAGE_BYTES, _BUFFER_BYTES = 2048, 256
+"""Memory of a message of an Arrow stream and of each of its buffers, whatever their lengths."""
+
+
+_JSON_BYTES = 256
+"""Memory of a JSON object or list."""
 
 
 def too_large(limit: int) -> TooLarge:
@@ -36,8 +45,16 @@ def row_bytes(table: str) -> int:
 
 
 def check_otlp_body(signal: str, body: bytes, limit: int) -> None:
-    """Raises TooLarge before decoding, for a body with many more records than the limit allows."""
+    """Raises TooLarge before decoding, for a body with many more records or attributes than the limit allows."""
     if body.count(_TAG[signal]) * row_bytes("events") // _RECORDS_PER_TAG > limit:
+        raise too_large(limit)
+    if message_sizes.exceeds(signal, body, limit):
+        raise too_large(limit)
+
+
+def check_json_body(body: bytes, limit: int) -> None:
+    """Raises TooLarge before decoding, for a body with more objects and lists than the limit allows."""
+    if _JSON_BYTES * (body.count(b"{") + body.count(b"[")) > limit:
         raise too_large(limit)
 
 
@@ -89,8 +106,10 @@ def _text_bytes(coded: pa.DictionaryArray) -> int:
     return int((counts * np.asarray(lengths).astype(np.int64)).sum())
 
 
-def unpacked_bytes(stream: pa.Buffer) -> int:
-    """Bytes of an Arrow IPC stream after decompression, as its buffers declare.
+def unpacked_bytes(stream: pa.Buffer, limit: int) -> int:
+    """Bytes of an Arrow IPC stream after decompression, as its buffers declare, and of its messages.
+
+    Counting ends soon after the limit.
 
     Layout: format/Message.fbs of Arrow; a compressed buffer begins with its unpacked length, int64, -1 for plain.
     Raises BadInput for an unreadable stream.
@@ -98,13 +117,16 @@ def unpacked_bytes(stream: pa.Buffer) -> int:
     total = 0
     try:
         reader = pa.ipc.MessageReader.open_stream(stream)
-        while True:
+        while total <= limit:
             try:
                 message = reader.read_next_message()
             except StopIteration:
-                return total
+                break
+            total += _MESSAGE_BYTES
             if message.body is not None:
-                total += sum(_buffer_sizes(memoryview(message.metadata), memoryview(message.body)))
+                sizes = _buffer_sizes(memoryview(message.metadata), memoryview(message.body))
+                total += sum(size + _BUFFER_BYTES for size in sizes)
+        return total
     except (pa.ArrowException, OSError, struct.error, ValueError) as error:
         raise BadInput(f"the request is not a valid Arrow stream: {str(error)[:200]}") from error
 

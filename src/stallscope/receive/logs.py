@@ -69,10 +69,16 @@ def by_shape(body: bytes, now_ns: int) -> FlatRecords:
 
 def by_ptars(body: bytes, now_ns: int) -> FlatRecords:
     """Decode in Rust, into Arrow, without a Python object for each attribute."""
+    from google.protobuf.message import DecodeError
+
     try:
-        batch = _handler().list_to_record_batch([body])
-    except (ValueError, pa.ArrowException, OverflowError) as error:
+        return _flat_by_ptars(body, now_ns)
+    except (ValueError, pa.ArrowException, OverflowError, DecodeError) as error:
         raise BadInput(f"the request is not a valid OTLP logs message: {str(error)[:200]}") from error
+
+
+def _flat_by_ptars(body: bytes, now_ns: int) -> FlatRecords:
+    batch = _handler().list_to_record_batch([body])
     resources = batch.column(0).flatten()
     scopes_of = resources.field("scope_logs")
     scopes = scopes_of.flatten()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from stallscope.errors import BadInput
 from stallscope.receive.any_value import any_value, as_dict
-from stallscope.receive.cumulative_counters import Series
+from stallscope.receive.cumulative_counters import Series, digest
 from stallscope.receive.decoded import AttributesBuilder, FlatRecords, Group, dumped
 from stallscope.receive.logs import group_of_scope
 from stallscope.receive.timestamps import moments
@@ -43,7 +43,7 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> FlatReco
     counts: Counter[str] = Counter()
     points = list(_points(message, groups, counts))
     attributes = AttributesBuilder()
-    shared = [dumped(group.as_json()) for group in groups]
+    shared = [digest(dumped(group.as_json())) for group in groups]
     rows: list[dict[str, Any]] = []
     extra: list[dict[str, str]] = []
     times = moments(np.array([p.point.time_unix_nano for p in points], np.uint64), None, now_ns)
@@ -61,14 +61,14 @@ def decode(body: bytes, now_ns: int, *, tenant: str, series: Series) -> FlatReco
             more["otel.value"] = dumped(value)
             row["value_double"] = None
         elif value is not None and row["is_cumulative"]:
-            key = (
-                tenant,
-                shared[point_entry.group],
+            key = digest(
+                shared[point_entry.group].hex(),
                 point_entry.metric.name,
                 point_entry.kind,
                 dumped(sorted(point_attributes.items(), key=str)),
             )
             grown = series.growth(
+                tenant,
                 key,
                 ts_ns=ts_ns,
                 start_ns=point_entry.point.start_time_unix_nano,

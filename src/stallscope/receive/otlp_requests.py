@@ -18,7 +18,7 @@ from stallscope.receive import logs, otlp_metrics, otlp_spans, sender_aliases
 from stallscope.receive.attributes import OURS
 from stallscope.receive.cumulative_counters import Series
 from stallscope.receive.decoded import Array, Attributes, FlatRecords, Group
-from stallscope.receive.decoded_size import check_flat, check_otlp_body
+from stallscope.receive.decoded_size import check_flat, check_json_body, check_otlp_body
 from stallscope.receive.rows import REQUEST, about_nodes, table_rows
 from stallscope.store.hub import schema
 from stallscope.store.hub.arrow_tables import parted
@@ -99,7 +99,9 @@ class Decoder:
             return None
 
     def _parted(self, bodies: Sequence[bytes], tenant: str, ends: Array) -> list[Decoded] | None:
-        flat = self.of_logs(b"".join(bodies), self.now_ns())
+        whole = b"".join(bodies)
+        check_otlp_body("logs", whole, self.max_bytes)
+        flat = self.of_logs(whole, self.now_ns())
         check_flat(flat, self.max_bytes)
         if flat.counts or not flat.n:
             return None
@@ -260,8 +262,8 @@ def _batch_id(groups: Sequence[Group]) -> str:
     return ""
 
 
-def json_to_protobuf(signal: str, body: bytes) -> bytes:
-    """OTLP's JSON format as protobuf. Raises BadInput.
+def json_to_protobuf(signal: str, body: bytes, *, limit: int = Decoder.max_bytes) -> bytes:
+    """OTLP's JSON format as protobuf. limit: bytes of the objects in memory. Raises BadInput, TooLarge.
 
     It differs from protobuf's own JSON in the ids of traces and spans, which are hexadecimal.
     """
@@ -278,6 +280,7 @@ def json_to_protobuf(signal: str, body: bytes) -> bytes:
             for key, value in pairs
         }
 
+    check_json_body(body, limit)
     try:
         content = json.loads(body, object_pairs_hook=with_bytes)
         message = json_format.ParseDict(

@@ -151,7 +151,8 @@ class Receiver:
                     raise TooLarge(
                         f"a JSON request may have at most {self.bounds.max_json_bytes:,} bytes; use protobuf"
                     )
-                plain = otlp_requests.json_to_protobuf(signal, body) if is_json else body
+                limit = self.bounds.max_decoded_bytes
+                plain = otlp_requests.json_to_protobuf(signal, body, limit=limit) if is_json else body
                 decoded = self._decoder.decode(signal, plain, tenant)
             self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
             future = self._appended(decoded.batch)

@@ -64,7 +64,7 @@ def shape_of(record: bytes) -> Shape:
         if tag == tag_of(6, 2):
             begin, at = reading.delimited(at + 1, len(record))
             key, position = reading.attribute(begin, at)
-            if key in attributes:
+            if key in attributes or len(attributes) >= _MAX_ATTRIBUTES:
                 raise MixedShapes
             attributes[key] = position
             continue
@@ -78,6 +78,10 @@ def shape_of(record: bytes) -> Shape:
 def tag_of(field: int, kind: int) -> int:
     """The first byte of a field. kind: 0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes."""
     return field << 3 | kind
+
+
+_MAX_ATTRIBUTES = 256
+"""Each attribute costs as much as a column, so records with more attributes are decoded row by row."""
 
 
 @dataclass(frozen=True)

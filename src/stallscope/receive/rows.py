@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -142,10 +143,23 @@ class _RecordPass:
             if len(parts) == 1:
                 return parts[0]
         # Not with null_handling="skip": that drops rows in which all parts are NULL (pyarrow 26).
+        parts = _without_nulls_joined(parts)
         joined = parts[0]
         for part in parts[1:]:
             joined = pc.coalesce(pc.binary_join_element_wise(joined, part, ","), joined, part)
         return pc.binary_join_element_wise("{", joined, "}", "")
+
+
+def _without_nulls_joined(parts: Sequence[pa.Array]) -> list[pa.Array]:
+    """The parts, with neighbours that have no NULL joined at once: each further join copies the whole text."""
+    out: list[pa.Array] = []
+    for has_nulls, group in groupby(parts, key=lambda part: bool(part.null_count)):
+        neighbours = list(group)
+        if has_nulls or len(neighbours) == 1:
+            out += neighbours
+        else:
+            out.append(pc.binary_join_element_wise(*neighbours, ","))
+    return out
 
 
 def _of_group(column: schema.Column, sources: tuple[dict[str, Any], ...]) -> Any:
