@@ -1,6 +1,7 @@
 """Batches that the Arrow endpoint refuses, so that all stored rows can be read again."""
 
 import json
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pytest
 
 from stallscope.errors import BadInput
 from stallscope.receive import arrow
+from stallscope.store.hub import schema
 
 from .requests import NOW_NS
 
@@ -55,3 +57,25 @@ def test_an_unknown_rank_is_null():
     rows = pa.table({"ts_ns": pa.array([NOW_NS, NOW_NS]), "rank": pa.array([-1, 3], pa.int32())})
     stored = arrow.in_our_form(rows, "collectives")
     assert stored["rank"].to_pylist() == [None, 3]
+
+
+@pytest.mark.parametrize("n_gpus", ["1e400", "1" + "0" * 30, "-5", "9999999999", '"x"'])
+def test_a_number_of_gpus_that_cannot_be_stored_is_refused(n_gpus: str):
+    body = request(pa.array(["word"]), node="n", about={"n_gpus": "N"}).replace(b'"N"', n_gpus.encode())
+    with pytest.raises(BadInput, match="n_gpus in an Arrow request"):
+        arrow.decode(body, "a", limit=1 << 20)
+
+
+def test_no_request_searches_for_a_module(monkeypatch: pytest.MonkeyPatch):
+    """pyarrow searches for dateutil to infer a type, which takes longer than decoding a column."""
+    body = request(pa.array(["word"]), node="n", about={"n_gpus": 8})
+    arrow.decode(body, "a", limit=1 << 20)
+    searches: list[str] = []
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            searches.append(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    schema.conformed("calls", arrow.decode(body, "a", limit=1 << 20).tables["calls"])
+    assert searches == []

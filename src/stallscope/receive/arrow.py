@@ -32,6 +32,7 @@ VERSION = 1
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_ROWS = 1_000_000
 _MAX_TEXT = 1000
+_MAX_GPUS = 1_000_000
 _HEAD_KEYS = {"batch_id", "node", "cluster", "compression", "tables", "about"}
 _ABOUT = {"gpu_model": str, "provider": str, "n_gpus": int, "agent": str}
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -117,7 +118,15 @@ def batch(request: Request, tenant: str) -> Batch:
 
 def with_about(request: Request, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
     """The tables, with a row of `nodes` if the sender describes its machine."""
-    return tables | {"nodes": pa.Table.from_pylist([request.about])} if request.about else tables
+    if not request.about:
+        return tables
+    return tables | {"nodes": pa.Table.from_pylist([request.about], schema=_about_schema())}
+
+
+@cache
+def _about_schema() -> pa.Schema:
+    whole = schema.arrow_schema(schema.NODES)
+    return pa.schema([whole.field(name) for name in ("node_id", "cluster_id", *_ABOUT)])
 
 
 def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
@@ -305,7 +314,9 @@ def _about(about: Any, node: str, cluster: str) -> dict[str, Any] | None:
     for name, kind in _ABOUT.items():
         try:
             value = kind(about[name]) if about.get(name) not in (None, "") else None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadInput(f"about.{name} in an Arrow request: {about[name]!r} has the wrong type") from error
+        if isinstance(value, int) and not 0 <= value <= _MAX_GPUS:
+            raise BadInput(f"about.{name} in an Arrow request must be a number from 0 to {_MAX_GPUS:,}")
         out[name] = value[:200] if isinstance(value, str) else value
     return out if any(out[name] is not None for name in _ABOUT) else None

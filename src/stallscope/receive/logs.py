@@ -20,7 +20,7 @@ from stallscope.receive.decoded import AlignedAttributes, Array, Attributes, Fla
 from stallscope.receive.record_attributes import of_one_type, quoted
 from stallscope.receive.record_shape import MixedShapes
 from stallscope.receive.timestamps import moments
-from stallscope.store.hub.arrow_tables import nulls
+from stallscope.store.hub.arrow_tables import constant, nulls
 
 _VALUES = ("string_value", "int_value", "double_value", "bool_value")
 _NESTED = ("array_value", "kvlist_value", "bytes_value")
@@ -170,7 +170,7 @@ def _of_body(body: _Typed | None) -> dict[str, pa.Array]:
     text, integer, number, truth, other = body
     numeric = pc.coalesce(number, integer.cast(pa.float64(), safe=False))
     numeric = pc.if_else(pc.is_finite(numeric).fill_null(False), numeric, pa.scalar(None, pa.float64()))
-    is_null = pc.equal(other, "null").fill_null(False)
+    is_null = pc.equal(other, constant("null")).fill_null(False)
     others = pc.if_else(is_null, pa.scalar(None, pa.string()), other)
     words = pc.coalesce(
         text, integer.cast(pa.string()), number.cast(pa.string()), truth.cast(pa.string()), others
@@ -182,7 +182,7 @@ def _or_null(texts: pa.Array | None, n: int) -> pa.Array:
     """NULL for empty texts: protobuf returns an empty text for an unset field."""
     if texts is None:
         return nulls(n, pa.string())
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    return pc.if_else(pc.equal(texts, constant("")), pa.scalar(None, pa.string()), texts)
 
 
 def _quoted(texts: pa.Array | None) -> pa.Array | None:

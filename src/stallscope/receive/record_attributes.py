@@ -12,7 +12,7 @@ from stallscope.receive import sender_aliases
 from stallscope.receive.attributes import keys_of
 from stallscope.receive.decoded import AlignedAttributes, Array, Attributes, dumped
 from stallscope.store.hub import schema
-from stallscope.store.hub.arrow_tables import nulls
+from stallscope.store.hub.arrow_tables import constant, nulls
 
 INT = re.compile(r"-?\d{1,18}")
 INT32 = 1 << 31
@@ -127,11 +127,11 @@ class ListedRecordAttributes:
         attributes = self._attributes
         keys = pa.array([quoted_key(name) for name in attributes.names], pa.string())
         texts = _as_json(_SelectedAttributes(attributes, at))
-        fragments = pc.binary_join_element_wise(keys.take(pa.array(attributes.code[at])), texts, "")
+        fragments = pc.binary_join_element_wise(keys.take(pa.array(attributes.code[at])), texts, constant(""))
         parents = attributes.parent[at]
         offsets = np.searchsorted(parents, np.arange(self._n + 1)).astype(np.int32)
-        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), fragments), ",")
-        return [pc.if_else(pc.equal(joined, ""), pa.scalar(None, pa.string()), joined)]
+        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), fragments), constant(","))
+        return [pc.if_else(pc.equal(joined, constant("")), pa.scalar(None, pa.string()), joined)]
 
 
 class _Values(Protocol):
@@ -280,7 +280,7 @@ def quoted(texts: pa.Array) -> pa.Array:
     if pc.any(needs).as_py():
         listed = zip(texts.to_pylist(), needs.to_pylist(), strict=True)
         escaped = pa.array([dumped(text)[1:-1] if bad else text for text, bad in listed], pa.string())
-    return pc.binary_join_element_wise('"', escaped, '"', "")
+    return pc.binary_join_element_wise(constant('"'), escaped, constant('"'), constant(""))
 
 
 def number_json(numbers: pa.Array) -> pa.Array:
@@ -295,7 +295,7 @@ def number_json(numbers: pa.Array) -> pa.Array:
 
 def member(key: str, values: pa.Array) -> pa.Array:
     """`"key":value`, NULL if the value is NULL."""
-    return pc.binary_join_element_wise(quoted_key(key), values, "")
+    return pc.binary_join_element_wise(pa.scalar(quoted_key(key), pa.string()), values, constant(""))
 
 
 @lru_cache(maxsize=4096)

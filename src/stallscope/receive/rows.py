@@ -19,6 +19,7 @@ from stallscope.receive import record_attributes, sender_aliases
 from stallscope.receive.attributes import ABOUT_NODE, keys_of, lifted_columns
 from stallscope.receive.decoded import AlignedAttributes, Attributes, FlatRecords, Group
 from stallscope.store.hub import schema
+from stallscope.store.hub.arrow_tables import constant
 
 _MAX_ABOUT = 200
 
@@ -146,8 +147,8 @@ class _RecordPass:
         parts = _without_nulls_joined(parts)
         joined = parts[0]
         for part in parts[1:]:
-            joined = pc.coalesce(pc.binary_join_element_wise(joined, part, ","), joined, part)
-        return pc.binary_join_element_wise("{", joined, "}", "")
+            joined = pc.coalesce(pc.binary_join_element_wise(joined, part, constant(",")), joined, part)
+        return pc.binary_join_element_wise(constant("{"), joined, constant("}"), constant(""))
 
 
 def _without_nulls_joined(parts: Sequence[pa.Array]) -> list[pa.Array]:
@@ -158,7 +159,7 @@ def _without_nulls_joined(parts: Sequence[pa.Array]) -> list[pa.Array]:
         if has_nulls or len(neighbours) == 1:
             out += neighbours
         else:
-            out.append(pc.binary_join_element_wise(*neighbours, ","))
+            out.append(pc.binary_join_element_wise(*neighbours, constant(",")))
     return out
 
 

@@ -14,6 +14,16 @@ def nulls(n: int, kind: pa.DataType) -> pa.Array:
     return array.slice(0, n) if array is not None and n <= _SHARED_NULLS else pa.nulls(n, kind)
 
 
+@cache
+def constant(value: str | int) -> pa.Scalar:
+    """A value with its type, for Arrow's functions.
+
+    For a plain Python value pyarrow (26, `InferArrowType`) imports the module dateutil, and where that is not installed
+    the search for it costs more than most functions on a small request.
+    """
+    return pa.scalar(value, pa.string() if isinstance(value, str) else pa.int64())
+
+
 def repeated(text: str | None, n: int) -> pa.Array:
     """A text, repeated n times."""
     return pa.repeat(pa.scalar(text, pa.string()), n)

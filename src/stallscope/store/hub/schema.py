@@ -365,7 +365,7 @@ def conformed(name: str, rows: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from stallscope.store.hub.arrow_tables import nulls
+    from stallscope.store.hub.arrow_tables import constant, nulls
 
     if name not in TABLES:
         raise BadInput(f"unknown table {name!r}; the hub's tables are {', '.join(sorted(TABLES))}")
@@ -379,7 +379,7 @@ def conformed(name: str, rows: Any) -> Any:
         arrays = []
         for field in schema:
             if field.name == "ts" and "ts_ns" in there:
-                micros = pc.divide(rows.column(there["ts_ns"]).cast(pa.int64()), 1000)
+                micros = pc.divide(rows.column(there["ts_ns"]).cast(pa.int64()), constant(1000))
                 arrays.append(micros.cast(field.type))
             elif field.name in there:
                 values = rows.column(there[field.name])
