@@ -251,6 +251,13 @@ def test_only_frequent_short_synchronisations_are_excessive():
     assert only(report_of(few)).causes[0].cause.name != "excessive_sync"
 
 
+def test_waits_in_which_the_gpu_works_are_not_excessive():
+    budget = {Category.DEVICE: 0.85, Category.ON_CPU: 0.15}
+    samples = [gpu(Category.DEVICE, "/job/decode.py:5 token"), gpu(Category.ON_CPU, "/job/decode.py:6 token")]
+    decoding = process(budget, samples, [(Op.SYNC, 9000, 95, {}), (Op.LAUNCH, 9000, 5, {})])
+    assert only(report_of(decoding)).kind == "inconclusive"
+
+
 def test_copies_from_pageable_memory_are_named_with_their_speed():
     copies = {
         "direction": Direction.HOST_TO_DEVICE,

@@ -151,7 +151,10 @@ class Thresholds:
     """... at most this long on average: a longer wait is the GPU's own work ..."""
 
     launches_per_sync: float = 30.0
-    """... and at most this many launches between two of them: a decoding step has hundreds."""
+    """... and at most this many launches between two of them: a decoding step has hundreds ..."""
+
+    working_sync_share: float = 0.7
+    """... unless the GPU works for this share of the time while the host waits: the calls then cost little."""
 
     many_launches_per_s: float = 3_000.0
     """From this rate on a process may be bound by its launches ..."""

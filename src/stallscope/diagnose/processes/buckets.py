@@ -114,7 +114,8 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     threads = Threads(
         is_running=bool((others["category"] == Category.ON_CPU).any()),
         is_for_workers=any(matches(activity.frames(row), _WORKERS) for row in others),
-        is_for_program=bool(np.isin(others["syscall_nr"], list(_CHILD_ENDS)).any()),
+        is_for_program=bool(np.isin(others["syscall_nr"], list(_CHILD_ENDS)).any())
+        or (activity.budget["child"] >= _MIN_CHILD_SHARE and len(activity.of_role(SampleRole.CHILD)) > 0),
         is_working=bool(2 * n_working > others["n"].sum()),
     )
     at_line: dict[str, tuple[str, str]] = {}

@@ -23,8 +23,8 @@ class Fault:
 
     def lost(self, activity: Activity) -> float:
         """The largest share of the wall clock that the process could save."""
-        busy = activity.gpu_busy
-        return self.share if self.is_of_gpu or busy is None else min(self.share, 1 - busy)
+        busy = activity.gpu_busy_at_least if activity.gpu_busy is None else activity.gpu_busy
+        return self.share if self.is_of_gpu else min(self.share, 1 - busy)
 
     def lost_at_least(self, activity: Activity, error: float) -> float:
         """The lower end of the interval of lost(). error: the standard error of the share.
@@ -33,8 +33,9 @@ class Fault:
         nothing to save.
         """
         at_most = activity.gpu_busy_at_most
+        busy = activity.gpu_busy_at_least if at_most is None else at_most
         share = max(self.share - Z_80 * error, 0.0)
-        return share if self.is_of_gpu or at_most is None else min(share, 1 - at_most)
+        return share if self.is_of_gpu else min(share, 1 - busy)
 
     def gain(self, activity: Activity) -> float:
         """The largest speedup of the process if the fault were removed."""

@@ -94,6 +94,8 @@ def excessive_syncs(case: Case) -> Fault | None:
         return None
     if graphs.is_supported and graphs.per_second > 0.3 * rate:
         return None
+    if activity.gpu_busy_at_least >= limits.working_sync_share:
+        return None
     if launches.is_supported and launches.per_second > limits.launches_per_sync * rate:
         return None
     bucket = case.bucket("gpu_wait")

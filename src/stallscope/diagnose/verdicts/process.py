@@ -84,7 +84,7 @@ def _of_budget(
         return [_fault_verdict(trace, activity, named, limits, usd_per_gpu_hour)]
     n_steps = max((len(each.length_ns) for each in steps), default=0)
     is_shown = busy is not None and busy >= limits.healthy_gpu_share
-    if is_shown or n_steps >= limits.steady_steps:
+    if is_shown or (n_steps >= limits.steady_steps and not judged.uncertain):
         return []
     return [_inconclusive(trace, activity, judged.uncertain, limits)]
 
