@@ -61,7 +61,7 @@ def measured(n_ranks: int) -> dict[str, Any]:
         "straggler_rows_a_second": busy["rows_a_second"],
         "looks_a_row": busy["looks_a_row"],
         "longest_feed_ms": busy["longest_feed_ms"],
-        "most_rows_kept": busy["most_rows_kept"],
+        "max_rows_kept": busy["max_rows_kept"],
         "third_late_to_opened_ms": round((opened_ns - third_ns) / 1e6, 1),
         "n_changes_healthy": len(quiet["changes"]),
     }
@@ -95,7 +95,7 @@ def fed(trace: Trace) -> dict[str, Any]:
         "changes": changes,
         "looks_a_row": round(stream.n_evaluations[1] / len(trace.collectives), 2),
         "longest_feed_ms": round(longest * 1e3, 1),
-        "most_rows_kept": most,
+        "max_rows_kept": most,
     }
 
 

@@ -16,7 +16,7 @@
 #define CODE_BYTES 256
 #define WALK_APART_NS 5000000 /* a thread that blocks more often is not walked each time */
 #define WALK_SHARE 4000 /* only after this multiple of the last walk's duration at the same place ... */
-#define MOST_WALK_NS 12500 /* ... had no interrupt come in between */
+#define MAX_WALK_NS 12500 /* ... had no interrupt come in between */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

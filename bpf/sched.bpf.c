@@ -181,7 +181,7 @@ INLINE void note_stack(struct slot *s, struct task_struct *task, u32 off, u64 no
 	took = bpf_ktime_get_ns() - now;
 	s->walked_ns = now;
 	s->walked_at = place;
-	s->walk_apart_ns = WALK_SHARE * (took < MOST_WALK_NS ? took : MOST_WALK_NS);
+	s->walk_apart_ns = WALK_SHARE * (took < MAX_WALK_NS ? took : MAX_WALK_NS);
 }
 
 INLINE void leaves_cpu(struct process *p, struct slot *s, u32 index, bool preempt, struct task_struct *task,

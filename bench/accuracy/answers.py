@@ -123,8 +123,8 @@ def _cost(report: Report, truth: Truth) -> tuple[Literal["", "right", "wrong"], 
     low = sum(cost.gpu_seconds for cost in costs)
     high = sum(cost.may_be_gpu_seconds for cost in costs)
     # A report on rows of some agents only may count the time in which not all agents watched, or leave it out.
-    least_s, most_s = sorted((true_s, truth.recorded_gpu_s))
-    is_right = low * (1 - SURE) <= most_s and least_s <= high * (1 + SURE) and high <= AT_MOST * most_s
+    min_s, max_s = sorted((true_s, truth.recorded_gpu_s))
+    is_right = low * (1 - SURE) <= max_s and min_s <= high * (1 + SURE) and high <= AT_MOST * max_s
     return ("right" if is_right else "wrong"), (round(low / true_s, 3), round(high / true_s, 3))
 
 

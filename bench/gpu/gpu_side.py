@@ -126,7 +126,7 @@ def tracing(db: Path, ranks: Ranks, mode: str) -> Iterator[None]:
             agent.kill()
 
 
-def late_rounds(db: Path, *, least_ms: float) -> dict[str, int]:
+def late_rounds(db: Path, *, min_ms: float) -> dict[str, int]:
     """How often each rank was the last on the GPU by at least this much after the median of the other ranks."""
     from stallscope.diagnose.gpu.gpu_rounds import gpu_trace
     from stallscope.store import node
@@ -140,7 +140,7 @@ def late_rounds(db: Path, *, least_ms: float) -> dict[str, int]:
     for number in range(len(keys)):
         own = rows[which == number]
         order = np.argsort(own["ts_ns"])
-        if len(own) > 1 and own["ts_ns"][order[-1]] - np.median(own["ts_ns"][order[:-1]]) >= least_ms * 1e6:
+        if len(own) > 1 and own["ts_ns"][order[-1]] - np.median(own["ts_ns"][order[:-1]]) >= min_ms * 1e6:
             out[f"rank {rank_of.get(int(own['pid'][order[-1]]))}"] += 1
     return dict(out)
 
@@ -196,7 +196,7 @@ def judged(name: str, phase: dict[str, Any], ranks: Ranks, work: Path) -> dict[s
     report = json.loads(done.stdout) if done.returncode in (0, 20, 21) else {"answer": done.stderr[-400:]}
     verdicts = report.get("verdicts", [])
     named = sorted({rank for verdict in verdicts for rank in verdict["ranks"]})
-    late = late_rounds(db, least_ms=0.5 * phase.get("ms", 20.0))
+    late = late_rounds(db, min_ms=0.5 * phase.get("ms", 20.0))
     reason = {} if late["rounds"] else {"why_no_rounds": no_rounds(db, plugins, n_ranks=len(ranks.facts))}
     return reason | {
         "name": name,

@@ -179,8 +179,8 @@ def _memory(settings: Settings) -> int:
 
 def _streams(settings: Settings, memory_bytes: int) -> Callable[[], Stream]:
     """Makes the stream of a cluster, with the limits and the price of the settings, and its share of the memory."""
-    most_rows = memory_bytes // 4 // _n_processes() // _BYTES_A_ROW
-    retention = Retention(all_rows=min(most_rows, Retention.all_rows))
+    max_rows = memory_bytes // 4 // _n_processes() // _BYTES_A_ROW
+    retention = Retention(all_rows=min(max_rows, Retention.all_rows))
     return partial(
         Stream,
         limits=thresholds_of(settings),

@@ -172,8 +172,8 @@ def test_both_bounds_of_a_cost_are_returned_for_a_node_and_a_fleet(tmp_path: Pat
         async with Client(mcp_server.made(context)) as client:
             verdict = (await called(client, "verdicts", detail="full"))["rows"][0]
             assert verdict["ranks"] == [LATE_IN_SLACK]
-            least, usd, most, most_usd = (verdict[name] for name in COSTS)
-            assert 0 <= least < most == pytest.approx(most_usd, abs=0.001) and usd < most_usd
+            least, usd, most, max_usd = (verdict[name] for name in COSTS)
+            assert 0 <= least < most == pytest.approx(max_usd, abs=0.001) and usd < max_usd
             cost = verdict["full"]["cost"]
             assert (cost["gpu_seconds"], cost["at_most_gpu_seconds"]) == (least, most)
             chains = await called(client, "query_fleet", action="chains", since_s=None)

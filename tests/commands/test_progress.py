@@ -38,17 +38,17 @@ def test_all_bytes_are_reported(log: Path):
 def test_a_terminal_shows_a_bar(log: Path, monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with reading_progress([log], least_bytes=1):
+    with reading_progress([log], min_bytes=1):
         list(lines_of(log))
     assert "reading files" in terminal.getvalue()
     assert on_read.get() is None
 
 
-@pytest.mark.parametrize(("stream", "least_bytes"), [(Terminal(), 1 << 40), (io.StringIO(), 1)])
+@pytest.mark.parametrize(("stream", "min_bytes"), [(Terminal(), 1 << 40), (io.StringIO(), 1)])
 def test_small_files_and_pipes_show_no_progress_bar(
-    log: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, least_bytes: int
+    log: Path, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, min_bytes: int
 ):
     monkeypatch.setattr(sys, "stderr", stream)
-    with reading_progress([log], least_bytes=least_bytes):
+    with reading_progress([log], min_bytes=min_bytes):
         list(lines_of(log))
     assert stream.getvalue() == ""

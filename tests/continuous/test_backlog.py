@@ -7,9 +7,7 @@ from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch
 
-BOUNDS = BacklogLimits(
-    turn_rows=10, behind_s=2.0, calm_s=10.0, most_every=4, most_rows=50, most_rows_in=1_000
-)
+BOUNDS = BacklogLimits(turn_rows=10, behind_s=2.0, calm_s=10.0, max_every=4, max_rows=50, max_rows_in=1_000)
 
 
 class Hand:
@@ -124,7 +122,7 @@ def test_only_beyond_the_coarsest_sample_the_oldest_rows_are_skipped(backlog: Ba
     for number in range(30):
         backlog.add(batch(10, "c", first=10 * number))
     (turn,) = turns(backlog)
-    assert turn.every == BOUNDS.most_every
+    assert turn.every == BOUNDS.max_every
     assert seqs(turn) == [seq for seq in range(300) if seq % 4 == 0][-turn.n_rows :]
     assert turn.n_left_out == 300 - turn.n_rows
 

@@ -133,16 +133,16 @@ def test_a_verdict_row_has_an_upper_cost_bound_only_for_a_range(
     with closing(ContinuousDiagnosis(store, lambda: Stream(usd_per_gpu_hour=3600.0))):
         store.append(as_arrow(trace, "b1")).result(30)
         wait_for(lambda: verdicts(store))
-        ((seconds, most_seconds, usd, most_usd, whole),) = sql(
+        ((seconds, max_seconds, usd, max_usd, whole),) = sql(
             store, f"SELECT {COSTS}, verdict FROM verdicts", TENANT
         )
     assert seconds == pytest.approx(usd, abs=0.001)
     if is_range:
-        assert most_seconds > seconds and most_usd == pytest.approx(most_seconds, abs=0.001)
+        assert max_seconds > seconds and max_usd == pytest.approx(max_seconds, abs=0.001)
     else:
-        assert (most_seconds, most_usd) == (None, None)
+        assert (max_seconds, max_usd) == (None, None)
     cost = json.loads(str(whole))["cost"]
-    assert [cost[name] for name in COSTS.split(", ")] == [seconds, most_seconds, usd, most_usd]
+    assert [cost[name] for name in COSTS.split(", ")] == [seconds, max_seconds, usd, max_usd]
 
 
 def test_a_healthy_job_has_no_verdict(store: HubStore):
@@ -246,7 +246,7 @@ def requests_of(trace: Trace, n: int) -> list[bytes]:
 def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: HubStore):
     """More of c1 than is looked at, and a straggler in c2 behind it."""
     with closing(
-        ContinuousDiagnosis(store, bounds=BacklogLimits(turn_rows=500, most_rows=1_000))
+        ContinuousDiagnosis(store, bounds=BacklogLimits(turn_rows=500, max_rows=1_000))
     ) as diagnosis:
         with without_commits(store):
             flood = [store.append(as_arrow(dp_trace(seed=seed), f"f{seed}", "c1")) for seed in range(8)]

@@ -28,7 +28,7 @@ DATA = Call(((0, 2), (1, 3)), count=500, waits=True)
 
 
 def named_of(expected_rows, n_ranks):
-    return recurring(expected_rows, n_ranks, least_ns=LIMITS.min_late_ns, limits=LIMITS)
+    return recurring(expected_rows, n_ranks, min_ns=LIMITS.min_late_ns, limits=LIMITS)
 
 
 def late(process: int, step: int, ns: float = 50 * MS) -> LateStep:
@@ -171,7 +171,7 @@ def test_a_late_victim_of_a_send_is_not_named():
 
 def test_a_rank_that_is_late_repeatedly_among_quiet_ranks_recurs():
     result = [late(2, step) for step in range(0, 30, 5)]
-    assert list(recurring(result, 8, least_ns=MIN_NS, limits=LIMITS)) == [2]
+    assert list(recurring(result, 8, min_ns=MIN_NS, limits=LIMITS)) == [2]
 
 
 @pytest.mark.parametrize("n_ranks", [2, 8, 64])
@@ -183,7 +183,7 @@ def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
         rng = np.random.default_rng(seed)
         sizes = 50 * MS * rng.lognormal(0, spread, 60 if n_ranks < 64 else 24)
         result = [late(int(rng.integers(n_ranks)), step, float(ns)) for step, ns in enumerate(sizes)]
-        n_named += bool(recurring(result, n_ranks, least_ns=MIN_NS, limits=LIMITS))
+        n_named += bool(recurring(result, n_ranks, min_ns=MIN_NS, limits=LIMITS))
     family_chance = 4.2 * LIMITS.chance
     assert n_named <= n_jobs * family_chance + 3 * np.sqrt(n_jobs * family_chance)
 
@@ -191,11 +191,11 @@ def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
 def test_small_delays_of_other_ranks_do_not_hide_large_delays():
     result = [late(2, step, 300 * MS) for step in range(0, 30, 5)]
     result += [late(rank, step, 5 * MS) for rank in (0, 1, 3) for step in range(1, 30, 4)]
-    assert 2 in recurring(result, 4, least_ns=MIN_NS, limits=LIMITS)
+    assert 2 in recurring(result, 4, min_ns=MIN_NS, limits=LIMITS)
 
 
 def test_fewer_than_three_late_steps_name_no_rank():
-    assert not recurring([late(2, 5), late(2, 10)], 100, least_ns=MIN_NS, limits=LIMITS)
+    assert not recurring([late(2, 5), late(2, 10)], 100, min_ns=MIN_NS, limits=LIMITS)
 
 
 def test_a_one_off_is_a_long_isolated_delay():

@@ -115,7 +115,7 @@ def test_a_hang_by_crossed_call_order_is_not_attributed_to_the_gpu():
 @pytest.mark.parametrize(
     ("message", "name"), [({"sm_mhz": 1200, "clock_reasons": 0x40}, "clock_held_by"), ({"xid": 79}, "xid")]
 )
-@pytest.mark.parametrize("retention", [Retention(), Retention(least_rows=200, n_steps=16)])
+@pytest.mark.parametrize("retention", [Retention(), Retention(min_rows=200, n_steps=16)])
 def test_a_stream_adds_driver_evidence_to_a_slow_gpu(message, name, retention):
     heard = told(with_gpus(slow_trace(), **message), Cut(n=12), retention=retention)
     (opened,) = heard.of("opened")
@@ -139,7 +139,7 @@ def test_gpu_states_apply_to_later_batches_of_a_stream():
 def test_the_newest_rows_of_each_gpu_are_kept_within_the_limit():
     rows = layout.empty(layout.GPUS, 20)
     rows["ts_ns"], rows["gpu"] = range(20), np.where(np.arange(20) == 3, 1, 0)
-    drivers = Drivers(most_rows=8)
+    drivers = Drivers(max_rows=8)
     drivers.add(Trace(gpus=rows))
     assert drivers.tables["gpus"]["ts_ns"].tolist() == [3, 15, 16, 17, 18, 19]
 

@@ -55,7 +55,7 @@ SIMULATED = (
     ("dp8", "dead_process"),
 )
 ROWS_OF_A_LOOK = 10_000  # what a look costs beside the rows it looks at
-SMALL = Retention(least_rows=1_000, n_steps=48)
+SMALL = Retention(min_rows=1_000, n_steps=48)
 
 
 @cache
@@ -207,8 +207,8 @@ def test_ten_times_more_events_leave_no_more_rows_and_cost_is_counted_once():
         assert verdict.n_rounds == pytest.approx(other.n_rounds, rel=0.05)
         assert verdict.since_ns == pytest.approx(other.since_ns, abs=MS)
         assert verdict.period_steps == 7
-    between_looks = (SMALL.least_rows + ROWS_OF_A_LOOK) / 8
-    assert max(kept) <= SMALL.least_rows + between_looks + 500 < len(few.collectives)
+    between_looks = (SMALL.min_rows + ROWS_OF_A_LOOK) / 8
+    assert max(kept) <= SMALL.min_rows + between_looks + 500 < len(few.collectives)
 
 
 def test_each_row_is_looked_at_a_bounded_number_of_times():
@@ -219,7 +219,7 @@ def test_each_row_is_looked_at_a_bounded_number_of_times():
         clock.now_ns = at_ns
         stream.feed(batch)
     n_evaluations, n_rows = stream.n_evaluations
-    allowed = SMALL.most_evaluations * len(trace.collectives) + (4 - n_evaluations) * ROWS_OF_A_LOOK
+    allowed = SMALL.max_evaluations * len(trace.collectives) + (4 - n_evaluations) * ROWS_OF_A_LOOK
     assert n_evaluations > 10
     assert n_rows <= allowed
 

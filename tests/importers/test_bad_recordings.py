@@ -168,4 +168,4 @@ def test_a_claim_of_too_many_rows_is_refused(folder, monkeypatch):
     from stallscope.importers import parquet
 
     with pytest.raises(BadTrace, match="at most 10 can be read"):
-        parquet.table(folder / "events.parquet", ("ts_ns",), most_rows=10)
+        parquet.table(folder / "events.parquet", ("ts_ns",), max_rows=10)

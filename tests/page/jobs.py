@@ -43,12 +43,12 @@ def arrivals(
     rows = []
     for number in range(n_rounds):
         begin_ns = begin_s * S + number * S // rounds_per_s
-        most_ms = max((late.get((rank, number), 0.0) for rank in spent), default=0.0)
+        max_ms = max((late.get((rank, number), 0.0) for rank in spent), default=0.0)
         for rank, ledger in spent.items():
             own_ns = int(late.get((rank, number), 0.0) * MS)
             ledger["io"] += own_ns
-            ledger["on_cpu"] += S // rounds_per_s - int(most_ms * MS)
-            wait_ns = int(most_ms * MS) - own_ns
+            ledger["on_cpu"] += S // rounds_per_s - int(max_ms * MS)
+            wait_ns = int(max_ms * MS) - own_ns
             ledger["wait_gpu"] += wait_ns
             if (rank, number) in absent:
                 continue

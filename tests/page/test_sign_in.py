@@ -225,9 +225,9 @@ def test_a_wrong_parameter_is_refused_in_one_line(hub: Served, name: str, params
         assert answer.status_code == 400 and message in answer.json()["error"]["message"]
 
 
-def events(lines: Iterator[str], until: str, most_s: float = 30.0) -> list[tuple[str, str, str]]:
+def events(lines: Iterator[str], until: str, max_s: float = 30.0) -> list[tuple[str, str, str]]:
     """(id, event, data) of a stream up to the first event of a kind."""
-    out, fields, end_s = [], {}, time.monotonic() + most_s
+    out, fields, end_s = [], {}, time.monotonic() + max_s
     for line in lines:
         if line:
             name, _, value = line.partition(": ")

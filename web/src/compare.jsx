@@ -10,7 +10,7 @@ import { go, inPage, query, rows } from './state.js'
 
 const MINUTE = 60_000
 const SPAN_MS = 5 * MINUTE
-const MOST_RANKS = 12
+const MAX_RANKS = 12
 const sides = signal({ a: null, b: null })
 
 /** The job and the window of a side: by default the last five minutes, and the five minutes before them. */
@@ -115,7 +115,7 @@ function Difference({ a, b }) {
   const ranks = Array.from({ length: n }, (_, rank) => rank)
   const change = rank => Math.abs((a.means[rank] ?? 0) - (b.means[rank] ?? 0))
   const latest = rank => Math.max(a.means[rank] ?? 0, b.means[rank] ?? 0)
-  const listed = ranks.sort((x, y) => change(y) - change(x) || latest(y) - latest(x) || x - y).slice(0, MOST_RANKS)
+  const listed = ranks.sort((x, y) => change(y) - change(x) || latest(y) - latest(x) || x - y).slice(0, MAX_RANKS)
   const categories = [...new Set([...a.facts.budget, ...b.facts.budget].map(row => row.category))]
   const share = (side, category) => side.facts.budget.find(row => row.category === category)?.share ?? 0
   const label = category => [...a.facts.budget, ...b.facts.budget].find(row => row.category === category).label
@@ -142,7 +142,7 @@ function Difference({ a, b }) {
             <thead><tr><th scope="col">Rank</th><th scope="col" class="num">Before</th><th scope="col" class="num">After</th></tr></thead>
             <tbody>{listed.map(rank => <tr key={rank}><td>{rank}</td><td class="num">{num(codeMs(a.means[rank] ?? 0))} ms</td><td class="num">{num(codeMs(b.means[rank] ?? 0))} ms</td></tr>)}</tbody>
           </table>
-          {n > MOST_RANKS && <p class="dim">{plural(n - MOST_RANKS, 'rank')} with smaller changes are not listed.</p>}
+          {n > MAX_RANKS && <p class="dim">{plural(n - MAX_RANKS, 'rank')} with smaller changes are not listed.</p>}
         </Scroll>
       </div>
     </section>

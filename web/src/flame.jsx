@@ -4,14 +4,14 @@ import { Scroll } from './parts.jsx'
 
 const ROW = 20
 const LETTER = 6.6
-const MOST_DEPTH = 14
+const MAX_DEPTH = 14
 
 function tree(stacks) {
   const root = { name: '', ms: 0, children: new Map() }
   for (const { frames, ms } of stacks) {
     root.ms += ms
     let node = root
-    for (const name of frames.slice(0, MOST_DEPTH)) {
+    for (const name of frames.slice(0, MAX_DEPTH)) {
       if (!node.children.has(name)) node.children.set(name, { name, ms: 0, children: new Map() })
       node = node.children.get(name)
       node.ms += ms

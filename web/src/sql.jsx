@@ -13,7 +13,7 @@ const EXAMPLES = {
   'Rows by machine': 'SELECT node_id, count(*) AS collectives, max(ts) AS latest\nFROM collectives GROUP BY ALL ORDER BY node_id',
 }
 const ROWS = [100, 1000, 10_000]
-const MOST_SHOWN = 500
+const MAX_SHOWN = 500
 const text = signal(null)
 const result = signal(null)
 const isRunning = signal(false)
@@ -100,7 +100,7 @@ export function Sql() {
 
 function summary(answer) {
   const parts = [`${plural(answer.rows.length, 'row')} in ${num(answer.ms, 0)} ms`]
-  if (answer.rows.length > MOST_SHOWN) parts.push(`the first ${MOST_SHOWN} are listed; the files contain all of them`)
+  if (answer.rows.length > MAX_SHOWN) parts.push(`the first ${MAX_SHOWN} are listed; the files contain all of them`)
   if (answer.truncated) parts.push('more rows exist')
   if (answer.note) parts.push(answer.note)
   return `${parts.join('; ')}.`
@@ -113,7 +113,7 @@ function Rows({ result: { columns: names, rows } }) {
         <caption class="hidden">Rows of the answer</caption>
         <thead><tr>{names.map((name, at) => <th key={at} scope="col">{name}</th>)}</tr></thead>
         <tbody>
-          {rows.slice(0, MOST_SHOWN).map((row, at) => (
+          {rows.slice(0, MAX_SHOWN).map((row, at) => (
             <tr key={at}>{row.map((value, i) => <td key={i} class={typeof value === 'number' ? 'num' : ''}>{value == null ? <span class="dim">NULL</span> : typeof value === 'object' ? JSON.stringify(value) : String(value)}</td>)}</tr>
           ))}
         </tbody>

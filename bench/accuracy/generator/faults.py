@@ -142,12 +142,12 @@ def slow_gpu_at_times(job: Injection) -> Fault:
 
 def growing_delay(job: Injection) -> Fault:
     """A host delay that grows from nothing to one or two steps."""
-    i, first, most_ns = job.culprit(), int(job.rng.integers(6, 12)), job.delay_ns(0.8, 2.0)
+    i, first, max_ns = job.culprit(), int(job.rng.integers(6, 12)), job.delay_ns(0.8, 2.0)
     category, cause = (
         (Category.ON_CPU, "host_compute") if job.rng.random() < 0.5 else (Category.LOCK, "lock_contention")
     )
     for k in range(first, job.n_steps):
-        job.hold(i, k, [Host(category, int(most_ns * (k - first + 1) / (job.n_steps - first)))])
+        job.hold(i, k, [Host(category, int(max_ns * (k - first + 1) / (job.n_steps - first)))])
     return Fault("growing_delay", (i,), (cause,), None, first)
 
 

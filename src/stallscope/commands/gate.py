@@ -72,12 +72,12 @@ def gate(
         measured = measures(
             report_of_job(client_from(hub, token_file, ca_cert, settings=settings), job or "")
         )
-    lost, most_lost = measured.lost_share, measured.most_lost_share
-    cost, most_cost = _usd_per_hour(measured, chosen.usd_per_gpu_hour)
+    lost, max_lost = measured.lost_share, measured.max_lost_share
+    cost, max_cost = _usd_per_hour(measured, chosen.usd_per_gpu_hour)
     checks = (
         _Check("lateness", "{:,.1f} ms", max_late_ms, measured.late_ms or 0.0, measured.late_ms or 0.0),
-        _Check("cost", "${:,.2f} per hour", max_usd_per_hour, cost, most_cost),
-        _Check("lost GPU time", "{:.1f} %", max_lost_percent, lost, most_lost, 100.0),
+        _Check("cost", "${:,.2f} per hour", max_usd_per_hour, cost, max_cost),
+        _Check("lost GPU time", "{:.1f} %", max_lost_percent, lost, max_lost, 100.0),
     )
     exceeded = [text for check in checks if (text := check.excess())]
     doubts = [text for text in (measured.doubt, *(check.doubt() for check in checks)) if text]
@@ -111,9 +111,9 @@ def gate(
 def _usd_per_hour(measured: Measures, usd_per_gpu_hour: float | None) -> tuple[float | None, float | None]:
     """Both ends of the cost: at a given price, otherwise at the hub's prices."""
     if usd_per_gpu_hour is None:
-        return measured.usd_per_hour, measured.most_usd_per_hour
+        return measured.usd_per_hour, measured.max_usd_per_hour
     scale = measured.n_ranks * usd_per_gpu_hour
-    low, high = measured.lost_share, measured.most_lost_share
+    low, high = measured.lost_share, measured.max_lost_share
     return None if low is None else low * scale, None if high is None else high * scale
 
 

@@ -103,7 +103,7 @@ def _usd_per_hour(
     is_open = cost["is_lower_bound"] and cost["at_most_usd"] is None
     if is_open or is_unknown or cost["without_price"]:
         high = None
-    return {"usd_per_hour": _rate(low, seconds), "most_usd_per_hour": _rate(high, seconds)}
+    return {"usd_per_hour": _rate(low, seconds), "max_usd_per_hour": _rate(high, seconds)}
 
 
 def _rate(usd: float | None, seconds: float) -> float | None:

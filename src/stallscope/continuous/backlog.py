@@ -34,18 +34,18 @@ class BacklogLimits:
     """turn_rows: rows of one cluster per turn. behind_s: rows that wait longer are examined in larger batches.
 
     While they wait longer and do not fit into a turn, the cluster is sampled twice as coarsely with each turn; after
-    calm_s without such rows, twice as finely. most_every: the coarsest sample.
+    calm_s without such rows, twice as finely. max_every: the coarsest sample.
 
-    most_rows: waiting rows of a cluster; of more rows in the coarsest sample only the newest are kept. most_rows_in:
+    max_rows: waiting rows of a cluster; of more rows in the coarsest sample only the newest are kept. max_rows_in:
     rows of all clusters before they are split by cluster.
     """
 
     turn_rows: int = 50_000
     behind_s: float = 1.0
     calm_s: float = 10.0
-    most_every: int = 64
-    most_rows: int = 250_000
-    most_rows_in: int = 2_000_000
+    max_every: int = 64
+    max_rows: int = 250_000
+    max_rows_in: int = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Backlog:
         if not n_rows:
             return 0
         with self._changed:
-            if self._n_in + n_rows > self._bounds.most_rows_in:
+            if self._n_in + n_rows > self._bounds.max_rows_in:
                 return n_rows
             self._came.append((batch, self._clock_s()))
             self._n_in += n_rows
@@ -209,7 +209,7 @@ class Backlog:
         bounds, now_s = self._bounds, self._clock_s()
         sample = self._samples.get(key, _Sample())
         has_too_many = is_behind and lane.n_rows > bounds.turn_rows
-        while (has_too_many or lane.n_rows > bounds.most_rows) and sample.every < bounds.most_every:
+        while (has_too_many or lane.n_rows > bounds.max_rows) and sample.every < bounds.max_every:
             self._samples[key] = sample = _Sample(2 * sample.every, now_s)
             n_before = lane.n_rows
             lane.parts = deque(_sampled(part, sample.every) for part in lane.parts)
@@ -228,7 +228,7 @@ class Backlog:
     def _skip(self, lane: _Queue) -> None:
         """Skip the oldest rows beyond the bound: other tables are not sampled."""
         bounds = self._bounds
-        if lane.n_rows <= bounds.most_rows:
+        if lane.n_rows <= bounds.max_rows:
             return
         recent: list[_Part] = []
         n_before = lane.n_rows

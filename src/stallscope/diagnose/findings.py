@@ -51,7 +51,7 @@ def findings(case: Case) -> Findings:
     all_late += blocked_steps(timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits)
     all_late = with_stops(timeline, all_late)
     named = recurring(
-        all_late, timeline.n_processes, least_ns=case.pace.least_ns, limits=limits, node=timeline.node
+        all_late, timeline.n_processes, min_ns=case.pace.min_ns, limits=limits, node=timeline.node
     )
     absorbed = absorption(case, named)
     named = {process: late for process, late in named.items() if not absorbed.has(process)}
@@ -59,7 +59,7 @@ def findings(case: Case) -> Findings:
     unexplained = [
         late for late in all_late if late.process not in gpus.slow and not absorbed.has(late.process)
     ]
-    uneven = moving(timeline, unexplained, named, table=table, least_ns=case.pace.least_ns, limits=limits)
+    uneven = moving(timeline, unexplained, named, table=table, min_ns=case.pace.min_ns, limits=limits)
     return Findings(
         case=case,
         mismatches=odd_rounds,

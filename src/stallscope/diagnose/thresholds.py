@@ -50,7 +50,7 @@ class Thresholds:
     moving_time_share: float = 0.1
     """Delays of changing ranks are reported if together they took this share of the time."""
 
-    least_uneven: int = 3
+    min_uneven: int = 3
     """This many ranks, late in the same steps, have more work rather than faulty machines ..."""
 
     uneven_share: float = 0.3

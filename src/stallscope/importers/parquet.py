@@ -27,36 +27,32 @@ def column_names(path: Path) -> set[str]:
         return set()
 
 
-def table(path: Path, wanted: tuple[str, ...], *, most_rows: int = MAX_ROWS) -> dict[str, Any]:
+def table(path: Path, wanted: tuple[str, ...], *, max_rows: int = MAX_ROWS) -> dict[str, Any]:
     """The wanted columns of a Parquet file as numpy arrays; text columns as arrays of str.
 
     Raises BadTrace when the file is damaged or too long, or a column is missing, BadInput when pyarrow is not
     installed.
     """
-    return {name: _numpy(column) for name, column in _columns(path, wanted, (), most_rows).items()}
+    return {name: _numpy(column) for name, column in _columns(path, wanted, (), max_rows).items()}
 
 
-def coded(
-    path: Path, name: str, *, most_rows: int = MAX_ROWS, most_bytes: int = 256
-) -> tuple[Any, list[str]]:
+def coded(path: Path, name: str, *, max_rows: int = MAX_ROWS, max_bytes: int = 256) -> tuple[Any, list[str]]:
     """A column of few distinct words: int64 (n,), the number of each row's word, and the words.
 
     The words are not repeated for every row, however long they are. Raises as table(), and BadTrace for a word
-    that is longer than most_bytes, missing, or not text.
+    that is longer than max_bytes, missing, or not text.
     """
-    column = _columns(path, (name,), (name,), most_rows)[name]
+    column = _columns(path, (name,), (name,), max_rows)[name]
     if not hasattr(column.type, "value_type"):
         raise BadTrace(f"{path}: column {name} holds no words")
     combined = column.unify_dictionaries().combine_chunks()
-    words = combined.dictionary.to_pylist() if _longest(combined.dictionary) <= most_bytes else None
+    words = combined.dictionary.to_pylist() if _longest(combined.dictionary) <= max_bytes else None
     if words is None or combined.null_count or not all(isinstance(word, str) for word in words):
         raise BadTrace(f"{path}: column {name} holds other values than short words")
     return combined.indices.to_numpy(zero_copy_only=False).astype("int64"), words
 
 
-def _columns(
-    path: Path, wanted: tuple[str, ...], as_codes: tuple[str, ...], most_rows: int
-) -> dict[str, Any]:
+def _columns(path: Path, wanted: tuple[str, ...], as_codes: tuple[str, ...], max_rows: int) -> dict[str, Any]:
     """The wanted columns in pyarrow's types. pyarrow does not check text, so invalid UTF-8 is searched for."""
     try:
         import pyarrow as pa
@@ -65,7 +61,7 @@ def _columns(
         raise BadInput(f"reading {path.name} needs pyarrow: pip install 'stallscope[import]'") from error
     try:
         with pq.ParquetFile(path, read_dictionary=list(as_codes)) as file:
-            _check(file, path, wanted, most_rows)
+            _check(file, path, wanted, max_rows)
             trace = file.read(columns=list(wanted))
             trace.validate(full=True)
             return {name: trace.column(name) for name in wanted}
@@ -74,7 +70,7 @@ def _columns(
         raise BadTrace(f"{path} is not a readable Parquet file ({reason[:200]}): copy it again") from error
 
 
-def _check(file: Any, path: Path, wanted: tuple[str, ...], most_rows: int) -> None:
+def _check(file: Any, path: Path, wanted: tuple[str, ...], max_rows: int) -> None:
     """Raises BadTrace for a file that lacks columns or would take much memory, before any row is read."""
     missing = [name for name in wanted if name not in file.schema_arrow.names]
     if missing:
@@ -82,8 +78,8 @@ def _check(file: Any, path: Path, wanted: tuple[str, ...], most_rows: int) -> No
             f"{path} has no column {', '.join(missing)}: is it a recording of the documented kind?"
         )
     metadata = file.metadata
-    if metadata.num_rows > most_rows:
-        raise BadTrace(f"{path} has {metadata.num_rows:,} rows, at most {most_rows:,} can be read")
+    if metadata.num_rows > max_rows:
+        raise BadTrace(f"{path} has {metadata.num_rows:,} rows, at most {max_rows:,} can be read")
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     for name in wanted:

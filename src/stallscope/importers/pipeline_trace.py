@@ -90,14 +90,14 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
 
 
 def _rows(file: Path) -> _Rows:
-    columns = table(file, _NUMBERS, most_rows=_MAX_ROWS)
+    columns = table(file, _NUMBERS, max_rows=_MAX_ROWS)
     if not len(columns["step"]):
         raise BadTrace(f"{file} holds no operations")
     step, rank, stage, replica, seq = (
         _integers(columns[name], name, file) for name in ("step", "rank", "stage", "dp_rank", "seq_id")
     )
     begin_s, length_s = (_seconds(columns[name], name, file) for name in ("start_ts", "duration"))
-    kind, kinds = coded(file, "optype", most_rows=_MAX_ROWS)
+    kind, kinds = coded(file, "optype", max_rows=_MAX_ROWS)
     if len(kinds) > _MAX_KINDS:
         raise BadTrace(f"{file} has {len(kinds):,} types of operation: is it a pipeline trace?")
     steps, number = np.unique(step, return_inverse=True)

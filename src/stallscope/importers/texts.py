@@ -144,15 +144,15 @@ def begins_as_object(head: bytes, words: Sequence[bytes]) -> bool:
     return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{" and all(word in head for word in words)
 
 
-def text_of(file: Path, most_bytes: int) -> str:
-    """The whole text, unpacked. Raises BadTrace where it cannot be read, or is longer than most_bytes."""
+def text_of(file: Path, max_bytes: int) -> str:
+    """The whole text, unpacked. Raises BadTrace where it cannot be read, or is longer than max_bytes."""
     try:
         with opened(file) as stream:
-            raw = stream.read(most_bytes + 1)
+            raw = stream.read(max_bytes + 1)
     except _DAMAGED as error:
         raise BadTrace(f"{file} cannot be read ({error}): copy it again") from error
-    if len(raw) > most_bytes:
-        raise BadTrace(f"{file} is larger than {most_bytes >> 20} MiB unpacked: record a shorter time")
+    if len(raw) > max_bytes:
+        raise BadTrace(f"{file} is larger than {max_bytes >> 20} MiB unpacked: record a shorter time")
     _report(len(raw))
     if (encoding := _encoding_of(raw[:128])) != _UTF_8:
         return raw.decode(encoding, "replace")

@@ -70,4 +70,4 @@ def labels_of(task: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _get(address: str) -> str:
-    return fetched(address, {}, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode()
+    return fetched(address, {}, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES).decode()

@@ -118,6 +118,6 @@ def _get(url: str) -> str:
     token = from_environment("RAY_AUTH_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        return fetched(url, headers, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode(errors="replace")
+        return fetched(url, headers, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES).decode(errors="replace")
     except OSError as error:
         raise OSError(f"{url.partition('?')[0]} does not answer ({error or type(error).__name__})") from error

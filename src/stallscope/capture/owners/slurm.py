@@ -236,4 +236,4 @@ def _rest(address: str) -> str:
     from stallscope.capture.process.cloud import fetched
 
     headers = {"X-SLURM-USER-TOKEN": from_environment("SLURM_JWT")}
-    return fetched(address, headers, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES).decode(errors="replace")
+    return fetched(address, headers, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES).decode(errors="replace")

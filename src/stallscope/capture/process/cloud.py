@@ -73,12 +73,12 @@ _METADATA_READERS: Mapping[str, Callable[[str], dict[str, str]]] = {"aws": _aws,
 
 
 def _fetch(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
-    body = fetched(url, headers, method=method, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES)
+    body = fetched(url, headers, method=method, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES)
     return body.decode()
 
 
 def fetched(
-    url: str, headers: Mapping[str, str], *, timeout_s: float, most_bytes: int, method: str = "GET"
+    url: str, headers: Mapping[str, str], *, timeout_s: float, max_bytes: int, method: str = "GET"
 ) -> bytes:
     """The body of a local service's answer. Raises OSError.
 
@@ -88,7 +88,7 @@ def fetched(
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with opener.open(request, timeout=timeout_s) as response:
-            body: bytes = response.read(most_bytes)
+            body: bytes = response.read(max_bytes)
     except http.client.HTTPException as error:
         raise OSError(f"an answer that is not HTTP, or is cut off ({type(error).__name__})") from error
     return body

@@ -56,7 +56,7 @@ def absorption(case: Case, named: Late, *, is_exact: bool = True) -> Absorption:
     possible = {
         process
         for process, each in known.items()
-        if process not in proved and each.least_ns <= _UNSURE * each.delay_ns
+        if process not in proved and each.min_ns <= _UNSURE * each.delay_ns
     }
     return Absorption(
         proved={process: named[process] for process in proved},
@@ -73,9 +73,9 @@ def _empties_queue(case: Case, late: Sequence[LateStep]) -> bool:
 def _is_absorbed(case: Case, grown: Growth, late: Sequence[LateStep]) -> bool:
     """Whether steps with the delays last about as long as others, relative to the delay and to a step."""
     limits, n_waiting = case.limits, max(case.timeline.n_processes - 1, 1)
-    each_ns = grown.most_ns / n_waiting / max(len(late), 1)
+    each_ns = grown.max_ns / n_waiting / max(len(late), 1)
     is_short = each_ns <= limits.late_step_share * case.step_ns
-    return grown.is_measured and is_short and grown.most_ns <= limits.elongation * grown.delay_ns
+    return grown.is_measured and is_short and grown.max_ns <= limits.elongation * grown.delay_ns
 
 
 def _may_be_absorbed(case: Case, late: Sequence[LateStep]) -> bool:

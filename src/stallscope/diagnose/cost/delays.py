@@ -49,7 +49,7 @@ class Delays:
     late: the latest MAX_KEPT; their row numbers are not valid. n_late: the number of all late steps. by_process: the
     number by process. n_rounds: late rounds. rounds: by communicator, the number of late steps that peaked there, and
     their first and last round. max_late_ns: the largest lateness. since_ns, until_ns: wall time, None unknown.
-    lost_ns: by process, the time it was kept waiting, at most; least_ns: at least. is_lower_bound: some late steps were
+    lost_ns: by process, the time it was kept waiting, at most; min_ns: at least. is_lower_bound: some late steps were
     not counted in lost_ns.
     """
 
@@ -64,7 +64,7 @@ class Delays:
     until_ns: int | None
     excess: Excess
     lost_ns: Mapping[ProcessKey, float] = field(default_factory=dict)
-    least_ns: Mapping[ProcessKey, float] = field(default_factory=dict)
+    min_ns: Mapping[ProcessKey, float] = field(default_factory=dict)
     is_lower_bound: bool = False
 
     @property
@@ -120,7 +120,7 @@ def delays_by_process(
         result[process] = replace(
             _delays(case, late_steps, excess[process]),
             lost_ns=_lost_by(case, spent.lost_ns),
-            least_ns=_lost_by(case, spent.least_ns),
+            min_ns=_lost_by(case, spent.min_ns),
             is_lower_bound=n_counted[process] < len(late_steps),
         )
     return result
@@ -148,7 +148,7 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     return replace(
         delays,
         lost_ns=_lost_by(case, lost_ns),
-        least_ns=_lost_by(case, more * np.sum([spent.least_ns for spent in costs], axis=0)),
+        min_ns=_lost_by(case, more * np.sum([spent.min_ns for spent in costs], axis=0)),
     )
 
 
@@ -253,24 +253,24 @@ def _costing(
     waited = waited or [
         key for key in map(case.process_key, range(case.timeline.n_processes)) if key not in members
     ]
-    modelled = sum(ns for key, ns in delays.least_ns.items() if key not in members)
+    modelled = sum(ns for key, ns in delays.min_ns.items() if key not in members)
     if _empties_queue(delays.excess):
         modelled = 0.0
-    most = grown.most_ns * share
-    if by_waits and _MOST * grown.most_ns > grown.least_ns and not len(case.waits.released_ns):
+    most = grown.max_ns * share
+    if by_waits and _MOST * grown.max_ns > grown.min_ns and not len(case.waits.released_ns):
         # The known waits belong to the largest lateness of a step; a step with several waits has delays after it.
         late_ns = sum(late_step.late_ns for late_step in delays.late) * len(waited)
         waited_ns = sum(ns for key, ns in delays.lost_ns.items() if key not in members)
         most = min(most, waited_ns * max(grown.delay_ns * share / max(late_ns, 1.0), 1.0) or most)
     least = (
-        min(grown.least_ns * share, most)
+        min(grown.min_ns * share, most)
         if grown.is_measured
-        else max(grown.least_ns * share, min(modelled, most))
+        else max(grown.min_ns * share, min(modelled, most))
     )
     return replace(
         delays,
         lost_ns=dict.fromkeys(waited, most / len(waited)),
-        least_ns=dict.fromkeys(waited, least / len(waited)),
+        min_ns=dict.fromkeys(waited, least / len(waited)),
     )
 
 
@@ -294,8 +294,8 @@ def _lost_by(case: Case, lost_ns: Array) -> dict[ProcessKey, float]:
     return {(node, pid): ns for node, pid, ns in zip(*columns, strict=True)}
 
 
-def _n_counted(case: Case, most_waits: int) -> int:
-    return max(most_waits // max(case.timeline.n_processes, 1), 1)
+def _n_counted(case: Case, max_waits: int) -> int:
+    return max(max_waits // max(case.timeline.n_processes, 1), 1)
 
 
 def _largest(late: list[LateStep], most: int) -> list[LateStep]:
@@ -386,7 +386,7 @@ def total(parts: Iterable[Delays]) -> Delays:
         until_ns=max((part.until_ns for part in result if part.until_ns is not None), default=None),
         excess=_in_all([part.excess for part in result]),
         lost_ns=_in_order(_added(part.lost_ns for part in result), result[0].lost_ns),
-        least_ns=_in_order(_added(part.least_ns for part in result), result[0].least_ns),
+        min_ns=_in_order(_added(part.min_ns for part in result), result[0].min_ns),
         is_lower_bound=any(part.is_lower_bound for part in result),
     )
 

@@ -42,14 +42,14 @@ _NORMAL = 1.1  # times the median self time up to which a warm-up step is like t
 
 @dataclass(frozen=True)
 class Growth:
-    """GPU time that ranks lost to a group of late ranks: from least_ns to most_ns.
+    """GPU time that ranks lost to a group of late ranks: from min_ns to max_ns.
 
     delay_ns: the same time if every delay had been passed on in full. is_measured: steps with and without delays, or
     with shorter and longer delays, were compared.
     """
 
-    least_ns: float
-    most_ns: float
+    min_ns: float
+    max_ns: float
     delay_ns: float
     is_measured: bool
 
@@ -112,8 +112,8 @@ class Stretches:
 class _Estimate:
     """Growth of each stretch, float64 (k,), and the error of the sum. is_measured: see Growth."""
 
-    least_ns: Array
-    most_ns: Array
+    min_ns: Array
+    max_ns: Array
     error_ns: float
     is_measured: bool
 
@@ -208,7 +208,7 @@ def growth(parts: Stretches, group: Collection[int], *, is_exact: bool = True) -
     compared = _narrowed(compared, whole, slope) if compared else _bounded(parts, whole, slope)
     share, n_waiting = _shares(parts, group, compared)
     least, most, delay = (
-        float((each * share * n_waiting).sum()) for each in (compared.least_ns, compared.most_ns, whole)
+        float((each * share * n_waiting).sum()) for each in (compared.min_ns, compared.max_ns, whole)
     )
     error = compared.error_ns * float((share * n_waiting)[own > 0].mean())
     in_all = max(parts.in_all_ns[process] for process in group if process in parts.in_all_ns)
@@ -298,7 +298,7 @@ def _shares(parts: Stretches, group: Collection[int], estimate: _Estimate) -> tu
         is_left = own + other_delay == 0
         own, other_delay = (np.where(is_left, np.append(0.0, each[:-1]), each) for each in (own, other_delay))
     share = np.divide(own, own + other_delay, out=np.zeros_like(own), where=own > 0)
-    grown = np.maximum(estimate.most_ns, 1.0)
+    grown = np.maximum(estimate.max_ns, 1.0)
     waited = [np.clip(1.0 - parts.delay_ns[process] / grown, 0.0, 1.0) for process in others]
     return share, parts.n_waiting + np.sum([np.zeros_like(own), *waited], axis=0)
 
@@ -324,7 +324,7 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     grown[~is_hit] = 0.0
     least, most = _without_other_kinds(grown, delay_ns, is_hit & is_other)
     is_alike = is_hit & ~is_other
-    more_ns = _more_of_others(parts, is_alike, quiet, most_ns=parts.after(delay_ns) + _OUTLIER * spread_ns)
+    more_ns = _more_of_others(parts, is_alike, quiet, max_ns=parts.after(delay_ns) + _OUTLIER * spread_ns)
     least, most = least - is_alike * max(more_ns, 0.0), most + is_alike * max(-more_ns, 0.0)
     n = float(parts.n_steps[is_hit].sum()) / max(float(parts.n_steps[quiet].mean()), 1.0)
     error = float((spread_ns[is_hit] ** 2).mean()) ** 0.5 if is_hit.any() else 0.0
@@ -332,10 +332,10 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     return _Estimate(least, most, error, True)
 
 
-def _spread_of_others(parts: Stretches, most_ns: float) -> float:
-    """How much steps vary because of ranks that are not named. most_ns: the part of their excess that counts."""
+def _spread_of_others(parts: Stretches, max_ns: float) -> float:
+    """How much steps vary because of ranks that are not named. max_ns: the part of their excess that counts."""
     known = parts.others_ns[~np.isnan(parts.others_ns) & parts.is_usual]
-    return float(np.minimum(known, most_ns).std()) if len(known) else 0.0
+    return float(np.minimum(known, max_ns).std()) if len(known) else 0.0
 
 
 def _narrowed(compared: _Estimate, delay_ns: Array, slope: tuple[float, float] | None) -> _Estimate:
@@ -347,21 +347,21 @@ def _narrowed(compared: _Estimate, delay_ns: Array, slope: tuple[float, float] |
     if slope is None or slope[1] * whole_ns >= compared.error_ns:
         return compared
     by_slope = [min(max(slope[0] + sign * slope[1], 0.0), 1.0) * whole_ns for sign in (-1, 1)]
-    least = max(float(compared.least_ns.sum()) - compared.error_ns, 0.0)
-    most = min(float(compared.most_ns.sum()) + compared.error_ns, whole_ns)
+    least = max(float(compared.min_ns.sum()) - compared.error_ns, 0.0)
+    most = min(float(compared.max_ns.sum()) + compared.error_ns, whole_ns)
     ends = [max(least, by_slope[0]), min(most, by_slope[1])]
     if ends[0] > ends[1]:
         ends = [min(least, by_slope[0]), max(most, by_slope[1])]
     return _Estimate(delay_ns * (ends[0] / whole_ns), delay_ns * (ends[1] / whole_ns), 0.0, True)
 
 
-def _more_of_others(parts: Stretches, is_hit: Array, quiet: Array, *, most_ns: Array) -> float:
+def _more_of_others(parts: Stretches, is_hit: Array, quiet: Array, *, max_ns: Array) -> float:
     """By how much later unnamed ranks are in a stretch with delays than in a quiet stretch, on average.
 
-    Each stretch may have become longer by all of it. most_ns: float64 (k,), the part of a stretch's length that counts.
+    Each stretch may have become longer by all of it. max_ns: float64 (k,), the part of a stretch's length that counts.
     """
-    typical_ns = float(np.median(most_ns[is_hit])) if is_hit.any() else 0.0
-    others = np.minimum(parts.others_ns, np.where(is_hit, most_ns, typical_ns))
+    typical_ns = float(np.median(max_ns[is_hit])) if is_hit.any() else 0.0
+    others = np.minimum(parts.others_ns, np.where(is_hit, max_ns, typical_ns))
     with_delay, without = (others[each & ~np.isnan(others)] for each in (is_hit, quiet))
     return float(with_delay.mean() - without.mean()) if len(with_delay) and len(without) else 0.0
 
@@ -475,7 +475,7 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     kept, n_calls = (n_known > 0) & (n_recorded == len(named)), np.zeros(n, np.int64)
     np.maximum.at(n_calls, table.step[is_known], (table.end_row - table.first_row)[is_known])
     is_warm = np.arange(n) < int(case.judged.step.min(initial=n))
-    pause_ns = shared_pause_ns(table, case.pace.least_ns, case.programs.program)
+    pause_ns = shared_pause_ns(table, case.pace.min_ns, case.programs.program)
     paused = _paused(table, pause_ns, n)
     is_normal = _is_normal(table, n)
     delay, excess = _by_named(case, late, named, is_warm=is_warm & ~is_normal, pause_ns=pause_ns)

@@ -32,10 +32,10 @@ _WAITS_AT_ONCE = 1 << 15  # rows of late rounds per operation: their values fit 
 
 @dataclass(frozen=True)
 class Cost:
-    """float64 (p,) by process, the time it was kept waiting: lost_ns at most, least_ns at least."""
+    """float64 (p,) by process, the time it was kept waiting: lost_ns at most, min_ns at least."""
 
     lost_ns: Array
-    least_ns: Array
+    min_ns: Array
 
 
 def longest_ns(group: Array, begin_ns: Array, end_ns: Array, *, n_groups: int) -> Array:

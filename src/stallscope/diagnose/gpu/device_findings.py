@@ -11,7 +11,7 @@ from stallscope.diagnose.gpu.slow_gpu import (
     SlowDevice,
     device_excess,
     late_devices,
-    least_device_ns,
+    min_device_ns,
     released_late,
     slow_devices,
 )
@@ -68,12 +68,12 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         own_ns=times.own_ns,
     )
     named = {process: device.late for process, device in slow.items()}
-    least_ns = least_device_ns(case.pace, limits)
+    min_ns = min_device_ns(case.pace, limits)
     differing = {process: device for process, device in slow.items() if _is_by_manufacture(case, device)}
     return DeviceFindings(
         slow={process: device for process, device in slow.items() if process not in differing},
         stage=stage,
-        uneven=moving(timeline, late, named, table=table, least_ns=least_ns, limits=limits),
+        uneven=moving(timeline, late, named, table=table, min_ns=min_ns, limits=limits),
         differing=differing,
     )
 

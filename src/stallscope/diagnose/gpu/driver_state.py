@@ -155,12 +155,12 @@ def _reference_mhz(
 
     GPUs of all nodes count, since the GPUs of a whole node may be held down together.
     """
-    clocks, most_mhz = [], rows["sm_max_mhz"].max(initial=UNKNOWN)
+    clocks, max_mhz = [], rows["sm_max_mhz"].max(initial=UNKNOWN)
     for other, (there, number) in gpus.items():
         if other == rank or (there, number) == gpus[rank]:
             continue
         of_other = _of(trace, there, number)
-        if of_other["sm_max_mhz"].max(initial=UNKNOWN) != most_mhz:
+        if of_other["sm_max_mhz"].max(initial=UNKNOWN) != max_mhz:
             continue
         during, weight = _during(of_other, begin_ns, end_ns)
         is_busy = (during["sm_mhz"] != UNKNOWN) & (during["utilization_percent"] >= 20)

@@ -29,7 +29,7 @@ _NO_BOUND_NS = 1e18  # beyond any difference of two offsets of one pair of clock
 @dataclass(frozen=True)
 class GpuTime:
     """known: bool (n,), the times of the row and of the previous row are known, and no record was lost in between.
-    own_ns: float64 (n,), work of the GPU between the previous collective and this collective; least_ns, most_ns: its
+    own_ns: float64 (n,), work of the GPU between the previous collective and this collective; min_ns, max_ns: its
     bounds by the bounds on the GPU's clock. They lack the work before the collective was enqueued, unless the GPU is
     behind its host (is_behind: bool (n,)). paced_ns: float64 (n,), the same with that work, at most the time of the
     host since the previous call. held_ns: float64 (n,), from its start to its end, in which the GPU waits for other
@@ -39,8 +39,8 @@ class GpuTime:
 
     known: Array
     own_ns: Array
-    least_ns: Array
-    most_ns: Array
+    min_ns: Array
+    max_ns: Array
     paced_ns: Array
     is_behind: Array
     held_ns: Array
@@ -71,8 +71,8 @@ def gpu_time(timeline: Timeline) -> GpuTime | None:
     return GpuTime(
         known=known,
         own_ns=worked(enqueued.likely_ns),
-        least_ns=worked(enqueued.latest_ns),
-        most_ns=worked(enqueued.earliest_ns),
+        min_ns=worked(enqueued.latest_ns),
+        max_ns=worked(enqueued.earliest_ns),
         paced_ns=worked(np.append(enqueued.earliest_ns[:1], enqueued.earliest_ns[:-1])),
         is_behind=is_behind,
         held_ns=held,

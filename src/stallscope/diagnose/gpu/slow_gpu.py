@@ -47,13 +47,13 @@ class SlowDevice:
 
 @dataclass(frozen=True)
 class DeviceExcess:
-    """by_cell_ns, most_ns: float64 (c,), device time of a process in a step beyond its peers', at least and at most.
+    """by_cell_ns, max_ns: float64 (c,), device time of a process in a step beyond its peers', at least and at most.
     error_ns: float64 (p,). noise_ns: the variation of a quiet GPU's excess from step to step. overlapped: the work of
     GPUs that work during collectives, of which by_cell_ns also counts the part that peers did while they waited.
     """
 
     by_cell_ns: Array
-    most_ns: Array
+    max_ns: Array
     error_ns: Array
     overlapped: OverlappedWork
     noise_ns: float = 0.0
@@ -75,11 +75,11 @@ def device_excess(
         beyond = programs.calls.beyond_others(own_ns, times.known, held_against=peers_ns)
         return np.asarray(np.nan_to_num(beyond, nan=0.0))
 
-    paced_ns = np.maximum(times.most_ns, times.paced_ns)
+    paced_ns = np.maximum(times.max_ns, times.paced_ns)
     least = np.where(
         times.is_behind,
-        beyond_peers(times.least_ns, paced_ns),
-        beyond_peers(times.least_ns, times.most_ns),
+        beyond_peers(times.min_ns, paced_ns),
+        beyond_peers(times.min_ns, times.max_ns),
     )
 
     # A call's own host time lies in the interval after its arrival.
@@ -87,10 +87,10 @@ def device_excess(
     by_host = np.maximum(table.sums(of_host), 0.0)
     by_cell = table.sums(least) - by_host
     by_cell -= _of_node(timeline, table, by_cell)
-    most = table.sums(beyond_peers(times.most_ns, times.least_ns)) - by_host
+    most = table.sums(beyond_peers(times.max_ns, times.min_ns)) - by_host
     return DeviceExcess(
         by_cell_ns=np.maximum(by_cell, 0.0),
-        most_ns=np.maximum(np.maximum(by_cell, most), 0.0),
+        max_ns=np.maximum(np.maximum(by_cell, most), 0.0),
         error_ns=times.error_ns,
         overlapped=overlapped_work(timeline, programs, table, times),
         noise_ns=_noise_ns(table, by_cell, timeline.n_processes),
@@ -114,17 +114,17 @@ def late_devices(
     table: Cells, more: DeviceExcess, *, usual: Pace, limits: Thresholds, host_late_steps: list[LateStep]
 ) -> list[LateStep]:
     """The steps in which a GPU worked longer than its peers' GPUs, without the steps that the host explains."""
-    least = least_device_ns(usual, limits)
+    least = min_device_ns(usual, limits)
     needed = np.maximum(least, limits.clock_error_factor * more.error_ns)[table.process]
     explained = {(late.process, late.step) for late in host_late_steps}
     return [
-        _late(table, i, float(more.by_cell_ns[i]), most_ns=float(more.most_ns[i]))
+        _late(table, i, float(more.by_cell_ns[i]), max_ns=float(more.max_ns[i]))
         for i in np.flatnonzero(more.by_cell_ns >= needed).tolist()
         if (int(table.process[i]), int(table.step[i])) not in explained
     ]
 
 
-def least_device_ns(usual: Pace, limits: Thresholds) -> float:
+def min_device_ns(usual: Pace, limits: Thresholds) -> float:
     """The excess from which a GPU is late in a step."""
     return max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns, usual.noise_ns)
 
@@ -143,7 +143,7 @@ def slow_devices(
     late: see late_devices(). host_late_steps: late steps of the hosts, which are not evidence about the GPU.
     """
     explained = {(late_step.process, late_step.step) for late_step in host_late_steps}
-    least_ns = least_device_ns(usual, limits)
+    min_ns = min_device_ns(usual, limits)
     least = limits.steady_noise_factor * more.noise_ns
     late = [late_step for late_step in late if late_step.excess_ns >= least]
     process_of = np.array([late_step.process for late_step in late], np.int64)
@@ -158,7 +158,7 @@ def slow_devices(
         by_step = {late[i].step: late[i] for i in np.flatnonzero(is_like & (process_of == process)).tolist()}
         is_late = np.array([int(step) in by_step for step in table.step[cells]])
         others = np.delete(counts, process)
-        is_clear = typical >= limits.clear_factor * least_ns
+        is_clear = typical >= limits.clear_factor * min_ns
         during = _steadily(is_late, limits, n_least=0 if is_clear else int(_FEW * len(cells)))
         if counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
             during = _with_more(is_late, during, _now_and_then(is_late, limits))
@@ -305,14 +305,14 @@ def _longest_slow_run(is_over: Array) -> tuple[int, int] | None:
     return best_range
 
 
-def _late(table: Cells, i: int, excess_ns: float, *, most_ns: float = 0.0) -> LateStep:
-    """most_ns: the largest possible lateness of the GPU, by the bounds on its clock."""
+def _late(table: Cells, i: int, excess_ns: float, *, max_ns: float = 0.0) -> LateStep:
+    """max_ns: the largest possible lateness of the GPU, by the bounds on its clock."""
     return LateStep(
         process=int(table.process[i]),
         step=int(table.step[i]),
         first_row=int(table.first_row[i]),
         peak_row=int(table.end_row[i]) - 1,
-        late_ns=max(excess_ns, most_ns),
+        late_ns=max(excess_ns, max_ns),
         excess_ns=excess_ns,
         n_rounds=int(table.end_row[i] - table.first_row[i]),
     )

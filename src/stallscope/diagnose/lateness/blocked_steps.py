@@ -37,15 +37,15 @@ def blocked_steps(
 
     Empty unless the variation of the steps determines the threshold of a late step.
     """
-    least_ns = max(limits.min_late_ns, limits.late_step_share * usual.step_ns)
-    if usual.least_ns < _UNEVEN * least_ns or not len(table.step):
+    min_ns = max(limits.min_late_ns, limits.late_step_share * usual.step_ns)
+    if usual.min_ns < _UNEVEN * min_ns or not len(table.step):
         return []
     blocked_ns = table.sums(excess_ns(timeline, programs, _blocked_ns(timeline)))
     noise_ns = float(np.median(by_group(table.process, blocked_ns, timeline.n_processes, spread)))
-    is_late = blocked_ns >= max(least_ns, limits.noise_factor * noise_ns)
+    is_late = blocked_ns >= max(min_ns, limits.noise_factor * noise_ns)
     is_late &= table.rise_ns >= limits.source_share * blocked_ns
     is_late &= table.excess_ns >= limits.source_share * blocked_ns
-    is_late &= shared_pause_ns(table, usual.least_ns, programs.program) == 0
+    is_late &= shared_pause_ns(table, usual.min_ns, programs.program) == 0
     counted = {(late.process, late.step) for late in known}
     return [
         _late(table, i, float(blocked_ns[i]))

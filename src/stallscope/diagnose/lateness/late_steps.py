@@ -65,14 +65,14 @@ def spread(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Pace:
-    """The baseline of a job. step_ns: a step. noise_ns: see noise_ns(). least_ns: the lateness from which a single step
+    """The baseline of a job. step_ns: a step. noise_ns: see noise_ns(). min_ns: the lateness from which a single step
     counts as late; steady_ns: the same for a rank that is late in most steps; even_ns: the same for a rank that is late
     by a similar amount in nearly all steps.
     """
 
     step_ns: float
     noise_ns: float
-    least_ns: float
+    min_ns: float
     steady_ns: float
     even_ns: float
 
@@ -85,7 +85,7 @@ def pace(timeline: Timeline, table: Cells, limits: Thresholds) -> Pace:
     return Pace(
         step_ns=step_ns,
         noise_ns=noise,
-        least_ns=max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise),
+        min_ns=max(limits.min_late_ns, limits.late_step_share * step_ns, limits.noise_factor * noise),
         steady_ns=max(steady, limits.steady_noise_factor * noise),
         even_ns=max(steady, limits.steady_noise_factor * in_all),
     )
@@ -112,7 +112,7 @@ def late_steps(
     """The steps in which a rank was late because of its own time. program: int64 (p,), see Programs."""
     if not len(table.step):
         return []
-    least = usual.least_ns
+    least = usual.min_ns
     needed = _needed_ns(table, usual, limits)[table.process]
     is_late = (table.rise_ns >= needed) & (table.excess_ns >= limits.source_share * table.rise_ns)
     is_late &= table.excess_ns >= limits.source_share * needed
@@ -227,8 +227,8 @@ def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
     n_cells = np.bincount(table.process, minlength=n)
     late, own = (by_group(table.process, each, n, medians) for each in (table.rise_ns, table.excess_ns))
 
-    def is_late(least_ns: float | Array, share: float) -> Array:
-        n_late = np.bincount(table.process[table.rise_ns >= least_ns], minlength=n)
+    def is_late(min_ns: float | Array, share: float) -> Array:
+        n_late = np.bincount(table.process[table.rise_ns >= min_ns], minlength=n)
         return np.asarray(n_late >= share * n_cells)
 
     is_own = (n_cells >= limits.steady_steps) & (own >= limits.source_share * late)
@@ -236,4 +236,4 @@ def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
         is_own & is_late(least, limits.steady_share) for least in (usual.steady_ns, usual.even_ns)
     )
     is_even &= (late > 0) & is_late(0.5 * late[table.process], limits.even_share)
-    return np.where(is_even, usual.even_ns, np.where(is_steady, usual.steady_ns, usual.least_ns))
+    return np.where(is_even, usual.even_ns, np.where(is_steady, usual.steady_ns, usual.min_ns))

@@ -19,7 +19,7 @@ _FEW = 3  # fewer times of other ranks in pauses do not show how ranks differ
 _RARER = 15  # factor below `chance` for a delay that is reported after a single evaluation
 
 
-def shared_pause_ns(table: Cells, least_ns: float, program: Array) -> Array:
+def shared_pause_ns(table: Cells, min_ns: float, program: Array) -> Array:
     """By cell: the extra self time that all ranks had in that step; 0 without such a pause.
 
     Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and the ranks of
@@ -32,7 +32,7 @@ def shared_pause_ns(table: Cells, least_ns: float, program: Array) -> Array:
         alone = _pause_ns(table, program) * is_large[program[table.process]]
         alone[_keeps_waiting(table, alone, program)] = 0.0
         shared = np.maximum(shared, alone)
-    return np.where(shared >= least_ns, shared, 0.0)
+    return np.where(shared >= min_ns, shared, 0.0)
 
 
 def _pause_ns(table: Cells, group: Array) -> Array:

@@ -19,14 +19,14 @@ def recurring(
     late_steps: list[LateStep],
     n_processes: int,
     *,
-    least_ns: float,
+    min_ns: float,
     limits: Thresholds,
     node: Array | None = None,
 ) -> dict[int, list[LateStep]]:
     """The processes to name, each with its late steps; its one-off delays are left out (see one_offs()).
 
     One-off delays of other ranks count unless they are far longer: the candidate may have had such delays by chance.
-    least_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that have ended:
+    min_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that have ended:
     the ranks of nodes that are late together count as one event. A process that a signal stopped again and again is
     named however late the others are.
     """
@@ -47,7 +47,7 @@ def recurring(
         median = float(np.median(size[own]))
         comparable = (size >= 0.5 * median) & (~is_once | (_SIMILAR * size <= median))
         comparable[(process == candidate) & is_once] = False
-        is_clear = median >= limits.clear_factor * least_ns and 2 * is_usual[own].sum() <= len(own)
+        is_clear = median >= limits.clear_factor * min_ns and 2 * is_usual[own].sum() <= len(own)
         counts = n_events(
             process[comparable],
             step[comparable],
@@ -73,7 +73,7 @@ def with_unproven_delays(
     late_steps: list[LateStep],
     named: dict[int, list[LateStep]],
     *,
-    least_ns: float,
+    min_ns: float,
     long_ns: float,
     limits: Thresholds,
 ) -> dict[int, list[LateStep]]:
@@ -83,7 +83,7 @@ def with_unproven_delays(
     """
     clear: dict[int, list[LateStep]] = {}
     for late in late_steps:
-        is_clear = late.excess_ns >= limits.clear_factor * least_ns and not late.is_usual
+        is_clear = late.excess_ns >= limits.clear_factor * min_ns and not late.is_usual
         if is_clear and late.process not in named:
             clear.setdefault(late.process, []).append(late)
     long_ns = max(long_ns, limits.one_off_ns)
@@ -120,9 +120,9 @@ def incidents(late_steps: list[LateStep], named: Container[int], limits: Thresho
     return [late for late in single if late.process not in named or late.excess_ns >= limits.one_off_ns]
 
 
-def one_offs(late_steps: list[LateStep], least_ns: float, limits: Thresholds) -> list[LateStep]:
-    """Delays of at least least_ns that happened once: far longer than the other delays of the same rank."""
-    long = [late for late in late_steps if late.excess_ns >= least_ns]
+def one_offs(late_steps: list[LateStep], min_ns: float, limits: Thresholds) -> list[LateStep]:
+    """Delays of at least min_ns that happened once: far longer than the other delays of the same rank."""
+    long = [late for late in late_steps if late.excess_ns >= min_ns]
     of_process: dict[int, list[float]] = {late.process: [] for late in long}
     for late in late_steps:
         if late.process in of_process:

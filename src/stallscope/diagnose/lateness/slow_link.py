@@ -62,8 +62,8 @@ def slow_groups(
     spent, expected = (
         np.bincount(cell, weights=value, minlength=n_cells) for value in (transfer_ns, baseline)
     )
-    least_ns = max(limits.steady_step_share * step_ns, limits.released_late_ns)
-    is_slow = (spent >= _TIMES_AS_LONG * expected) & (spent - expected >= least_ns)
+    min_ns = max(limits.steady_step_share * step_ns, limits.released_late_ns)
+    is_slow = (spent >= _TIMES_AS_LONG * expected) & (spent - expected >= min_ns)
     of_cell = np.zeros(n_cells, np.int64)
     of_cell[cell[::-1]] = np.arange(len(cell))[::-1]
     slow_links = []

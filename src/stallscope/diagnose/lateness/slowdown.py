@@ -89,7 +89,7 @@ def slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown |
         at_ns=int(timeline.ts_ns[first]),
         step=int(steps[best]),
         n_steps=len(steps) - best,
-        grew_ns=_grown_ns(timeline, table, steps, best, least_ns=_GREW_SHARE * (after - before)),
+        grew_ns=_grown_ns(timeline, table, steps, best, min_ns=_GREW_SHARE * (after - before)),
     )
 
 
@@ -120,9 +120,7 @@ def _block_medians(values: Array, size: int) -> Array:
     return np.array([np.median(part) for part in np.array_split(values, n)])
 
 
-def _grown_ns(
-    timeline: Timeline, table: Cells, steps: Array, cut: int, *, least_ns: float
-) -> dict[str, float]:
+def _grown_ns(timeline: Timeline, table: Cells, steps: Array, cut: int, *, min_ns: float) -> dict[str, float]:
     """By ledger category, the growth of the median rank's time per step after the cut; the largest first."""
     examined = np.unique(table.process)
     examined = examined[spread_out(len(examined), _MAX_PROCESSES)]
@@ -135,7 +133,7 @@ def _grown_ns(
         spent -= timeline.rows.column("ledger_ns", first - 1, k)
         each = by_group(here_step, spent, len(steps), medians)
         before, after = (np.nanmedian(part) if len(part) else np.nan for part in (each[:cut], each[cut:]))
-        if after - before >= least_ns:
+        if after - before >= min_ns:
             grown[CATEGORY_NAMES[k]] = float(after - before)
     return dict(sorted(grown.items(), key=lambda item: -item[1]))
 

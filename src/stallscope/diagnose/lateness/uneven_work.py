@@ -78,7 +78,7 @@ def moving(
     named: dict[int, list[LateStep]],
     *,
     table: Cells,
-    least_ns: float,
+    min_ns: float,
     limits: Thresholds,
 ) -> MovingLateness | None:
     """Late steps of ranks that were not named, if they are too many and too long to ignore."""
@@ -92,7 +92,7 @@ def moving(
         by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
     size = float(np.median(list(by_step.values())))
     # Delays in most steps raise the noise threshold.
-    is_clear = size >= (_CLEAR if n_late < _MAX_STEPS * n_steps else _CLEAR_IN_MOST) * least_ns
+    is_clear = size >= (_CLEAR if n_late < _MAX_STEPS * n_steps else _CLEAR_IN_MOST) * min_ns
     begin, end = (
         timeline.ts_ns[timeline.first[table.process[0]]],
         timeline.ts_ns[timeline.first[table.process[0] + 1] - 1],
@@ -110,7 +110,7 @@ def with_more_work(
     their work: experts with more tokens, longer sequences.
     alone: named processes that do not form a whole node, since a whole node may be faulty.
     """
-    if len(alone) < max(limits.least_uneven, limits.uneven_share * n_processes):
+    if len(alone) < max(limits.min_uneven, limits.uneven_share * n_processes):
         return []
     steps = [{late.step for late in named[process]} for process in alone]
     shared = set.intersection(*steps)

@@ -28,17 +28,17 @@ class Measures:
     """The comparable measures of a report. None where the source does not record it.
 
     step_ms: mean duration of a step; of a job of a hub, the typical duration. lost_share: GPU time lost to verdicts, as
-    a share of all GPU time. most_lost_share: its upper end. late_ms: the largest median lateness of a verdict.
+    a share of all GPU time. max_lost_share: its upper end. late_ms: the largest median lateness of a verdict.
     budget: shares by category of the time ledger; of a job of a hub, productive time and losses. stopped: summary of
     the verdict after which the job makes no progress; "" where it continues. doubt: why the data may hide a fault; ""
-    for complete data. usd_per_hour, most_usd_per_hour: cost of the verdicts at the hub's prices.
+    for complete data. usd_per_hour, max_usd_per_hour: cost of the verdicts at the hub's prices.
     """
 
     answer: str
     n_ranks: int
     step_ms: float | None
     lost_share: float | None
-    most_lost_share: float | None
+    max_lost_share: float | None
     late_ms: float | None
     ranks: tuple[int, ...]
     cause: str | None
@@ -46,7 +46,7 @@ class Measures:
     stopped: str = ""
     doubt: str = ""
     usd_per_hour: float | None = None
-    most_usd_per_hour: float | None = None
+    max_usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def measures(report: Mapping[str, Any]) -> Measures:
     examined, verdicts = report["examined"], report["verdicts"]
     n_steps, seconds, n_ranks = (examined.get(name) or 0 for name in ("n_steps", "seconds", "n_ranks"))
     costs = [verdict.get("cost") or {} for verdict in verdicts]
-    most = [_most_gpu_seconds(cost) for cost in costs]
+    most = [_max_gpu_seconds(cost) for cost in costs]
     gpu_seconds = n_ranks * seconds
     stopped = [verdict["summary"] for verdict in verdicts if verdict["kind"] in _STOPPED]
     late = [verdict["late_ms"]["median"] for verdict in verdicts if verdict.get("late_ms")]
@@ -181,7 +181,7 @@ def measures(report: Mapping[str, Any]) -> Measures:
         n_ranks=n_ranks,
         step_ms=report.get("step_ms") or (seconds / n_steps * 1000 if n_steps and seconds else None),
         lost_share=_share([cost.get("gpu_seconds") for cost in costs], gpu_seconds),
-        most_lost_share=None if None in most else _share(most, gpu_seconds),
+        max_lost_share=None if None in most else _share(most, gpu_seconds),
         late_ms=max(late, default=None),
         ranks=tuple(worst["ranks"]) if worst else (),
         cause=worst["causes"][0]["cause"] if worst and worst["causes"] else None,
@@ -189,7 +189,7 @@ def measures(report: Mapping[str, Any]) -> Measures:
         stopped=stopped[0] if stopped else "",
         doubt=_doubt(report),
         usd_per_hour=report.get("usd_per_hour"),
-        most_usd_per_hour=report.get("most_usd_per_hour"),
+        max_usd_per_hour=report.get("max_usd_per_hour"),
     )
 
 
@@ -201,7 +201,7 @@ def _share(costs: Sequence[float | None], gpu_seconds: float) -> float | None:
     return min(1.0, sum(known) / gpu_seconds) if known and gpu_seconds else None
 
 
-def _most_gpu_seconds(cost: Mapping[str, Any]) -> float | None:
+def _max_gpu_seconds(cost: Mapping[str, Any]) -> float | None:
     """The upper end of a cost; None where it is unknown."""
     if cost.get("at_most_gpu_seconds") is not None:
         return float(cost["at_most_gpu_seconds"])

@@ -54,8 +54,8 @@ class VerdictCost:
     def times(self, share: float) -> "VerdictCost":
         """A share of the cost, such as the share of the ranks that are not named."""
         values = (self.gpu_seconds, self.usd, self.usd_per_hour, self.at_most_gpu_seconds, self.at_most_usd)
-        seconds, usd, by_hour, most, most_usd = (None if each is None else each * share for each in values)
-        return VerdictCost(round(seconds or 0.0, 3), usd, by_hour, self.is_lower_bound, most, most_usd)
+        seconds, usd, by_hour, most, max_usd = (None if each is None else each * share for each in values)
+        return VerdictCost(round(seconds or 0.0, 3), usd, by_hour, self.is_lower_bound, most, max_usd)
 
     @property
     def may_be_gpu_seconds(self) -> float:

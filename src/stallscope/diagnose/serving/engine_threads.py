@@ -25,7 +25,7 @@ SAMPLE_NS = 100_000_000
 
 _SECOND_NS = 10**9
 BUSY = (Category.ON_CPU, Category.PREEMPTED)
-_MOST_SECONDS = 0.7
+_MAX_SECONDS = 0.7
 _HABIT = 0.3
 """A thread that spends this share of the time also outside late intervals in the same way does not cause them."""
 
@@ -124,9 +124,7 @@ class Threads:
         rows = self.samples[(self.samples["pid"] == pid) & np.isin(self.samples["category"], BUSY)]
         tids = np.unique(rows["tid"])
         n_seconds = _seconds(rows)
-        return [
-            tid for tid in tids.tolist() if _seconds(rows[rows["tid"] == tid]) > _MOST_SECONDS * n_seconds
-        ]
+        return [tid for tid in tids.tolist() if _seconds(rows[rows["tid"] == tid]) > _MAX_SECONDS * n_seconds]
 
     def is_habit(self, row: Array, late: Array) -> bool:
         """Whether a thread is often off the CPU like this outside the late intervals. late: int64 (n, 2), disjoint."""

@@ -34,7 +34,7 @@ LONG_BYTES = 2000
 class Late:
     """A late part of a request. request: a row of REQUESTS. typical_ns: the same part of other requests.
 
-    least_late_ns: the excess from which on it is late.
+    min_late_ns: the excess from which on it is late.
     """
 
     request: Array
@@ -42,7 +42,7 @@ class Late:
     begin_ns: int
     end_ns: int
     typical_ns: int
-    least_late_ns: int
+    min_late_ns: int
 
     @property
     def excess_ns(self) -> int:
@@ -66,7 +66,7 @@ def late_requests(trace: Trace, rows: Array, limits: Thresholds) -> list[Late]:
             times = begin_ns, begin_ns + int(row["gap_ns"]), typical_gap_ns
             parts.append(_part(row, "gap", *times, limits))
         worst = max(parts, key=lambda part: part.excess_ns)
-        if worst.excess_ns >= worst.least_late_ns:
+        if worst.excess_ns >= worst.min_late_ns:
             late.append(worst)
     return late
 
@@ -126,8 +126,8 @@ def n_before(rows: Array, at_ns: Array) -> Array:
 
 
 def _part(row: Array, name: str, begin_ns: int, end_ns: int, typical_ns: int, limits: Thresholds) -> Late:
-    least_ns = max(int((limits.late_request_factor - 1) * typical_ns), limits.late_request_ns)
-    return Late(row, name, begin_ns, end_ns, typical_ns, least_ns)
+    min_ns = max(int((limits.late_request_factor - 1) * typical_ns), limits.late_request_ns)
+    return Late(row, name, begin_ns, end_ns, typical_ns, min_ns)
 
 
 def is_long_prompt(rows: Array) -> Array:

@@ -63,7 +63,7 @@ class Delay:
         return self.late.end_ns
 
     @property
-    def least_ns(self) -> float:
+    def min_ns(self) -> float:
         return HALF * self.late.excess_ns
 
     @cached_property
@@ -86,12 +86,12 @@ class Delay:
         is_off = (off["pid"] == row["pid"]) & (off["tid"] == tid)
         is_sampled = (sampled["owner_pid"] == row["pid"]) & (sampled["tid"] == tid)
         n_busy = int(sampled["n"][is_sampled & np.isin(sampled["category"], BUSY)].sum())
-        return bool(is_off.any() or 4 * n_busy * SAMPLE_NS >= self.least_ns)
+        return bool(is_off.any() or 4 * n_busy * SAMPLE_NS >= self.min_ns)
 
     @property
     def is_late_by_work(self) -> bool:
         """Whether the request would be late on an idle machine: its thread has that much work to do."""
-        return self.is_holder_known and self.running_ns - self.late.typical_ns >= self.late.least_late_ns
+        return self.is_holder_known and self.running_ns - self.late.typical_ns >= self.late.min_late_ns
 
     def of_holder(self, *categories: Category) -> Array:
         """Intervals off the CPU of the threads that read the request or write the response."""
@@ -105,7 +105,7 @@ class Delay:
     def is_handed_over(self) -> bool:
         """Whether the threads of the request wait for another thread or process: for a message, or for a lock."""
         waits = self.of_holder(Category.NET, Category.LOCK)
-        return self.longest_ns(waits[~np.isin(waits["syscall_nr"], SENDS)]) >= self.least_ns
+        return self.longest_ns(waits[~np.isin(waits["syscall_nr"], SENDS)]) >= self.min_ns
 
     def of_others(self, *categories: Category) -> Array:
         """Intervals of the other threads that begin and end within the late interval; none if the holder works.
@@ -124,7 +124,7 @@ class Delay:
         for tid in np.unique(rows["tid"]):
             own = rows["tid"] == tid
             longest = rows[own][rows[own]["duration_ns"].argmax()]
-            if self.longest_ns(rows[own]) >= self.least_ns:
+            if self.longest_ns(rows[own]) >= self.min_ns:
                 is_cause |= own & (not self.threads.is_habit(longest, self.late_spans))
         return rows[is_cause]
 
@@ -163,7 +163,7 @@ class Delay:
 
 def stopped(delay: Delay) -> Reason | None:
     rows = delay.of_engine(Category.STOPPED)
-    if delay.longest_ns(rows) < delay.least_ns:
+    if delay.longest_ns(rows) < delay.min_ns:
         return None
     return Reason("process_stopped", delay.pid_of(rows), CauseEvidence())
 
@@ -172,8 +172,8 @@ def quota(delay: Delay) -> Reason | None:
     """The control group had used up its CPU quota."""
     rows = delay.of_engine(Category.PREEMPTED)
     throttled = rows[is_throttled_row(rows)]
-    if delay.longest_ns(throttled) >= delay.least_ns or (
-        delay.longest_ns(rows) >= delay.least_ns and delay.threads.is_throttled(delay.begin_ns, delay.end_ns)
+    if delay.longest_ns(throttled) >= delay.min_ns or (
+        delay.longest_ns(rows) >= delay.min_ns and delay.threads.is_throttled(delay.begin_ns, delay.end_ns)
     ):
         return Reason("cpu_quota", delay.pid_of(rows), CauseEvidence())
     return None
@@ -182,7 +182,7 @@ def quota(delay: Delay) -> Reason | None:
 def preemption(delay: Delay) -> Reason | None:
     """Another program had the CPU. Threads of the engine that compete with each other are not a reason."""
     foreign = delay.foreign
-    if delay.longest_ns(foreign) < delay.least_ns or delay.is_late_by_work:
+    if delay.longest_ns(foreign) < delay.min_ns or delay.is_late_by_work:
         return None
     names = Counter[str]()
     for row, ns in zip(foreign, overlap_ns(foreign, delay.begin_ns, delay.end_ns).tolist(), strict=True):
@@ -201,13 +201,13 @@ def slow_client(delay: Delay) -> Reason | None:
     blocked = blocked[np.isin(blocked["syscall_nr"], SENDS)]
     if not _writes_to_pipe(delay):
         waits.append(delay.longest_ns(blocked))
-    return Reason("slow_client", 0, CauseEvidence()) if max(waits, default=0) >= delay.least_ns else None
+    return Reason("slow_client", 0, CauseEvidence()) if max(waits, default=0) >= delay.min_ns else None
 
 
 def full_pipe(delay: Delay) -> Reason | None:
     rows = delay.of_holder(Category.NET, Category.IO)
     rows = rows[np.isin(rows["syscall_nr"], SENDS)]
-    if delay.longest_ns(rows) < delay.least_ns or not _writes_to_pipe(delay):
+    if delay.longest_ns(rows) < delay.min_ns or not _writes_to_pipe(delay):
         return None
     pipes = delay.full_pipes
     reader = pipes[0].decode("utf-8", "replace").removeprefix("full pipe read by ") if pipes else None
@@ -216,21 +216,21 @@ def full_pipe(delay: Delay) -> Reason | None:
 
 def disk(delay: Delay) -> Reason | None:
     rows = delay.of_engine(Category.IO)
-    if delay.longest_ns(rows) < delay.least_ns:
+    if delay.longest_ns(rows) < delay.min_ns:
         return None
     return Reason("block_io", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
 
 
 def page_faults(delay: Delay) -> Reason | None:
     rows = delay.of_engine(Category.FAULT)
-    if delay.longest_ns(rows) < delay.least_ns:
+    if delay.longest_ns(rows) < delay.min_ns:
         return None
     return Reason("page_fault", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
 
 
 def sleep(delay: Delay) -> Reason | None:
     rows = delay.of_holder(Category.SLEEP)
-    if delay.longest_ns(rows) < delay.least_ns:
+    if delay.longest_ns(rows) < delay.min_ns:
         rows = delay.of_others(Category.SLEEP)
     if not len(rows):
         return None
@@ -243,7 +243,7 @@ def long_prompt(delay: Delay) -> Reason | None:
     others = rows[is_long_prompt(rows) & (rows["first_ns"] != UNKNOWN)]
     others = others[(others["ts_ns"] != own["ts_ns"]) | (others["pid"] != own["pid"])]
     shared = np.minimum(others["first_ns"], delay.end_ns) - np.maximum(others["read_ns"], delay.begin_ns)
-    if not len(others) or shared.max() < delay.least_ns:
+    if not len(others) or shared.max() < delay.min_ns:
         return None
     longest = others[shared.argmax()]
     text = f"{longest['path'].decode('utf-8', 'replace')} with {int(longest['request_bytes']):,} bytes"
@@ -268,7 +268,7 @@ def capacity(delay: Delay) -> Reason | None:
 def interpreter_lock(delay: Delay) -> Reason | None:
     """A thread waits for a lock while another Python thread of its process runs."""
     rows = delay.of_holder(Category.LOCK)
-    if delay.longest_ns(rows) < delay.least_ns:
+    if delay.longest_ns(rows) < delay.min_ns:
         rows = delay.of_others(Category.LOCK)
     if not len(rows):
         return None
@@ -285,7 +285,7 @@ def computation(delay: Delay) -> Reason | None:
     """The thread that serves the request was on the CPU."""
     row, threads = delay.late.request, delay.threads
     pid, span = int(row["pid"]), (delay.begin_ns, delay.end_ns)
-    if not delay.is_holder_known or (delay.running_ns < delay.least_ns and not delay.is_late_by_work):
+    if not delay.is_holder_known or (delay.running_ns < delay.min_ns and not delay.is_late_by_work):
         return None
     # A thread for each connection is sampled rarely, the loop of the engine always.
     running = (
@@ -304,7 +304,7 @@ def computation_elsewhere(delay: Delay) -> Reason | None:
     for pid in delay.threads.pids:
         waiting = (int(row["tid"]), int(row["writer_tid"]))
         running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
-        if running and running.excess_ns >= delay.least_ns:
+        if running and running.excess_ns >= delay.min_ns:
             return Reason("host_compute", pid, CauseEvidence(line=running.line))
     return None
 

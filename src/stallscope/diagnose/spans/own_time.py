@@ -123,7 +123,7 @@ def work(trace: Trace, *, first_step: int) -> Work | None:
     )
 
 
-def least_slow_ns(done: Work, limits: Thresholds) -> float:
+def min_slow_ns(done: Work, limits: Thresholds) -> float:
     """The additional work relative to the peers from which a step counts as slow."""
     noise = limits.noise_factor * _noise_ns(done.own_ns)
     return max(limits.min_late_ns, limits.late_step_share * done.step_ns, noise)
@@ -137,7 +137,7 @@ def slow_steps(done: Work, limits: Thresholds) -> list[LateStep]:
     steady = max(limits.min_late_ns, limits.steady_step_share * done.step_ns, noise)
     both = np.nan_to_num(np.fmin(excess, late), nan=0.0)
     is_steady = (both >= steady).mean(axis=0) >= limits.steady_share
-    needed = np.where(is_steady, steady, least_slow_ns(done, limits))
+    needed = np.where(is_steady, steady, min_slow_ns(done, limits))
     is_slow = (both >= needed) & (excess >= limits.source_share * late)
     return [
         LateStep(

@@ -113,12 +113,12 @@ def evaluate(case: Case, known: Array, history: History) -> Evaluation:
         unexplained,
         faults.named,
         table=case.judged,
-        least_ns=case.pace.least_ns,
+        min_ns=case.pace.min_ns,
         limits=limits,
     )
     if uneven is not None or not faults.is_on_device:
         faults = replace(faults, uneven=uneven, is_on_device=False)
-    least = limits.clear_factor * case.pace.least_ns
+    least = limits.clear_factor * case.pace.min_ns
     large = frozenset(p for p, late in faults.named.items() if _usual_ns(late) >= least)
     once = incidents(everything, faults.named, limits)
     unlike = unique_delays(once, everything, named=faults.named, node=_nodes(case, everything))
@@ -275,7 +275,7 @@ def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[i
     """The processes to name, by their late steps of all time."""
     n_processes = max([case.timeline.n_processes, *(late_step.process + 1 for late_step in everything)])
     node = _nodes(case, everything)
-    named = recurring(everything, n_processes, least_ns=case.pace.least_ns, limits=limits, node=node)
+    named = recurring(everything, n_processes, min_ns=case.pace.min_ns, limits=limits, node=node)
     return {process: late for process, late in named.items() if process < case.timeline.n_processes}
 
 

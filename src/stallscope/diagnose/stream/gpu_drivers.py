@@ -21,9 +21,9 @@ _KEYS = {"gpus": ("node", "gpu", "mig"), "gpu_processes": ("node", "gpu", "mig",
 
 @dataclass
 class Drivers:
-    """Rows of both tables by time, with the stream's node numbers. most_rows: approximate limit of each table."""
+    """Rows of both tables by time, with the stream's node numbers. max_rows: approximate limit of each table."""
 
-    most_rows: int = 1 << 15
+    max_rows: int = 1 << 15
     tables: dict[str, Array] = field(
         default_factory=lambda: {t.name: empty(t) for t in (GPUS, GPU_PROCESSES)}
     )
@@ -35,7 +35,7 @@ class Drivers:
             if len(rows):
                 both = np.concatenate([known, rows])
                 both = both[np.argsort(both["ts_ns"], kind="stable")]
-                self.tables[name] = _lately(both, _KEYS[name], self.most_rows)
+                self.tables[name] = _lately(both, _KEYS[name], self.max_rows)
 
     def of(self, nodes: set[int]) -> dict[str, Array]:
         """The rows of some nodes, by table."""
@@ -49,10 +49,10 @@ def explained(trace: Trace, shown: Sequence[Candidate]) -> list[Candidate]:
     return [replace(candidate, verdict=verdict) for candidate, verdict in zip(shown, verdicts, strict=True)]
 
 
-def _lately(rows: Array, key: tuple[str, ...], most_rows: int) -> Array:
-    """The newest half of the rows if they exceed most_rows, and the last earlier row of each key."""
-    if len(rows) <= most_rows:
+def _lately(rows: Array, key: tuple[str, ...], max_rows: int) -> Array:
+    """The newest half of the rows if they exceed max_rows, and the last earlier row of each key."""
+    if len(rows) <= max_rows:
         return rows
-    cut = len(rows) - most_rows // 2
+    cut = len(rows) - max_rows // 2
     _, last = np.unique(rows[list(key)][:cut][::-1], return_index=True)
     return np.concatenate([rows[np.sort(cut - 1 - last)], rows[cut:]])

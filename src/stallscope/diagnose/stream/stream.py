@@ -81,7 +81,7 @@ class Stream:
                     for kind, n in batch.lost.items():
                         job.lost[kind] = job.lost.get(kind, 0) + n
                 if job.is_due(is_behind=is_behind):
-                    changes += job.named(job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job()))
+                    changes += job.named(job.evaluate(self._nodes, at_ns, max_rows=self._rows_a_job()))
             if at_ns - self._passed_ns >= _PASS_NS:
                 changes += self._passed(at_ns)
             return changes
@@ -205,7 +205,7 @@ class Stream:
         for group, job in list(self._jobs.items()):
             passed: list[Change] = []
             if job.is_quiet(at_ns):
-                passed += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job(), is_exact=True)
+                passed += job.evaluate(self._nodes, at_ns, max_rows=self._rows_a_job(), is_exact=True)
             passed += job.failed(self._nodes, at_ns)
             passed += job.standstill(self._nodes, at_ns)
             changes += job.named(passed)
@@ -219,7 +219,7 @@ class Stream:
         job = self._jobs[group]
         changes: list[Change] = []
         if job.rows.n:
-            changes += job.evaluate(self._nodes, at_ns, most_rows=self._rows_a_job(), is_last=True)
+            changes += job.evaluate(self._nodes, at_ns, max_rows=self._rows_a_job(), is_last=True)
             changes += job.standstill(self._nodes, at_ns, is_last=True)
             changes += job.failed(self._nodes, at_ns, is_last=True)
         changes += job.end(at_ns, reason)

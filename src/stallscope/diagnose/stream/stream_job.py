@@ -91,7 +91,7 @@ class Job:
     _rows_a_step: float = 0.0
 
     def __post_init__(self) -> None:
-        self.trigger = Trigger(least_ns=float(self.limits.min_late_ns), enough=self.limits.min_late_steps)
+        self.trigger = Trigger(min_ns=float(self.limits.min_late_ns), enough=self.limits.min_late_steps)
         self.silence = Silence(patience_ns=float(self.limits.hang_after_ns))
 
     def add(self, tables: dict[str, Array], at_ns: int) -> None:
@@ -116,7 +116,7 @@ class Job:
             self._begin_ns.setdefault(int(arrived["node"][0]), int(arrived["ts_ns"][0]))
             self._n_since += len(arrived)
             self._n_arrived += len(arrived)
-            self._allowance += self.retention.most_evaluations * len(arrived)
+            self._allowance += self.retention.max_evaluations * len(arrived)
 
     def add_host_events(self, rows: Array) -> None:
         """Take host events on this job's processes."""
@@ -177,7 +177,7 @@ class Job:
         return self._allowance >= n + _FIXED_ROWS or at_ns - self._evaluated_at_ns >= n * _RARELY_NS
 
     def evaluate(
-        self, nodes: Nodes, at_ns: int, *, most_rows: int, is_last: bool = False, is_exact: bool = False
+        self, nodes: Nodes, at_ns: int, *, max_rows: int, is_last: bool = False, is_exact: bool = False
     ) -> list[Change]:
         """Diagnose the complete rows, and drop old rows.
 
@@ -214,7 +214,7 @@ class Job:
                 self._explained(trace, shown), result.step, at_ns, is_whole=is_whole, is_exact=is_exact
             )
         self.trigger.reported = self._reported()
-        self._trim(result, usable, most_rows)
+        self._trim(result, usable, max_rows)
         return changes
 
     def _reported(self) -> dict[ProcessKey, int]:
@@ -489,7 +489,7 @@ class Job:
         n_steps = len(np.unique(result.step_of_row))
         self._rows_a_step = len(timeline.rows) / max(n_steps, 1)
         self.silence.patience_ns = usual_patience_ns(case)
-        self.trigger.evaluated(step_ns=case.step_ns, least_ns=self.limits.source_share * case.pace.least_ns)
+        self.trigger.evaluated(step_ns=case.step_ns, min_ns=self.limits.source_share * case.pace.min_ns)
 
     def _judge_all(self, trace: Trace, at_ns: int, *, is_last: bool) -> list[Change]:
         """The changes for a source without a time ledger: all remaining rows are judged."""
@@ -536,15 +536,15 @@ class Job:
             track.end()
             track.over_ns = self._newest_ns.get(member, track.over_ns)
 
-    def _trim(self, result: Evaluation, usable: Array, most_rows: int) -> None:
+    def _trim(self, result: Evaluation, usable: Array, max_rows: int) -> None:
         """Move old late steps to the history, and drop old rows.
 
         The older half of the rows is dropped. Late steps in the older half of the remaining rows move to the history as
         well, so that each late step is judged with as many rows before it as after it.
         """
         kept = self.retention
-        wanted = max(kept.least_rows, min(kept.most_rows, int(kept.n_steps * self._rows_a_step)))
-        if self.rows.n <= min(wanted, most_rows):
+        wanted = max(kept.min_rows, min(kept.max_rows, int(kept.n_steps * self._rows_a_step)))
+        if self.rows.n <= min(wanted, max_rows):
             return
         case, history = result.case, self.history
         arrival = case.arrival_ns
@@ -566,7 +566,7 @@ class Job:
         gone = np.zeros(len(usable), bool)
         gone[np.flatnonzero(usable)[old]] = True
         history.gone_ns += float(arrival[~old].min()) - float(arrival.min())
-        self.rows.keep(~gone, most_side_rows=max(min(wanted, most_rows), 1))
+        self.rows.keep(~gone, max_side_rows=max(min(wanted, max_rows), 1))
 
     def _settle(self, result: Evaluation, until: float) -> None:
         """Move late steps up to a time on the common clock to the history."""

@@ -24,12 +24,12 @@ _ROW = np.dtype(
 class Trigger:
     """The trigger of a job's evaluations.
 
-    least_ns: smallest excess that counts. step_ns: excesses closer together count once. count: by process, excesses
+    min_ns: smallest excess that counts. step_ns: excesses closer together count once. count: by process, excesses
     since the last evaluation, including excesses that did not lead to a name. reported: late steps of the processes
     that an open incident names; only many more of them are worth another evaluation.
     """
 
-    least_ns: float
+    min_ns: float
     enough: int
     step_ns: float = 0.0
     count: dict[int, int] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class Trigger:
             self._open.append(self._own_times(np.concatenate(self._arrived)))
             self._arrived = []
 
-    def evaluated(self, *, step_ns: float, least_ns: float) -> None:
+    def evaluated(self, *, step_ns: float, min_ns: float) -> None:
         """Note an evaluation: only further excesses trigger another evaluation."""
-        self.step_ns, self.least_ns, self.is_due = step_ns, least_ns, False
+        self.step_ns, self.min_ns, self.is_due = step_ns, min_ns, False
         known = {self._number.get(process) for process in self.reported}
         self.count = {
             process: 0 if process in known else min(n, self.enough - 1) for process, n in self.count.items()
@@ -105,7 +105,7 @@ class Trigger:
             >= np.minimum(rows["nranks"], len(self._number))[_row_of_each(group, n_groups)]
         )[group]
         excess = rows["own"][is_whole] - median_of_others(group[is_whole], rows["own"][is_whole])
-        odd = np.flatnonzero(excess >= self.least_ns)
+        odd = np.flatnonzero(excess >= self.min_ns)
         enough = {
             self._number[process]: max(self.enough, int(_MORE * n))
             for process, n in self.reported.items()

@@ -22,17 +22,17 @@ _KEPT = ("processes", "communicators", "owners")
 class Retention:
     """The amount of past rows that is kept.
 
-    n_steps: steps of a job, of which between half and all are kept. least_rows: the same as rows, for small jobs.
-    most_rows: largest number of rows of a job. all_rows: of all jobs together. lag_ns: longest wait for a node that is
-    behind. most_evaluations: largest number of evaluations of a row.
+    n_steps: steps of a job, of which between half and all are kept. min_rows: the same as rows, for small jobs.
+    max_rows: largest number of rows of a job. all_rows: of all jobs together. lag_ns: longest wait for a node that is
+    behind. max_evaluations: largest number of evaluations of a row.
     """
 
     n_steps: int = 128
-    least_rows: int = 1 << 15
-    most_rows: int = 1 << 20
+    min_rows: int = 1 << 15
+    max_rows: int = 1 << 20
     all_rows: int = 1 << 22
     lag_ns: int = 10_000_000_000
-    most_evaluations: int = 16
+    max_evaluations: int = 16
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Rows:
             self.fold()
             self.tables |= {name: self.tables[name][-most:] for name in _SIDE_TABLES}
 
-    def keep(self, kept: Array, *, most_side_rows: int) -> None:
+    def keep(self, kept: Array, *, max_side_rows: int) -> None:
         """Drop collectives that are not kept, and rows of other tables before each process's first kept collective."""
         rows = chosen(self.tables["collectives"], kept)
         self.tables["collectives"], self.step = rows, self.step[kept]
@@ -100,7 +100,7 @@ class Rows:
                 continue
             slot = np.minimum(np.searchsorted(keys, process_keys(side)), len(keys) - 1)
             begin = np.where(keys[slot] == process_keys(side), rows["ts_ns"][first][slot], 0)
-            self.tables[name] = chosen(side, side["ts_ns"] >= begin)[-most_side_rows:]
+            self.tables[name] = chosen(side, side["ts_ns"] >= begin)[-max_side_rows:]
 
 
 def joined(parts: list[Array]) -> Array:

@@ -95,7 +95,7 @@ def case_of(
 
     def on_host() -> tuple[Array, Array]:
         excess = excess_ns(timeline, plan, timeline.host_ns)
-        return excess, held_ns(timeline, plan, excess, least_ns=limits.min_late_ns)
+        return excess, held_ns(timeline, plan, excess, min_ns=limits.min_late_ns)
 
     (met, of_self), (of_host, held) = both(
         lambda: (rounds(timeline, clocks, limits), excess_ns(timeline, plan, timeline.self_ns)), on_host, n=n

@@ -31,7 +31,7 @@ from stallscope.events.trace import Clock, Trace
 _DRIFT = 2e-5  # drift of two undisciplined clocks, at most
 _FEWEST_NODES = 3  # nodes tied by releases from which the error of their wall clocks is learned
 _WALL_SPREADS = 4.0  # wall clocks are off by up to this many median errors
-_WALL_LEAST_NS = 1_000_000.0
+_WALL_MIN_NS = 1_000_000.0
 
 Readings = Mapping[int, tuple[Clock, Clock]]
 
@@ -207,11 +207,11 @@ def _wall_error_ns(shown: dict[int, tuple[int, Evidence]], readings: Readings) -
     apart = []
     for node, (reference, by_rounds) in shown.items():
         by_wall = wall_offset(readings.get(reference), readings.get(node), error_ns=0.0)
-        if by_wall and by_rounds.releases and by_rounds.early_ns + by_rounds.late_ns < _WALL_LEAST_NS:
+        if by_wall and by_rounds.releases and by_rounds.early_ns + by_rounds.late_ns < _WALL_MIN_NS:
             apart.append(abs(by_wall.at(by_rounds.releases.since_ns) - by_rounds.releases.at_ns))
     if len(apart) < _FEWEST_NODES:
         return WALL_ERROR_NS
-    return max(_WALL_SPREADS * float(np.median(apart)), _WALL_LEAST_NS)
+    return max(_WALL_SPREADS * float(np.median(apart)), _WALL_MIN_NS)
 
 
 def _nodes_by_comm(met: NodeRounds) -> dict[int, list[int]]:

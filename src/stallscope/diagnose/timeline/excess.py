@@ -55,15 +55,15 @@ def _is_node_program(timeline: Timeline, programs: Programs) -> Array:
     return np.asarray((n_programs == 1) & (n_nodes == 1))
 
 
-def held_ns(timeline: Timeline, programs: Programs, host_excess: Array, *, least_ns: float = 0.0) -> Array:
+def held_ns(timeline: Timeline, programs: Programs, host_excess: Array, *, min_ns: float = 0.0) -> Array:
     """How long a process held up others that were already waiting: float64 (n,), otherwise 0.
 
     A process that is stopped or loses its CPU in the middle of a round has arrived in time. Its peers wait in the same
     interval, longer than at this position in other steps, by as much as its host time exceeds their host time.
-    host_excess: float64 (n,), the excess of host_ns. least_ns: the smallest excess that is examined.
+    host_excess: float64 (n,), the excess of host_ns. min_ns: the smallest excess that is examined.
     """
     out = np.zeros(len(host_excess))
-    rows = np.flatnonzero((host_excess > 0) & (host_excess >= least_ns))
+    rows = np.flatnonzero((host_excess > 0) & (host_excess >= min_ns))
     if not len(rows):
         return out
     in_gpu_calls = timeline.in_gpu_calls_ns

@@ -195,8 +195,8 @@ def _by_row(timeline: Timeline, rows: Array, release: Array, host: Array, is_las
     np.maximum.at(arrival, group, timeline.ts_ns[rows])
     known = release[rows] != UNKNOWN
     np.minimum.at(first_release, group[known], release[rows][known])
-    least_host = np.full(n_groups, _LATE)
-    np.minimum.at(least_host, group, host[rows])
+    min_host = np.full(n_groups, _LATE)
+    np.minimum.at(min_host, group, host[rows])
     all_last = np.ones(n_groups, bool)
     np.logical_and.at(all_last, group, is_last[rows])
     example = np.zeros(n_groups, np.int64)
@@ -208,7 +208,7 @@ def _by_row(timeline: Timeline, rows: Array, release: Array, host: Array, is_las
         node=node[example],
         arrival_ns=arrival,
         release_ns=np.where(first_release == _LATE, UNKNOWN, first_release),
-        host_ns=least_host,
+        host_ns=min_host,
         is_last=all_last,
         waits=op != Op.SEND,
         holds=op != Op.RECV,

@@ -81,11 +81,11 @@ def cost_of(
     With point-to-point calls, every rank may have waited as long as the rank with the longest known wait. Ranks that
     are not in the trace may have waited as long as the recorded ranks.
     """
-    lost_ns, least_ns = (
+    lost_ns, min_ns = (
         {key: ns for key, ns in by_process.items() if key not in named}
-        for by_process in (delays.lost_ns, delays.least_ns)
+        for by_process in (delays.lost_ns, delays.min_ns)
     )
-    most, least = sum(lost_ns.values()) / 1e9, sum(least_ns.values()) / 1e9
+    most, least = sum(lost_ns.values()) / 1e9, sum(min_ns.values()) / 1e9
     if case.timeline.is_p2p.any():
         most = max(lost_ns.values(), default=0.0) * (case.timeline.n_processes - max(len(named), 1)) / 1e9
     n_waiting = max(case.timeline.n_processes - max(len(named), 1), 1)

@@ -16,7 +16,7 @@ def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
     unproven = with_unproven_delays(
         [late for late in findings.late if not findings.absorption.has(late.process)],
         findings.named,
-        least_ns=case.pace.least_ns,
+        min_ns=case.pace.min_ns,
         long_ns=case.limits.doubtful_share * examined.observed_ns,
         limits=case.limits,
     )

@@ -15,9 +15,9 @@ from stallscope.diagnose.spans.own_time import (
     UnevenWork,
     Work,
     heavy_stage,
-    least_slow_ns,
     longer_kinds,
     losses_ns,
+    min_slow_ns,
     slow_steps,
     spread,
 )
@@ -35,7 +35,7 @@ def slow_work(
 ) -> list[Verdict]:
     """The verdicts on the work of a trace; the costliest worker first."""
     late = slow_steps(done, limits)
-    named = recurring(late, len(done.peers), least_ns=least_slow_ns(done, limits), limits=limits)
+    named = recurring(late, len(done.peers), min_ns=min_slow_ns(done, limits), limits=limits)
     replicas = _whole_pipelines(done, set(named))
     losses = losses_ns(done, named)
     verdicts = [

@@ -112,7 +112,7 @@ def is_nothing(case: Case, verdict: Verdict) -> bool:
     """Whether a verdict is on small delays for which no rank is known to have waited."""
     if verdict.cost is None or verdict.cost.may_be_gpu_seconds > 0 or verdict.late_ms is None:
         return False
-    return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.least_ns
+    return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.min_ns
 
 
 def costliest_first(verdicts: list[Verdict]) -> list[Verdict]:

@@ -142,8 +142,8 @@ class Compactor:
 
         Seals at most one file's rows, because more would not be sorted in memory. Returns the number of rows.
         """
-        most_rows = _FILE * self.limits.seal_rows
-        now, later = self.hot.begin_seal(tenant, table, settle_s, most_rows=most_rows)
+        max_rows = _FILE * self.limits.seal_rows
+        now, later = self.hot.begin_seal(tenant, table, settle_s, max_rows=max_rows)
         if not now:
             return 0
         until_us = now[-1].last_us
@@ -178,7 +178,7 @@ class Compactor:
         """Merge neighbouring files until they are large: many small files slow down every query."""
         for tenant in self.hot.tenants():
             for segments in self.hot.segments(tenant).values():
-                group = _to_merge(segments, self.limits.merge_rows, self._most_span_us(segments))
+                group = _to_merge(segments, self.limits.merge_rows, self._max_span_us(segments))
                 if len(group) >= _MERGE_AT_LEAST:
                     self.files.fetch(group)
                     try:
@@ -229,7 +229,7 @@ class Compactor:
             over_us = now_ns // 1000 - int(self.limits.owner_max_age_s * 1e6)
             self.writer.call(lambda: self.writer.forget_owners(over_us)).result()
 
-    def _most_span_us(self, segments: Sequence[Segment]) -> float:
+    def _max_span_us(self, segments: Sequence[Segment]) -> float:
         """A file of owners expires as a whole, so it spans a tenth of their age at most."""
         is_of_owners = bool(segments) and segments[0].table in OWNER_TABLES
         return self._max_age_s(segments[0].table) * 1e5 if is_of_owners else math.inf

@@ -33,13 +33,13 @@ class Split:
 class FileSums:
     """The answers of a question by file and parameters; the least recently used are dropped first. Thread-safe.
 
-    sql: a question over `sealed_files`, with the column `path`. schema: its other columns. most_rows: kept in memory.
+    sql: a question over `sealed_files`, with the column `path`. schema: its other columns. max_rows: kept in memory.
     """
 
     folder: Path
     sql: str
     schema: pa.Schema
-    most_rows: int
+    max_rows: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _known: "OrderedDict[tuple[str, tuple[int, ...]], pa.Table]" = field(default_factory=OrderedDict)
     _n_rows: int = 0
@@ -67,7 +67,7 @@ class FileSums:
         """Files without known sums, newest first; none once the memory for sums is used up."""
         values = tuple((params or {}).values())
         with self._lock:
-            if self._n_rows >= self.most_rows // 2:
+            if self._n_rows >= self.max_rows // 2:
                 return []
             return [s for s in reversed(segments) if (s.path, values) not in self._known]
 
@@ -88,7 +88,7 @@ class FileSums:
                 if (path, values) not in self._known:
                     self._n_rows += len(sums)
                 self._known[path, values] = sums
-            while self._n_rows > self.most_rows:
+            while self._n_rows > self.max_rows:
                 self._n_rows -= len(self._known.popitem(last=False)[1])
 
     def _computed(

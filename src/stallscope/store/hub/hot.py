@@ -105,11 +105,11 @@ class HotRows:
         return self._bytes_of[tenant]
 
     def begin_seal(
-        self, tenant: str, table: str, settle_s: float | None, *, most_rows: int
+        self, tenant: str, table: str, settle_s: float | None, *, max_rows: int
     ) -> tuple[tuple[CommittedRows, ...], tuple[CommittedRows, ...]]:
         """The oldest rows committed at least settle_s ago (None: all rows), and the later rows, until sealed().
 
-        most_rows: at most this many rows at a time, but always a piece.
+        max_rows: at most this many rows at a time, but always a piece.
         Pieces are not joined across this border afterwards, so that sealed() finds it again.
         """
         with self._lock:
@@ -117,7 +117,7 @@ class HotRows:
             pieces = data.pieces.get(table, [])
             settled_s = time.monotonic() - (settle_s or 0.0)
             n_now = sum(settle_s is None or piece.last_s <= settled_s for piece in pieces)
-            while n_now > 1 and sum(len(piece.rows) for piece in pieces[:n_now]) > most_rows:
+            while n_now > 1 and sum(len(piece.rows) for piece in pieces[:n_now]) > max_rows:
                 n_now -= 1
             if n_now:
                 data.borders[table] = pieces[n_now - 1].last_us
