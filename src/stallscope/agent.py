@@ -31,9 +31,11 @@ from stallscope.capture.session import (
     boot_id,
     clock,
     majors,
+    still_runs,
 )
 from stallscope.capture.session import Options as CaptureOptions
 from stallscope.ending import ASKS, set_by_signals, signal_descriptor
+from stallscope.events import layout
 from stallscope.exporters.event_socket import EventSocket
 from stallscope.exporters.exporters import Outputs, outputs
 from stallscope.exporters.incident_finder import incident_finder
@@ -136,7 +138,8 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
     """Trace until SIGINT, SIGTERM, the end of the duration, or `stop` is set (noticed within a second).
 
     Raises CannotTrace, NotFound (no such process), StorageFailed, BadTrace, NewerSchema. At any end, the
-    probes are removed and all rows captured before are in the trace.
+    probes are removed and all rows captured before are in the trace. Processes of earlier sessions that no longer run
+    are recorded as ended.
     """
     stop = stop or threading.Event()
     status = StatusLine(out, notes_only=options.notes_only)
@@ -148,6 +151,8 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
             status.note(f"the trace from before the last boot is kept as {aside}")
         stack.enter_context(only_writer(options.db, _group_of_the_user()))
         store = stack.enter_context(closing(NodeTrace(options.db)))
+        ended = store.end_unobserved(store.node(options.node), still_runs)
+        store.commit()
         journal = VerdictJournal(status.note if options.prints_verdicts else None)
         stack.callback(lambda: journal.write(store.insert))
         if options.confined:
@@ -163,6 +168,8 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         )
         output = stack.enter_context(closing(_line_to_hub(options.hub, options))) if options.hub else None
         hub = HubSink(output) if output else None
+        if hub and len(ended):
+            hub.append(layout.PROCESSES, ended)
         if hub:  # the incidents that close at the end of the trace
             stack.callback(lambda: hub.send(clock.reading(0, wall_ns=options.wall_ns)))
         stack.enter_context(

@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
 from stallscope.capture.process.process_identity import environment
-from stallscope.capture.process.processes import Processes, Snapshots
+from stallscope.capture.process.processes import Processes, Snapshots, still_runs
 from stallscope.events import layout
 from stallscope.events.layout import Array
 
@@ -194,3 +195,17 @@ def test_ranks_from_the_launcher_take_precedence(tmp_path):
     processes.add({7: 1})
     processes.add_communicators(joined(7, 1, 2))
     assert places(processes) == []
+
+
+def test_a_process_still_runs_only_as_itself():
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        now_ns = time.monotonic_ns()
+        assert still_runs(child.pid, now_ns)
+        assert not still_runs(child.pid, now_ns - 60 * 10**9)  # another process had this number
+    finally:
+        child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not still_runs(child.pid, now_ns)  # a zombie
+    child.wait()
+    assert not still_runs(child.pid, now_ns)

@@ -8,10 +8,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stallscope.diagnose import diagnose
+from stallscope.events.layout import UNKNOWN
 from stallscope.store import node
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
@@ -78,6 +81,26 @@ def test_after_kill_9_the_trace_opens_and_the_next_start_goes_on(agent, job, onl
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert db.execute("SELECT COUNT(*) FROM sessions").fetchone() == (2,)
     db.close()
+
+
+def test_a_job_that_ended_without_an_agent_is_no_hang(agent, job, only):
+    start = job
+    job = start(seconds=4)
+    first = agent(*only(job))
+    first.says("attached", "libnccl")
+    job.go()
+    first.says("1 communicator")
+    time.sleep(1.2)
+    assert first.ended(signal.SIGKILL) == -signal.SIGKILL
+    assert (node.read(first.db).processes["ended_ns"] == UNKNOWN).any()
+    assert job.wait(60)
+    second = agent(*only(start(seconds=1)))
+    second.says("attached", "libnccl")
+    assert second.ended(signal.SIGINT) == 0
+    trace = node.read(first.db)
+    assert (trace.processes["ended_ns"] != UNKNOWN).all()
+    later = replace(trace, ends_ns=tuple(end_ns + 600 * 10**9 for end_ns in trace.ends_ns))
+    assert [verdict.kind for verdict in diagnose(later).verdicts if verdict.kind == "hang"] == []
 
 
 def test_ctrl_c_keeps_the_last_moment(agent, job, only):

@@ -469,3 +469,28 @@ def test_facts_are_json_for_everybody(db):
         assert [json.loads(facts) for (facts,) in plain.execute("SELECT facts FROM sessions")] == [
             {"a": "b"}
         ] * 2
+
+
+def test_processes_that_ended_between_two_sessions_are_ended_where_the_first_session_ended(tmp_path: Path):
+    trace = dp_trace(every(2, 7, 50 * MS))
+    node.write(tmp_path / "t.db", trace)
+    with closing(NodeTrace(tmp_path / "t.db")) as store:
+        number = store.node(trace.nodes[0])
+        pids = trace.processes["pid"].tolist()
+        seen: dict[int, int] = {}
+
+        def still_runs(pid: int, first_ns: int) -> bool:
+            seen[pid] = first_ns
+            return pid == pids[0]
+
+        ended = store.end_unobserved(number, still_runs)
+        assert sorted(ended["pid"].tolist()) == sorted(pids[1:])
+        assert len(store.end_unobserved(number, lambda pid, first_ns: pid == pids[0])) == 0
+        assert len(store.end_unobserved(number + 1, lambda pid, first_ns: False)) == 0
+        store.commit()
+    again = node.read(tmp_path / "t.db")
+    assert seen == dict(zip(pids, trace.processes["ts_ns"].tolist(), strict=True))
+    by_pid = dict(zip(again.processes["pid"].tolist(), again.processes["ended_ns"].tolist(), strict=True))
+    assert by_pid == {pid: layout.UNKNOWN if pid == pids[0] else trace.ends_ns[0] for pid in pids}
+    last = {int(row["pid"]): int(row["alive"]) for row in again.snapshots}
+    assert all(last[pid] == (pid == pids[0]) for pid in last)

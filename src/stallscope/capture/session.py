@@ -40,6 +40,7 @@ from stallscope.capture.probes.optional_programs import IOCTL_WAYS
 from stallscope.capture.probes.program import Program
 from stallscope.capture.process.annotation_socket import Label, Labels
 from stallscope.capture.process.machine_facts import boot_id, facts
+from stallscope.capture.process.processes import still_runs
 from stallscope.capture.process.status import StatusLine, status_line
 from stallscope.capture.row_delivery import Delivery
 from stallscope.capture.sink import PartialSink, Sink, Sinks
@@ -64,6 +65,7 @@ __all__ = [
     "clock",
     "majors",
     "owner_sources",
+    "still_runs",
 ]
 
 SOURCE = "live capture of real processes by eBPF"

@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +23,7 @@ from stallscope.events.layout import (
     IDLE_GPUS,
     NODE_TABLES,
     OWNERS,
+    PROCESSES,
     TABLES,
     UNKNOWN,
     Array,
@@ -189,6 +190,38 @@ class NodeTrace:
                 "UPDATE processes SET ended_ns=? WHERE node=? AND pid=? AND ended_ns IS NULL",
                 (ended_ns, node, pid),
             )
+
+    def end_unobserved(self, node: int, still_runs: Callable[[int, int], bool]) -> Array:
+        """Record the end of the processes of earlier sessions that have ended since. Returns their rows of PROCESSES.
+
+        still_runs: gets the pid and the time at which the process was first seen. The time of the end is not known:
+        it is recorded as the end of the last session, up to which the process was observed.
+        """
+        with _storage_errors(self.path):
+            db = self._connection
+            session_ns = db.execute("SELECT MAX(ended_ns) FROM sessions WHERE node=?", (node,)).fetchone()[0]
+            open_rows = db.execute(
+                "SELECT pid, ts_ns FROM processes WHERE node=? AND ended_ns IS NULL", (node,)
+            ).fetchall()
+            gone = [
+                (pid, max(ts_ns, session_ns or 0)) for pid, ts_ns in open_rows if not still_runs(pid, ts_ns)
+            ]
+            for pid, ended_ns in gone:
+                self.process_ended(node, pid, ended_ns)
+                self._repeat_last_snapshot(node, pid, ended_ns)
+            rows = _read_table(db, PROCESSES)
+            return rows[(rows["node"] == node) & np.isin(rows["pid"], [pid for pid, _ in gone])]
+
+    def _repeat_last_snapshot(self, node: int, pid: int, ended_ns: int) -> None:
+        """The last snapshot of a process, marked as ended."""
+        columns = [row[1] for row in self._connection.execute("PRAGMA table_info(snapshots)")]
+        columns.remove("id")
+        values = ", ".join({"ts_ns": "MAX(ts_ns, ?)", "alive": "0"}.get(name, name) for name in columns)
+        self._connection.execute(
+            f"INSERT INTO snapshots ({', '.join(columns)}) SELECT {values} FROM snapshots"
+            " WHERE node=? AND pid=? ORDER BY ts_ns DESC LIMIT 1",
+            (ended_ns, node, pid),
+        )
 
     def process_rank_known(self, node: int, pid: int, rank: int, *, nranks: int) -> None:
         """Record the rank of a running process that was not known at its first record."""

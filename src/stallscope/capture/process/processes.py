@@ -4,7 +4,9 @@ A process is identified by its number and its start time, so a reused number is 
 the next reading; a process whose main thread has ended while other threads run is still alive.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping
+import os
+import time
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +17,9 @@ from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.process.process_identity import Identity, environment, identity, stat_fields
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
+
+_START_ERROR_S = 1.0
+"""A first record cannot precede the start of its process by more: ticks, and the error of the clocks."""
 
 
 class Member(NamedTuple):
@@ -171,8 +176,26 @@ class Snapshots:
         return rows
 
 
+def still_runs(pid: int, first_ns: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process that an earlier session saw at first_ns (monotonic) runs, and not another with its number.
+
+    The start in /proc counts the time in which the machine was suspended (CLOCK_BOOTTIME), in ticks.
+    """
+    fields = stat_fields(f"{proc}/{pid}")
+    if not fields:
+        return False
+    suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK") - suspended_s
+    return started_s <= first_ns / 1e9 + _START_ERROR_S and _has_threads(fields)
+
+
 def _is_running(proc: Path, process: Identity) -> bool:
     fields = stat_fields(f"{proc}/{process.pid}")
     if not fields or int(fields[19]) != process.started_ticks:
         return False
+    return _has_threads(fields)
+
+
+def _has_threads(fields: Sequence[bytes]) -> bool:
+    """Whether a process has a running thread. fields: of its stat file."""
     return fields[0] not in (b"Z", b"X") or int(fields[17]) > 1
