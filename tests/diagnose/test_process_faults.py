@@ -258,6 +258,14 @@ def test_waits_in_which_the_gpu_works_are_not_excessive():
     assert only(report_of(decoding)).kind == "inconclusive"
 
 
+def test_allocations_cost_time_in_which_the_driver_reports_the_gpu_as_busy():
+    budget = {Category.ALLOC: 0.2, Category.DEVICE: 0.65, Category.ON_CPU: 0.15}
+    samples = [gpu(Category.ALLOC, "/job/train.py:12 churn"), gpu(Category.DEVICE), gpu(Category.ON_CPU)]
+    verdict = only(report_of(process(budget, samples, gpu_busy=92)))
+    assert [cause.cause.name for cause in verdict.causes] == ["cuda_alloc"]
+    assert "churn" in str(verdict.evidence.line)
+
+
 def test_copies_from_pageable_memory_are_named_with_their_speed():
     copies = {
         "direction": Direction.HOST_TO_DEVICE,

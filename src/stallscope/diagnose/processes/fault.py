@@ -11,7 +11,10 @@ from stallscope.events.trace import Trace
 
 @dataclass(frozen=True)
 class Fault:
-    """cause: its name. title: completes "because it ...". share: of the wall clock. line: of the user's code."""
+    """cause: its name. title: completes "because it ...". share: of the wall clock. line: of the user's code.
+
+    occupies_gpu: the GPU's driver counts its work for the fault as busy time, so that time can be saved as well.
+    """
 
     cause: str
     title: str
@@ -20,10 +23,11 @@ class Fault:
     advice: list[str]
     evidence: CauseEvidence = field(default_factory=CauseEvidence)
     is_of_gpu: bool = False
+    occupies_gpu: bool = False
 
     def lost(self, activity: Activity) -> float:
         """The largest share of the wall clock that the process could save."""
-        busy = activity.gpu_busy_at_least if activity.gpu_busy is None else activity.gpu_busy
+        busy = activity.gpu_busy_at_least if self._ignores_driver(activity) else activity.gpu_busy or 0.0
         return self.share if self.is_of_gpu else min(self.share, 1 - busy)
 
     def lost_at_least(self, activity: Activity, error: float) -> float:
@@ -32,10 +36,14 @@ class Fault:
         Work of the host that overlaps with work of the GPU costs nothing. So a GPU that may be busy all the time leaves
         nothing to save.
         """
-        at_most = activity.gpu_busy_at_most
-        busy = activity.gpu_busy_at_least if at_most is None else at_most
+        busy = (
+            activity.gpu_busy_at_least if self._ignores_driver(activity) else activity.gpu_busy_at_most or 0.0
+        )
         share = max(self.share - Z_80 * error, 0.0)
         return share if self.is_of_gpu else min(share, 1 - busy)
+
+    def _ignores_driver(self, activity: Activity) -> bool:
+        return self.occupies_gpu or activity.gpu_busy is None
 
     def gain(self, activity: Activity) -> float:
         """The largest speedup of the process if the fault were removed."""

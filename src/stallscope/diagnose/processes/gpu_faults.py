@@ -35,6 +35,7 @@ def allocation(case: Case) -> Fault | None:
         bucket.line,
         ["Keep buffers between steps; call no empty_cache() in the loop; see expandable_segments."],
         replace(sampled(bucket), calls_per_second=round(rate, 1)),
+        occupies_gpu=True,
     )
 
 
