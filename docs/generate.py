@@ -108,8 +108,8 @@ def _single_processes(text: str) -> str:
     """The page with its table of jobs, from the result of bench/gpu/single_process.py."""
     result = json.loads((DOCS.parent / "bench" / "results" / "single_process.json").read_text())
     sums = (
-        f"Trace of commit {result['commit']} on {result['machine']['gpus'][0]}, explained at commit "
-        f"{result['explained_at']}: {result['n_causes_right']} of {result['n_faults']} causes right, "
+        f"Traces of {_jobs_by_commit(result['n_jobs_by_commit'])} on {result['machine']['gpus'][0]}, explained at "
+        f"commit {result['explained_at']}: {result['n_causes_right']} of {result['n_faults']} causes right, "
         f"{result['n_lines_right']} with the right line of code; {result['n_shares_within_10_points']} right causes "
         f"with a share within 10 points of the job's own measurement; {result['n_healthy_accused']} of "
         f"{result['n_healthy']} healthy jobs got a fault. py-spy confirms {result['n_within_10_points_of_py_spy']} of "
@@ -132,6 +132,10 @@ def _single_processes(text: str) -> str:
         for each in result["jobs"]
     ]
     return _filled(text, "jobs", f"\n{textwrap.fill(sums, 120)}\n\n{_table(heads, rows)}\n")
+
+
+def _jobs_by_commit(n_jobs: dict[str, int]) -> str:
+    return " and ".join(f"commit {commit} ({n} jobs)" for commit, n in n_jobs.items())
 
 
 def _filled(text: str, name: str, block: str) -> str:

@@ -6,7 +6,7 @@
 The jobs run one after the other; the next job imports its libraries while a job runs. With --profile, py-spy samples
 each traced job from outside, and torch.profiler measures a second, short run of each job. In OUT: measured.json (the
 jobs' own measurements so far), single.db.gz (the trace, also stored every ten jobs), single.json (all answers) and
-single.txt (the table, which is printed last). `--judge FOLDER` examines the trace of an earlier run with the present
+single.txt (the table, which is printed last). `--judge FOLDER...` examines the traces of earlier runs with the present
 version; it needs the first two.
 """
 
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,20 +214,40 @@ def write(out: Path, rows: list[dict[str, Any]]) -> None:
     print(text, flush=True)
 
 
-def judge(source: Path, out: Path, *, keep: bool) -> None:
-    """Examine the trace of an earlier run. keep: store the comparison as the benchmark's result."""
+def judge(sources: list[Path], out: Path, *, keep: bool) -> None:
+    """Examine the traces of earlier runs. keep: store the comparison as the benchmark's result.
+
+    A job of a later run replaces the job of an earlier run, whose py-spy and torch.profiler measurements stay.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    commit_of: dict[str, str] = {}
+    for source in sources:
+        run = json.loads((source / "run.json").read_text())
+        answers = _answers_of(source)
+        for row in json.loads((source / "measured.json").read_text()):
+            if "pid" in row or row["name"] not in rows:
+                rows[row["name"]] = judged(rows.get(row["name"], {}) | row, answers)
+                commit_of[row["name"]] = run["commit"]
+    write(out, list(rows.values()))
+    if keep:
+        n_jobs = Counter(commit_of.values())
+        result = {
+            "benchmark": "single_process",
+            **compared(list(rows.values())),
+            "explained_at": commit(),
+            **run,
+            "n_jobs_by_commit": dict(n_jobs),
+        }
+        (RESULTS / "single_process.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _answers_of(source: Path) -> dict[str, Any]:
+    """The report on the trace of a run."""
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder) / "single.db"
         with gzip.open(source / "single.db.gz") as packed, db.open("wb") as target:
             shutil.copyfileobj(packed, target)
-        answers = explained(db)
-    measured = json.loads((source / "measured.json").read_text())
-    rows = [judged(row, answers) for row in measured]
-    write(out, rows)
-    if keep:
-        run = json.loads((source / "run.json").read_text())
-        result = {"benchmark": "single_process", **compared(rows), "explained_at": commit(), **run}
-        (RESULTS / "single_process.json").write_text(json.dumps(result, indent=2) + "\n")
+        return explained(db)
 
 
 def described() -> dict[str, Any]:
@@ -250,7 +271,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "build/gpu")))
     parser.add_argument("--only", nargs="*", default=[], help="names of jobs")
     parser.add_argument("--profile", action="store_true", help="also measure with py-spy and torch.profiler")
-    parser.add_argument("--judge", type=Path, help="the folder of an earlier run: examine its trace")
+    parser.add_argument(
+        "--judge",
+        type=Path,
+        nargs="+",
+        help="folders of earlier runs, the earliest first: examine their traces",
+    )
     parser.add_argument(
         "--keep", action="store_true", help="with --judge: write bench/results/single_process.json"
     )
