@@ -150,8 +150,8 @@ def _is_on(truth: Truth, verdict: dict[str, Any]) -> bool:
 
 
 def said(report: dict[str, Any]) -> str:
-    """The verdicts in a few words each."""
-    return "; ".join(_words(verdict) for verdict in report["verdicts"]) or "healthy"
+    """The verdicts in a few words each, or the answer without a verdict."""
+    return "; ".join(_words(verdict) for verdict in report["verdicts"]) or str(report["answer"])
 
 
 def _words(verdict: dict[str, Any]) -> str:

@@ -44,7 +44,8 @@ def verdict(**differing: Any) -> dict[str, Any]:
 
 
 def report(*verdicts: dict[str, Any], n_lost: int = 0) -> dict[str, Any]:
-    return {"verdicts": list(verdicts), "examined": {"n_lost_records": n_lost}}
+    answer = "found" if verdicts else "healthy"
+    return {"answer": answer, "verdicts": list(verdicts), "examined": {"n_lost_records": n_lost}}
 
 
 def test_the_truth_comes_from_the_ranks_own_clock(folder: Path):

@@ -186,7 +186,7 @@ def _stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
     if len(case.table.step) < 2 or not case.waits.in_each_step:
         return None
     n_releases = len(case.waits.released_ns)
-    if n_releases == 1:
+    if n_releases == 1 or (case.hosts_run_ahead and not n_releases):
         return None
     return _releases(case, late) if n_releases else _steps(case, late)
 

@@ -8,14 +8,12 @@ from stallscope.diagnose.report.budget import Budget, budget_of
 from stallscope.diagnose.report.evidence import SLOWNESS, Evidence
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.rounds import clock_error_ns
-from stallscope.diagnose.timeline.timeline import NO_WAIT_NS
 from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.events.layout import ARRAYS, UNKNOWN, Array
 from stallscope.events.names import GpuKernelFlag
 from stallscope.events.trace import Coverage, Trace
 
 _MIN_GPU_ROUNDS = 16  # fewer rounds on the GPUs show no pattern
-_SYNCED_SHARE = 0.5  # share of the steps with a synchronise call from which the hosts do not run ahead
 
 
 def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
@@ -31,7 +29,7 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
         step_ms=case.step_ns / 1e6,
         n_records=n_records(trace),
         n_lost_records=sum(trace.lost.values()),
-        hosts_run_ahead=not _has_gpu_times(case) and _hosts_run_ahead(case),
+        hosts_run_ahead=not _has_gpu_times(case) and case.hosts_run_ahead,
         coverage=trace.coverage,
     )
     counts: dict[str, object] = {
@@ -54,23 +52,6 @@ def _has_gpu_times(case: Case) -> bool:
     kernels = case.trace.gpu_kernels
     recorded = kernels[kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0]
     return len(np.unique(recorded[["comm_hash", "op", "seq"]])) >= _MIN_GPU_ROUNDS
-
-
-def _hosts_run_ahead(case: Case) -> bool:
-    """Whether the processes neither synchronise with their GPUs nor wait for them in most steps."""
-    timeline, table = case.timeline, case.judged
-    if not len(table.step):
-        return False
-    n_syncs = timeline.rows.column("n_syncs", np.arange(len(timeline.rows))).astype(np.int64)
-    is_sync = (np.diff(n_syncs, prepend=n_syncs[:1]) > 0) & ~timeline.is_first
-    is_sync |= timeline.wait_ns > NO_WAIT_NS
-    has_sync = table.sums(is_sync.astype(np.int64)) > 0
-    n_steps, n_synced = (
-        np.bincount(table.process, weights=weights, minlength=timeline.n_processes)
-        for weights in (None, has_sync)
-    )
-    is_known = n_steps > 0
-    return bool(np.median(n_synced[is_known] / n_steps[is_known]) < _SYNCED_SHARE)
 
 
 def _n_without_record(case: Case) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from stallscope.diagnose.arrays.parallel import both
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.cost.waiting import Waits
@@ -14,10 +16,12 @@ from stallscope.diagnose.timeline.excess import excess_ns, held_ns
 from stallscope.diagnose.timeline.programs import Programs, programs_of
 from stallscope.diagnose.timeline.rounds import Rounds, rounds
 from stallscope.diagnose.timeline.step_table import Cells, cells, judged
-from stallscope.diagnose.timeline.timeline import Timeline, timeline_of
+from stallscope.diagnose.timeline.timeline import NO_WAIT_NS, Timeline, timeline_of
 from stallscope.events.layout import Array
 from stallscope.events.names import CollectiveFlag
 from stallscope.events.trace import Trace
+
+_SYNCED_SHARE = 0.5  # share of the steps with a synchronise call from which the hosts do not run ahead
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,23 @@ class Case:
             step_ns=self.step_ns,
             first_step=int(self.judged.step[0]) if len(self.judged.step) else 0,
         )
+
+    @cached_property
+    def hosts_run_ahead(self) -> bool:
+        """Whether the processes neither synchronise with their GPUs nor wait for them in most steps."""
+        timeline, table = self.timeline, self.judged
+        if not len(table.step):
+            return False
+        n_syncs = timeline.rows.column("n_syncs", np.arange(len(timeline.rows))).astype(np.int64)
+        is_sync = (np.diff(n_syncs, prepend=n_syncs[:1]) > 0) & ~timeline.is_first
+        is_sync |= timeline.wait_ns > NO_WAIT_NS
+        has_sync = table.sums(is_sync.astype(np.int64)) > 0
+        n_steps, n_synced = (
+            np.bincount(table.process, weights=weights, minlength=timeline.n_processes)
+            for weights in (None, has_sync)
+        )
+        is_known = n_steps > 0
+        return bool(np.median(n_synced[is_known] / n_steps[is_known]) < _SYNCED_SHARE)
 
     @property
     def arrival_ns(self) -> Array:
