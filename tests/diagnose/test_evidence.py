@@ -41,7 +41,7 @@ def test_complete_data_have_no_gap():
         ({"hosts_run_ahead": True}, "the hosts run ahead of their GPUs"),
         (
             {"coverage": Coverage(omitted={"kernels without a stream": 2_000})},
-            "2000 kernels without a stream",
+            "2,000 kernels without a stream",
         ),
         ({"coverage": Coverage(gaps=(GAP,))}, GAP.reason),
     ],
