@@ -6,9 +6,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stallscope.events import layout
 from stallscope.events.layout import Array, Table
 from stallscope.events.owner import otel_attributes
 from stallscope.exporters import machine_metrics
+from stallscope.exporters.late_spans import LateSpans
 from stallscope.exporters.metric_updates import MetricUpdates
 from stallscope.exporters.metric_values import Meter
 
@@ -24,11 +26,15 @@ class Outputs:
 
     updates: MetricUpdates
     otlp: "OtlpSender | None"
+    late: LateSpans
     _next_machine_s: float = 0.0
 
     def take(self, table: Table, rows: Array) -> None:
         """Stored rows."""
         self.updates.take(table, rows)
+        if self.otlp and table is layout.REQUESTS:
+            for span in self.late.take(rows):
+                self.otlp.incident(**span)
 
     def lost(self, kind: str, n: int) -> None:
         """Lost records."""
@@ -94,4 +100,4 @@ def outputs(
 
             sender = stack.enter_context(otlp_sender(meter, otlp, node=node, note=note))
             note(f"metrics and incidents go to {otlp}")
-        yield Outputs(MetricUpdates(meter), sender)
+        yield Outputs(MetricUpdates(meter), sender, LateSpans(node))

@@ -22,7 +22,10 @@ Value = str | int | float | bool | Sequence[str] | Sequence[int]
 
 
 class Incident(NamedTuple):
-    """A closed incident, for a span. Times are wall-clock ns; attributes by name. owner: attributes of its resource."""
+    """A closed incident, for a span. Times are wall-clock ns; attributes by name. owner: attributes of its resource.
+
+    is_request: it is a late request to a server.
+    """
 
     incident_id: str
     name: str
@@ -31,6 +34,7 @@ class Incident(NamedTuple):
     summary: str
     attributes: Mapping[str, Value]
     owner: Mapping[str, str] = MappingProxyType({})
+    is_request: bool = False
 
 
 def resource(node: str, cluster: str = "") -> Resource:
@@ -74,7 +78,7 @@ def spans_request(incidents: Iterable[Incident], resource_message: Resource) -> 
                 trace_id=_digest("trace", incident.incident_id, 16),
                 span_id=_digest("span", incident.incident_id, 8),
                 name=incident.name,
-                kind=Span.SPAN_KIND_INTERNAL,
+                kind=Span.SPAN_KIND_SERVER if incident.is_request else Span.SPAN_KIND_INTERNAL,
                 start_time_unix_nano=incident.begin_ns,
                 end_time_unix_nano=max(incident.end_ns, incident.begin_ns),
                 attributes=_attributes(incident.attributes),
