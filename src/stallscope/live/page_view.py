@@ -13,6 +13,7 @@ class Panel(StrEnum):
     RANKS = "ranks"
     LEDGER = "ledger"  # of one rank
     EXPLAIN = "explain"
+    REQUESTS = "requests"  # to inference engines
     HELP = "help"
 
 
@@ -32,6 +33,7 @@ HELP = (
     ("up, down", "select a rank"),
     ("enter", "time ledger of the selected rank as bars"),
     ("e", "explain: the report on the trace so far; up and down scroll"),
+    ("r", "requests to inference engines: open requests, rate and times of each endpoint"),
     ("tab", "next job"),
     ("? or h", "this list; escape returns"),
 )
@@ -63,6 +65,8 @@ class View:
             return replace(self, job=(self.job + 1) % n_jobs, selected=None, panel=Panel.RANKS)
         if key == "e":
             return replace(self, panel=Panel.RANKS if self.panel is Panel.EXPLAIN else Panel.EXPLAIN, top=0)
+        if key == "r":
+            return replace(self, panel=Panel.RANKS if self.panel is Panel.REQUESTS else Panel.REQUESTS)
         if key == "enter":
             return replace(self, panel=Panel.RANKS if self.panel is Panel.LEDGER else Panel.LEDGER)
         if step := {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}.get(key):

@@ -8,10 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stallscope.diagnose.views import Endpoint
 from stallscope.events.counted import counted
 from stallscope.events.names import CATEGORY_NAMES
 from stallscope.live.job_totals import OpLine, RankLine
 from stallscope.live.page_view import HELP, Panel, View, ordered
+from stallscope.live.request_lines import OpenLine
+from stallscope.live.request_panel import request_panel
 
 _WIDE, _WIDER = 80, 110
 _MIN_RANKS = 4
@@ -70,6 +73,8 @@ class Page:
     lost: dict[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
     report: str = ""
+    endpoints: Sequence[Endpoint] = ()
+    open_requests: Sequence[OpenLine] = ()
 
 
 def shown_ranks(page: Page, view: View) -> list[RankLine]:
@@ -148,6 +153,13 @@ def _panel(page: Page, view: View, width: int, room: int) -> list[RenderableType
         top = min(view.top, max(len(lines) - 1, 0))
         return [Text(), *lines[top : top + max(room - 1, 1)]]
     ranks = shown_ranks(page, view)
+    has_requests = bool(page.endpoints or page.open_requests)
+    is_serving = has_requests and not any(line.n_rounds for line in ranks)
+    if view.panel is Panel.REQUESTS or (view.panel is Panel.RANKS and is_serving):
+        return [
+            Text(),
+            *request_panel(page.endpoints, page.open_requests, width=width, room=max(room - 1, 3)),
+        ]
     if view.panel is Panel.LEDGER and ranks:
         line = next((line for line in ranks if line.pid == view.selected), ranks[0])
         return [Text(), *_ledger(line, width)[: max(room - 1, 1)]]

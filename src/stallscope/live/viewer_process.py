@@ -23,6 +23,7 @@ from stallscope.live.host_load import System
 from stallscope.live.job_totals import LiveState
 from stallscope.live.keyboard import opened
 from stallscope.live.page_view import Panel, View
+from stallscope.live.request_lines import RequestState
 from stallscope.live.tail import TraceTail
 from stallscope.live.terminal_page import Page, VerdictLine, drawn, n_jobs, shown_ranks
 from stallscope.live.trace_records import records, verdict_record
@@ -134,7 +135,7 @@ class _Screen:
         from rich.live import Live
 
         self._task, self._notes = task, notes
-        self._state, self._system = LiveState(), System(task.agent)
+        self._state, self._requests, self._system = LiveState(), RequestState(), System(task.agent)
         self._verdicts: dict[str, VerdictLine] = {}
         self._begin_s = time.monotonic()
         self._console = Console(highlight=False)
@@ -191,6 +192,7 @@ class _Screen:
     def show(self, batch: Trace, verdicts: Verdicts) -> None:
         """Draw the current state."""
         self._state.feed(batch)
+        self._requests.feed(batch)
         for at_ns, verdict in verdicts:
             self._take(at_ns, verdict)
         if not self._view.is_paused:
@@ -230,6 +232,8 @@ class _Screen:
             lost=state.lost,
             notes=list(self._notes.lines),
             report=self._report,
+            endpoints=self._requests.endpoints(),
+            open_requests=self._requests.open_requests(),
         )
 
     def _drawn(self) -> Any:
