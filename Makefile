@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-health prove-slurm page prove-page prove-live test-inference prove-inference clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 version dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-health prove-slurm page prove-page prove-live test-inference prove-inference clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -68,6 +68,11 @@ bpf-arm64: ## build the BPF programs for arm64, if its headers are installed (li
 	@$(MAKE) --no-print-directory --silent -C bpf arm64
 
 page: $(STAMPS)/page ## build the hub's page with npm, if its sources have changed
+
+version: $(STAMPS)/dev ## set the version of a release: make version VERSION=0.2.0 (docs/release.md)
+	@$(PY) setup/set_version.py "$(VERSION)"
+	@$(PY) deploy/helm/render.py
+	@$(PY) docs/generate.py >/dev/null
 
 dist: $(STAMPS)/dist ## build wheel, sdist, one-file programs, deb, rpm and apk in dist
 	@setup/dist.sh $(BIN) dist

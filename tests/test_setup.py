@@ -1,10 +1,14 @@
 """setup/*.sh on machines with missing tools: installed packages, downloads, and messages on failure."""
 
+import importlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from stallscope import __version__
 
 BASIC = ("sh", "id", "paste", "grep", "mktemp", "cat", "rm", "touch", "ln")
 
@@ -210,3 +214,30 @@ def test_a_kernel_that_cannot_be_had_leaves_the_reason(
 def test_a_machine_without_an_archive_of_debian_fetches_no_kernel(repository: Path, archive: Path):
     executable(archive / "apt-get", "")
     assert "apt has no Debian archive in its settings" in kernels(repository, archive, "6/new").stderr
+
+
+@pytest.fixture
+def set_version(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(repository / "setup"))
+    return importlib.import_module("set_version")
+
+
+def test_all_files_state_the_version_of_the_package(set_version):
+    assert set_version.stated() == {key: {__version__} for key in set_version.STATED}
+
+
+def test_a_release_sets_all_versions_and_dates_its_changes(set_version, repository: Path, tmp_path: Path):
+    for name in [*set_version.STATED, "CHANGELOG.md"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(repository / name, tmp_path / name)
+    log = tmp_path / "CHANGELOG.md"
+    before = log.read_text()
+    for bad, reason in (("1.2", "MAJOR.MINOR.PATCH"), (__version__, "not newer"), ("0.0.9", "not newer")):
+        with pytest.raises(ValueError, match=reason):
+            set_version.set_version(bad, tmp_path)
+    assert log.read_text() == before
+    set_version.set_version("97.0.1", tmp_path, "2030-01-02")
+    assert set_version.stated(tmp_path) == {key: {"97.0.1"} for key in set_version.STATED}
+    assert log.read_text() == before.replace("## Unreleased\n", "## Unreleased\n\n## 97.0.1 (2030-01-02)\n")
+    with pytest.raises(ValueError, match="no changes"):
+        set_version.set_version("98.0.0", tmp_path)
