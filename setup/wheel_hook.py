@@ -39,12 +39,13 @@ def _ship_emulated_libraries(root: Path) -> None:
 
 
 def _ship_plugin(root: Path) -> None:
-    """Compile the profiler plugin of NCCL for this machine."""
+    """Compile the libraries that jobs load: the profiler plugin of NCCL, and the library of `stallscope look`."""
     folder = root / "src" / "stallscope" / "capture" / "gpu" / "plugin" / os.uname().machine
     shutil.rmtree(folder.parent, ignore_errors=True)
-    library = folder / "libnccl-profiler-stallscope.so"
-    subprocess.run(["make", "--silent", "-C", str(root / "nccl_plugin"), f"OUT={library}"], check=True)
-    subprocess.run(["strip", "--strip-debug", library], check=True)
+    libraries = {"nccl_plugin": "libnccl-profiler-stallscope.so", "gpu_look": "libstallscope-look.so"}
+    for source, name in libraries.items():
+        subprocess.run(["make", "--silent", "-C", str(root / source), f"OUT={folder / name}"], check=True)
+        subprocess.run(["strip", "--strip-debug", folder / name], check=True)
 
 
 class BpfHook(BuildHookInterface):  # type: ignore[misc]

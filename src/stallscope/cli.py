@@ -23,6 +23,7 @@ from stallscope.commands.gate import gate
 from stallscope.commands.hub_command import hub_app
 from stallscope.commands.idle import idle
 from stallscope.commands.import_ import import_
+from stallscope.commands.look import look
 from stallscope.commands.mcp import mcp
 from stallscope.commands.merge import merge
 from stallscope.commands.plugin import plugin_app
@@ -70,6 +71,7 @@ app.command()(gate)
 app.command()(dashboard)
 app.command()(stacks)
 app.command()(idle)
+app.command()(look)
 app.command()(query)
 app.command()(export)
 app.command()(merge)

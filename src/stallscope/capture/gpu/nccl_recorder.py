@@ -1,6 +1,5 @@
 """Records the operations of all processes of this machine that run NCCL's profiler plugin."""
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ import numpy as np
 
 from stallscope.capture.gpu.nccl_ring import KERNELS, RECORD, NcclRing, ring_of
 from stallscope.capture.gpu.nccl_trace import Recorded, nccl_trace
-from stallscope.errors import NotFound
+from stallscope.capture.gpu.shipped_libraries import shipped_library
 from stallscope.events.trace import Clock, Trace
 
 _DRAIN_S = 0.1
@@ -21,11 +20,7 @@ _NAME = "libnccl-profiler-stallscope.so"
 
 def plugin_library() -> Path:
     """The plugin for this machine. Raises NotFound where it was not built."""
-    machine = os.uname().machine
-    library = Path(__file__).parent / "plugin" / machine / _NAME
-    if not library.is_file():
-        raise NotFound(f"this installation has no NCCL plugin for {machine}: run `make plugin` in the source")
-    return library
+    return shipped_library(_NAME, "NCCL plugin")
 
 
 def recorded_trace(pids: Sequence[int], *, seconds: float, node: str) -> Trace:

@@ -3,12 +3,14 @@
 from stallscope.diagnose.serving.endpoints import Endpoint, endpoints
 from stallscope.diagnose.timeline.user_frame import in_own_code
 from stallscope.diagnose.views.by_process import ProcessRow, as_rows, container_rows, process_rows
+from stallscope.diagnose.views.kernel_table import GpuWindow, gpu_windows
 from stallscope.diagnose.views.slow_calls import Chain, chains
 from stallscope.diagnose.views.stack_groups import ProcessStack, StackGroup, groups, latest_stacks
 
 __all__ = [
     "Chain",
     "Endpoint",
+    "GpuWindow",
     "ProcessRow",
     "ProcessStack",
     "StackGroup",
@@ -16,6 +18,7 @@ __all__ = [
     "chains",
     "container_rows",
     "endpoints",
+    "gpu_windows",
     "groups",
     "in_own_code",
     "latest_stacks",
