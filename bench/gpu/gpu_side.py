@@ -7,13 +7,14 @@ ranks the ranks share them under MPS, each as a host of its own to NCCL. Results
 import argparse
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +216,16 @@ def judged(name: str, phase: dict[str, Any], ranks: Ranks, work: Path) -> dict[s
     }
 
 
+def kept(work: Path, copy: Path) -> None:
+    """Keep the newest trace in one file."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(max(work.glob("*.db"), key=_number))) as db:
+        db.execute("VACUUM INTO ?", (str(copy),))
+
+
+def _number(db: Path) -> int:
+    return int(db.stem)
+
+
 _CONTENDER = """
 import select, sys
 import torch
@@ -342,14 +353,16 @@ def main() -> None:
         result["ranks"] = ranks.facts
         ranks.begin({"rounds": 50})
         print("warm:", ranks.end(), flush=True)
-        if chosen.look:
-            result["look"] = looked(ranks, 2.0)
-            keep()
         for number, (name, phase) in enumerate(scenarios(chosen.ranks - 1).items()):
             if (chosen.only and number not in chosen.only) or time.monotonic() > end_s - chosen.cost_s - 30:
                 continue
             result["scenarios"].append(judged(name, phase, ranks, work))
+            if not result["scenarios"][-1]["is_right"]:
+                kept(work, chosen.out / f"wrong-{number}.db")
             print(json.dumps({k: v for k, v in result["scenarios"][-1].items() if k != "agent"}), flush=True)
+            keep()
+        if chosen.look:
+            result["look"] = looked(ranks, 2.0)
             keep()
         ranks.close()
         if chosen.cost_s:
