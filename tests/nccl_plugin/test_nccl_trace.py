@@ -139,3 +139,44 @@ def test_a_number_that_two_collectives_share_is_no_round():
     rows = gpu_arrivals(trace_of(recorded).gpu_kernels)
     assert len(rows) == N_RANKS * (N_ROUNDS - 4)
     assert diagnose(trace_of(recorded)).answer == "healthy"
+
+
+def with_earlier_times(recorded: dict[int, Recorded], n_earlier: int) -> dict[int, Recorded]:
+    """Each operation with the times of the kernel some operations before it, noticed at once: NCCL did not count the
+    replays of a graph before them.
+    """
+    for each in recorded.values():
+        rows = each.records[n_earlier:].copy()
+        for name in ("start_ns", "stop_ns"):
+            rows[name] = each.records[name][:-n_earlier]
+        rows["noticed_ns"] = rows["host_ns"] + 5_000
+        each.records = rows
+    return recorded
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("n_earlier", [1, 48])
+def test_a_late_gpu_is_named_from_the_times_of_earlier_kernels(
+    n_earlier: int, n_ranks: int, runs_ahead: bool
+):
+    recorded = job(Fault(1, 12), runs_ahead=runs_ahead, n_ranks=n_ranks)
+    (verdict,) = diagnose(trace_of(with_earlier_times(recorded, n_earlier))).verdicts
+    assert verdict.ranks == [1] and [cause.cause.name for cause in verdict.causes] == ["gpu_slow"]
+    assert verdict.n_late_rounds == pytest.approx((N_ROUNDS - n_earlier) / 12, abs=1)
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_the_times_of_earlier_kernels_accuse_no_rank_of_a_healthy_job(runs_ahead: bool):
+    recorded = job(Fault(), runs_ahead=runs_ahead)
+    assert diagnose(trace_of(with_earlier_times(recorded, 48))).answer == "healthy"
+
+
+def test_gpus_are_aligned_by_the_ends_of_their_kernels():
+    """The thread of one rank notices all starts 5 ms late: this is no lateness of its GPU."""
+    recorded = job(Fault(), runs_ahead=True)
+    recorded[101].records["noticed_ns"] += 5_000_000
+    rows = gpu_arrivals(trace_of(recorded).gpu_kernels)
+    ends = [np.ptp(rows["wait_leave_ns"][rows["seq"] == seq]) for seq in range(8, 400)]
+    assert max(ends) < 10_000
+    assert diagnose(trace_of(recorded)).answer == "healthy"

@@ -6,24 +6,32 @@ count replays, and rounds with a repeated number are dropped). Only rounds that 
 windows of the plugin begin and end at other calls on each rank.
 
 The GPU's clock is converted to the host's. NCCL's thread notices the start of a kernel microseconds after it, so the
-least difference of the two in some seconds is the offset of the clocks, and follows their drift. Between two
-operations, a GPU waits for its host until the host enqueues the next operation (other_off); after that the GPU does its
-own work (device). During an operation it waits for other GPUs (wait_gpu).
+least difference of the two in some seconds is the offset of the clocks, and follows their drift. The kernels of a
+round end together, which aligns the GPUs of a node more closely. Between two operations, a GPU waits for its host until
+the host enqueues the next operation (other_off); after that the GPU does its own work (device). During an operation it
+waits for other GPUs (wait_gpu).
+
+NCCL 2.27 to 2.30 do not count the kernels of a graph's replays if another call was captured or enqueued since
+(SaveProxyProfiler in proxy.cc). From then on, each operation has the times of the kernel some operations before it, by
+the same number on all ranks. Rounds stay comparable, but the host's call belongs to another kernel: a kernel that
+"started" before its host's call shows this, and then the time before a kernel counts as the GPU's own work.
 """
 
 from dataclasses import replace
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import numbered
+from stallscope.diagnose.arrays.grouping import by_group, medians, numbered
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category, CollectiveFlag, GpuKernelFlag, Op
+from stallscope.events.names import SYNCHRONISING_OPS, Category, CollectiveFlag, GpuKernelFlag, Op
 from stallscope.events.trace import Trace
 
 _BLOCK_NS = 5_000_000_000  # GPU clocks drift by microseconds in this time
 _PAUSE_NS = 1_000_000_000  # a longer time without operations is a pause between two windows ...
 _TYPICAL_PAUSES = 20  # ... if it is also this many times the typical time between operations
+_MAX_EARLY_NS = 100_000  # the clocks are aligned within microseconds
+_MAX_EARLY = 0.05  # share of the operations
 _HASH_OF_OP = 0x9E3779B97F4A7C15
 _ALL_BITS = (1 << 64) - 1
 
@@ -56,6 +64,9 @@ def gpu_arrivals(kernels: Array) -> Array:
     rows = np.concatenate(parts) if parts else layout.empty(layout.COLLECTIVES)
     rows = rows[~has_repeated_number(rows)]
     rows = rows[_is_whole_round(rows)]
+    after_ns = _after_others_ns(rows)
+    for name in ("ts_ns", "wait_enter_ns", "wait_leave_ns"):
+        rows[name] -= np.where(rows[name] > 0, after_ns, 0)
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
 
@@ -112,11 +123,16 @@ def _hash_of_op(op: Array) -> Array:
 
 def _add_times(rows: Array, kernels: Array) -> None:
     """The arrivals on the GPU, on the host's clock, and the ledger at each arrival."""
-    arrive_ns = np.maximum(host_ns(kernels), kernels["ts_ns"])
+    arrive_ns = host_ns(kernels)
+    called_ns = kernels["ts_ns"]
+    if (arrive_ns < called_ns - _MAX_EARLY_NS).mean() > _MAX_EARLY:
+        called_ns = np.full(len(kernels), np.iinfo(np.int64).min)
+    else:
+        arrive_ns = np.maximum(arrive_ns, called_ns)
     leave_ns = np.maximum(kernels["end_ns"] - kernels["start_ns"], 0) + arrive_ns
     free_ns = np.maximum.accumulate(np.concatenate([arrive_ns[:1], leave_ns[:-1]]))
     free_ns = np.where(is_pause(np.diff(arrive_ns, prepend=arrive_ns[:1])), arrive_ns, free_ns)
-    enqueued_ns = np.clip(kernels["ts_ns"], free_ns, np.maximum(arrive_ns, free_ns))
+    enqueued_ns = np.clip(called_ns, free_ns, np.maximum(arrive_ns, free_ns))
     rows["ts_ns"] = arrive_ns
     ledger = rows["ledger_ns"]
     ledger[:, Category.OTHER_OFF - 1] = np.cumsum(enqueued_ns - free_ns)
@@ -146,6 +162,24 @@ def _offset_ns(kernels: Array, has_times: Array) -> Array:
     np.minimum.at(least, block, behind)
     out[rows] = least[block]
     return out
+
+
+def _after_others_ns(rows: Array) -> Array:
+    """How much later than the others of its node a process's kernels end, in the median over the rounds: int64 (n,).
+
+    Only operations that all ranks leave together count. rows: of whole rounds.
+    """
+    out = np.zeros(len(rows), np.int64)
+    together = np.flatnonzero(np.isin(rows["op"], SYNCHRONISING_OPS))
+    if not len(together):
+        return out
+    ends = rows[together]
+    end_ns = (ends["ts_ns"] + ends["gpu_end_ns"] - ends["gpu_start_ns"]).astype(np.float64)
+    number, n_rounds = numbered(ends["comm_hash"], ends["seq"], ends["node"])
+    after_ns = end_ns - by_group(number, end_ns, n_rounds, medians)[number]
+    process, n_processes = numbered(rows["node"], rows["pid"])
+    by_process = by_group(process[together], after_ns, n_processes, medians)
+    return np.nan_to_num(by_process)[process].astype(np.int64)
 
 
 def _is_whole_round(rows: Array) -> Array:
