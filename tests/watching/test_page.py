@@ -136,6 +136,23 @@ def test_the_last_screen_shows_ended_ranks_and_the_verdict():
     assert "python 4002 ended" in lines and "Rank 2 on host-a" in lines and "q end" not in lines
 
 
+def test_the_last_screen_shows_every_job_and_every_verdict_in_full():
+    other = [replace(rank_line(rank), pid=7000 + rank, job=1) for rank in range(2)]
+    long = VerdictLine("03:58:00", True, "Rank 1 of the other job is late. " + "word " * 40 + "end.")
+    page = replace(PAGE, ranks=[*PAGE.ranks, *other], verdicts=[*PAGE.verdicts, long])
+    lines = text(page, 80, 60, None)
+    assert "job 1: 4 ranks" in lines and "job 2: 2 ranks" in lines
+    assert "4002" in lines and "7001" in lines and "word end." in lines
+
+
+def test_the_keys_of_a_panel_are_on_the_page():
+    ranks, explain = (text(PAGE, 80, 24, View(panel=panel)) for panel in (Panel.RANKS, Panel.EXPLAIN))
+    for words in ("q end", "? help", "s sort: worst lateness", "space pause", "enter ledger", "e explain"):
+        assert words in ranks
+    assert "esc back" in explain and "up/down scroll" in explain
+    assert "q end" in text(PAGE, 80, 12, View())
+
+
 def test_losses_are_shown_next_to_the_verdicts():
     assert "7 records lost (arrivals 7): verdicts are less certain" in text(
         Page("t", "j", "s", [], [], n_lost=7, lost={"arrivals": 7})

@@ -56,7 +56,8 @@ ProcessKey = tuple[int, int]
 class RankLine:
     """One process. late_ms, worst_ms: median and largest lateness in the last ten seconds' rounds, None without any.
     shares: of the last ten seconds, by column of the time ledger. heat_ms: the largest lateness of each of the last
-    HEAT_S seconds, newest last, None in a second without rounds. job: number of its job, from 0; -1 without rounds.
+    HEAT_S seconds (of an ended process: before its end), newest last,
+    None in a second without rounds. job: number of its job, from 0; -1 without rounds.
     """
 
     rank: int
@@ -334,7 +335,7 @@ class LiveState:
 
     def _heat_ms(self, key: ProcessKey) -> tuple[float | None, ...]:
         seconds = self._heat.get(key, {})
-        last = self.now_ns // 10**9
+        last = max(seconds, default=0) if key in self.ended else self.now_ns // 10**9
         return tuple(seconds.get(second) for second in range(last - HEAT_S + 1, last + 1))
 
     def _keep_heat(self, rows: Array, late_ms: Array) -> None:

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,6 +19,8 @@ from stallscope.live.request_panel import request_panel
 _WIDE, _WIDER = 80, 110
 _MIN_RANKS = 4
 _LOW = 12  # a terminal with fewer lines shows neither the machine nor a second line of a verdict
+_WITH_KEYS = 20  # a terminal with fewer lines has the keys in the title
+_LAST_RANKS = 44  # lines of each job on the last screen
 _MAX_VERDICTS = 3
 _MARKS = {
     "on_cpu": ("#", "green"),
@@ -93,13 +95,50 @@ def drawn(page: Page, width: int, height: int, view: View | None = None) -> Grou
 
     view: None for the last screen, which takes no keys.
     """
+    if view is None:
+        return Group(*_head(page, view, height), *_all_verdicts(page, width), *_all_jobs(page, width))
     top = [*_head(page, view, height), *_verdicts(page, width, height)]
-    room = height - len(top) - 1
-    return Group(*top, *_panel(page, view or View(), width, room))
+    has_keys = height >= _WITH_KEYS
+    panel = _panel(page, view, width, height - len(top) - 1 - has_keys)
+    return Group(*top, *([_keys(view)] if has_keys else []), *panel)
+
+
+def _keys(view: View) -> Text:
+    """The keys that have an effect in this panel."""
+    if view.panel is Panel.RANKS:
+        order = f"s sort: {view.order}"
+        words = ["q end", "? help", order, "space pause", "enter ledger", "e explain"]
+    else:
+        scroll = {Panel.EXPLAIN: "up/down scroll", Panel.LEDGER: "up/down other rank"}.get(view.panel)
+        words = ["q end", "esc back", *([scroll] if scroll else [])]
+    return _cut(Text("  ".join(words), style="dim"))
+
+
+def _all_verdicts(page: Page, width: int) -> list[Text]:
+    """Every verdict of the last screen, in full."""
+    texts = [(_verdict_text(line), line.is_over) for line in _newest_first(page)]
+    parts = [(part, is_over) for text, is_over in texts for part in _folded(text, width)]
+    return [Text(part, style="dim" if is_over else "bold yellow") for part, is_over in parts] or _no_verdict()
+
+
+def _all_jobs(page: Page, width: int) -> list[RenderableType]:
+    """The ranks of each job, and the events."""
+    parts: list[RenderableType] = []
+    for number in range(max(n_jobs(page), 1)):
+        ranks = shown_ranks(page, View(job=number))
+        title = f"job {number + 1}: {counted(len(ranks), 'rank')}"
+        parts += [Text(), *([Text(title, style="bold")] if n_jobs(page) > 1 else [])]
+        helpers = [line for line in page.ranks if not line.n_rounds] if number == 0 else []
+        rest = replace(page, ranks=[*ranks, *helpers], host_lines=(), notes=(), operations=())
+        parts += _overview(rest, ranks, View(job=number), width=width, room=_LAST_RANKS)[1:]
+    if page.operations:
+        parts += [Text(), _operations(page.operations, width)]
+    return [*parts, *(_cut(Text(line)) for line in page.host_lines), *_notes(page, 2)]
 
 
 def _head(page: Page, view: View | None, height: int) -> list[Text]:
-    keys = "" if view is None else "  paused, space continues" if view.is_paused else "  ? help  q end"
+    keys = "  ? help  q end" if view is not None and height < _WITH_KEYS else ""
+    keys = "  paused, space continues" if view is not None and view.is_paused else keys
     lines = [
         _cut(Text.assemble((page.title, "bold"), (keys, "dim"))),
         _cut(Text.assemble(page.job, "; ", _losses(page))),
@@ -116,20 +155,30 @@ def _head(page: Page, view: View | None, height: int) -> list[Text]:
 
 def _verdicts(page: Page, width: int, height: int) -> list[Text]:
     """The open verdicts first, the newest on top; two lines for the first if it is too long for the terminal."""
-    if not page.verdicts:
-        return [Text("no verdict yet", style="dim")]
-    newest = [*reversed([line for line in page.verdicts if not line.is_over])]
-    newest += reversed([line for line in page.verdicts if line.is_over])
+    newest = _newest_first(page)
     most = _MAX_VERDICTS if height >= 20 else 1
     lines: list[Text] = []
     for number, line in enumerate(newest[:most]):
-        severity = f"{line.severity} " if line.severity else ""
-        words = Text(f"{line.time} {severity}{line.summary}", style="dim" if line.is_over else "bold yellow")
+        words = Text(_verdict_text(line), style="dim" if line.is_over else "bold yellow")
         if number == 0 and height >= _LOW:
             lines += list(_wrapped(words, width, 2))
         else:
             lines.append(_cut(words))
-    return lines
+    return lines or _no_verdict()
+
+
+def _no_verdict() -> list[Text]:
+    return [Text("no verdict yet", style="dim")]
+
+
+def _newest_first(page: Page) -> list[VerdictLine]:
+    """The open verdicts, then the closed verdicts."""
+    newest = [*reversed(page.verdicts)]
+    return sorted(newest, key=lambda line: line.is_over)
+
+
+def _verdict_text(line: VerdictLine) -> str:
+    return f"{line.time} {line.severity + ' ' if line.severity else ''}{line.summary}"
 
 
 def _wrapped(text: Text, width: int, most: int) -> list[Text]:
