@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 # Debian installs bpftool in a folder that only root has in PATH.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 version dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-health prove-slurm page prove-page prove-live test-inference prove-inference clean
+.PHONY: help setup demo demo-live test check format lint types bench accuracy docs manifests bpf bpf-arm64 version dist images prove-files prove-install prove-kernels prove-overload prove-alerts prove-health prove-slurm prove-shared page prove-page prove-live test-inference prove-inference clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
@@ -103,6 +103,9 @@ prove-files: $(STAMPS)/dev ## explain a log of 5 GB and 800 MB of traces, and ch
 DURATION ?= 1800
 prove-overload: setup ## load a hub with 1.5 times the sustainable load for DURATION seconds, and check that no row is lost
 	@$(PY) bench/prove_overload.py --duration $(DURATION)
+
+prove-shared: setup ## run hubs that share their data under faults (about 15 minutes), and check that no row is lost or stored twice
+	@$(PY) bench/prove_shared.py
 
 # The kernels of Debian 12 and 13. Without KVM, a virtual machine needs about two minutes.
 KERNELS ?= 6.1.0/bookworm 6.12/trixie

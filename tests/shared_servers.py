@@ -112,11 +112,12 @@ class S3Server:
     """SeaweedFS with its S3 interface."""
 
     folder: Path
-    port: int
+    port: int = 0
     process: "subprocess.Popen[bytes] | None" = None
     _ports: list[int] = field(default_factory=list)
 
     def start(self) -> None:
+        """Start it; again at its ports if it ran before."""
         config = self.folder / "s3.json"
         identity = {
             "name": "hub",
@@ -124,25 +125,34 @@ class S3Server:
             "actions": ["Admin", "Read", "Write", "List"],
         }
         config.write_text(json.dumps({"identities": [identity]}))
-        self._ports = self._ports or [_weed_port() for _ in range(3)]
+        for _ in range(3):  # another process may take a port meanwhile
+            is_first = not self._ports
+            if is_first:
+                self.port, *self._ports = [_weed_port() for _ in range(4)]
+            if self._is_started(config):
+                return
+            self.stop()
+            if is_first:
+                self._ports = []
+        raise TimeoutError(f"the S3 server does not answer: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def _is_started(self, config: Path) -> bool:
         master, volume, filer = self._ports
         command = [str(_weed()), "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
         command += [f"-master.port={master}", f"-volume.port={volume}", "-volume.max=30"]
         command += ["-master.volumeSizeLimitMB=64", "-filer", f"-filer.port={filer}"]
-        command += ["-s3", f"-s3.port={self.port}", f"-s3.config={config}"]
+        command += ["-s3.port.iceberg=0", "-s3", f"-s3.port={self.port}", f"-s3.config={config}"]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         until_s = time.monotonic() + 60
-        while True:
-            try:
+        while time.monotonic() < until_s and self.process.poll() is None:
+            with suppress(OSError):
                 self._files().create_dir("hub")
                 with self._files().open_output_stream("hub/.ready") as stream:
                     stream.write(b"ready")
-                return
-            except OSError:
-                if time.monotonic() > until_s:
-                    raise
+                return True
             time.sleep(0.2)
+        return False
 
     def stop(self) -> None:
         if self.process:
@@ -200,7 +210,7 @@ def postgres_server(folder: Path) -> Iterator[PostgresServer]:
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """A running server with the bucket `hub`."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = S3Server(folder, _weed_port())
+    server = S3Server(folder)
     server.start()
     try:
         yield server

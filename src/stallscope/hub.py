@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from stallscope import rates
+from stallscope import rates, shared_hub
 from stallscope.alerts import service as alerts
 from stallscope.alerts.config import load as load_alerts
 from stallscope.alerts.state import AlertState, state_path
@@ -31,18 +31,19 @@ from stallscope.page.sessions import Sessions
 from stallscope.page.sign_in import SignIn
 from stallscope.receive import grpc_port, http_port
 from stallscope.receive.receiver import CAPABILITIES, Audit, Receiver, RequestLimits
-from stallscope.serve import alerts_api
+from stallscope.serve import alerts_api, shared_api
 from stallscope.serve.app import AppContext, create_app
 from stallscope.serve.audit import FILE_NAME as AUDIT_FILE
 from stallscope.serve.audit import AuditLog
 from stallscope.serve.hub_api import front
-from stallscope.serve.hub_metrics import expose
+from stallscope.serve.hub_metrics import expose, expose_slots
 from stallscope.serve.refusals import Refusals
 from stallscope.serve.server import RunningServer, address, bound
 from stallscope.serve.tls import Certificates, Files
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.serve.tokens import Identity, Tokens, checked_tenant
 from stallscope.settings import Settings
+from stallscope.shared_hub import SlotDiagnoses
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory_size import default_bytes
 from stallscope.store.hub.store import HubStore
@@ -100,17 +101,25 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     begin_s = time.monotonic()
     alert_config = load_alerts(options.settings.alerts) if options.settings.alerts else None
     with ExitStack() as stack:
-        tokens = Tokens(options.db / TOKENS_FILE)
         memory = _memory(options.settings)
         limits = Limits.within(memory, owner_max_age_s=options.settings.owner_max_age_s or None)
-        store = stack.enter_context(closing(HubStore.open(options.db, limits)))
-        diagnosis = stack.enter_context(
-            closing(
-                ContinuousDiagnosis(store, _streams(options.settings, memory), n_processes=_n_processes())
+        streams = _streams(options.settings, memory)
+        store: Store
+        diagnosis: ContinuousDiagnosis | SlotDiagnoses
+        shared = shared_hub.opened(options.settings, options.db, limits, streams)
+        if shared is None:
+            store = stack.enter_context(closing(HubStore.open(options.db, limits)))
+            diagnosis = stack.enter_context(
+                closing(ContinuousDiagnosis(store, streams, n_processes=_n_processes()))
             )
-        )
+        else:
+            store, diagnosis = stack.enter_context(closing(shared)).store, shared.diagnosis
+        tokens = Tokens(options.db / TOKENS_FILE)  # those of all hubs, if the store is shared
         alert_state = AlertState(state_path(options.db))
-        raising = stack.enter_context(closing(alerts.of_hub(store, alert_state, alert_config)))
+        is_raising = shared.is_first if shared else lambda: True  # one hub of all
+        raising = stack.enter_context(
+            closing(alerts.of_hub(store, alert_state, alert_config, is_active=is_raising))
+        )
         audit = stack.enter_context(closing(AuditLog(options.db / AUDIT_FILE)))
         refusals = stack.enter_context(closing(Refusals(audit)))
         receiver = Receiver(
@@ -136,6 +145,9 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         expose(context.registry, "stallscope_hub", receiver.numbers)
         expose(context.registry, "stallscope_hub", lambda: asdict(diagnosis.numbers))
         expose(context.registry, "stallscope_hub", raising.numbers)
+        if shared:
+            expose(context.registry, "stallscope_hub", shared.store.numbers)
+            expose_slots(context.registry, "stallscope_hub_slot", shared.slot_numbers)
         expose(context.registry, "stallscope_hub", lambda: {"uptime_seconds": time.monotonic() - begin_s})
         # Bind all addresses before serving on any.
         api = stack.enter_context(bound(options.api, "--api"))
@@ -155,6 +167,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             *parts,
             *alerts_api.routes(alert_state, has_receivers=alert_config is not None),
             *page.routes,
+            *(shared_api.routes(shared.status) if shared else ()),
         ]
         app = create_app(routes, context=context, lifespan=lifespan)
         grpc.start()
@@ -166,6 +179,8 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         stack.callback(page.stop)
         ports = Ports(grpc_port_number, *(entry.port for entry in served))
         _announce(out, options, ports, tokens, certificates)
+        if shared:
+            stack.callback(shared.store.drain)  # first of all: the ports forward what still arrives
         yield ports
 
 
@@ -219,7 +234,10 @@ def _state(store: Store, certificates: Certificates | None, begin_s: float) -> d
 
 
 def _health(
-    identity: Identity, receiver: Receiver, diagnosis: ContinuousDiagnosis, certificates: Certificates | None
+    identity: Identity,
+    receiver: Receiver,
+    diagnosis: ContinuousDiagnosis | SlotDiagnoses,
+    certificates: Certificates | None,
 ) -> dict[str, object]:
     """The state of the hub on its page; numbers over all tenants only for tokens with the scope admin."""
     state: dict[str, object] = {

@@ -288,6 +288,26 @@ class Settings:
     hub_db: Annotated[Path, About("the hub's folder: data, tokens, audit log; `hub --db`")] = Path(
         "/var/lib/stallscope/hub"
     )
+    hub_shared: Annotated[
+        str,
+        About(
+            "PostgreSQL of hubs that share their data, postgresql://USER@HOST:PORT/DATABASE; empty: one hub alone",
+            "--shared",
+        ),
+    ] = ""
+    hub_bucket: Annotated[
+        str, About("bucket of hubs that share their data, s3://BUCKET/PREFIX", "--bucket")
+    ] = ""
+    hub_peer: Annotated[str, About("address for other hubs, ADDR:PORT", "--peer")] = ":4319"
+    hub_peer_host: Annotated[
+        str, About("name or address at which other hubs reach this hub; empty: its host name", "--peer-host")
+    ] = ""
+    hub_lease_s: Annotated[
+        float, About("time after which another hub takes over from a silent hub", unit="s", minimum=1)
+    ] = 10.0
+    hub_cache_bytes: Annotated[
+        int, About("size of the cache of sealed files in --db", unit="bytes", minimum=1_000_000)
+    ] = 100_000_000_000
     hub_otlp_grpc: Annotated[
         str, About("address at which the hub receives OTLP over gRPC, ADDR:PORT", "--otlp-grpc")
     ] = ":4317"

@@ -78,10 +78,17 @@ class Alerts:
             self._deliveries.wake()
 
 
-def of_hub(store: "Store", state: AlertState, config: Config | None) -> Alerts:
+def of_hub(
+    store: "Store",
+    state: AlertState,
+    config: Config | None,
+    *,
+    is_active: Callable[[], bool] = lambda: True,
+) -> Alerts:
     """The alerts of a hub. An open incident of an earlier start continues as the same alert.
 
-    config: None only records the incidents, for `stallscope alerts test`.
+    config: None only records the incidents, for `stallscope alerts test`. is_active: false while another hub that
+    shares the store sends the alerts.
     """
     from stallscope.store.hub.changed_verdicts import changed_verdicts
 
@@ -90,6 +97,9 @@ def of_hub(store: "Store", state: AlertState, config: Config | None) -> Alerts:
 
     def source() -> tuple[list[Incident], tuple[str, int] | None]:
         nonlocal start_ns, is_first
+        if not is_active():
+            is_first = True
+            return [], None
         incidents = from_hub(changed_verdicts(store, start_ns - _OVERLAP_NS, with_open=is_first))
         start_ns, is_first = max([start_ns, *(i.updated_ns for i in incidents)]), False
         return incidents, ("hub", start_ns)

@@ -9,6 +9,7 @@ import typer
 
 from stallscope.commands.hub_mcp import mcp
 from stallscope.commands.hub_quickstart import quickstart
+from stallscope.commands.hub_status import status
 from stallscope.commands.hub_token import token_app
 from stallscope.commands.hub_upkeep import backup, check, restore
 from stallscope.commands.options import Alerts, HubDb, Rates, SettingsFile, settings_from
@@ -19,6 +20,7 @@ hub_app.command()(quickstart)
 hub_app.command()(mcp)
 hub_app.command()(check)
 hub_app.command()(backup)
+hub_app.command()(status)
 hub_app.command()(restore)
 hub_app.add_typer(token_app, name="token")
 
@@ -47,6 +49,22 @@ def hub(
     insecure_no_tls: Annotated[
         bool, typer.Option("--insecure-no-tls", help="Serve in clear text, tokens included.")
     ] = False,
+    shared: Annotated[
+        str | None,
+        typer.Option(
+            "--shared", help="PostgreSQL that several hubs share: postgresql://USER@HOST:PORT/DATABASE."
+        ),
+    ] = None,
+    bucket: Annotated[
+        str | None,
+        typer.Option("--bucket", help="Bucket of the sealed files of --shared: s3://BUCKET/PREFIX."),
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option("--peer", help="Accept other hubs at ADDR:PORT (default :4319).")
+    ] = None,
+    peer_host: Annotated[
+        str | None, typer.Option("--peer-host", help="Name of this machine for other hubs.")
+    ] = None,
     rates: Rates = None,
     alerts: Alerts = None,
     settings: SettingsFile = None,
@@ -65,6 +83,10 @@ def hub(
         "hub_otlp_grpc": otlp_grpc,
         "hub_otlp_http": otlp_http,
         "hub_api": api,
+        "hub_shared": shared,
+        "hub_bucket": bucket,
+        "hub_peer": peer,
+        "hub_peer_host": peer_host,
         "hub_tls_cert": tls_cert,
         "hub_tls_key": tls_key,
         "hub_tls_client_ca": tls_client_ca,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,10 +23,25 @@ token_app = typer.Typer(
 )
 
 
-def _tokens(db: Path | None, settings: Path | None) -> Tokens:
+@contextmanager
+def _tokens(db: Path | None, settings: Path | None) -> Iterator[Tokens]:
+    """The tokens, to read or change; of all hubs if the settings name a database that they share."""
     from stallscope.serve.tokens import FILE_NAME, Tokens
 
-    return Tokens(settings_from({"hub_db": db}, settings).hub_db / FILE_NAME)
+    chosen = settings_from({"hub_db": db}, settings)
+    path = chosen.hub_db / FILE_NAME
+    if not chosen.hub_shared:
+        yield Tokens(path)
+        return
+    from stallscope.store.shared import postgres_schema
+    from stallscope.store.shared.postgres import Postgres
+    from stallscope.store.shared.shared_file import SharedFile
+
+    with closing(Postgres(chosen.hub_shared, name="stallscope-token")) as postgres:
+        postgres.checked()
+        postgres_schema.prepare(postgres)
+        with SharedFile(postgres, path).changing():
+            yield Tokens(path)
 
 
 @token_app.command()
@@ -37,8 +54,8 @@ def create(
 ) -> None:
     """Create a token. It is printed only now, alone on the last line."""
     expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
-    tokens = _tokens(db, settings)
-    token = tokens.create(scope.split(","), tenant, expires_in_s=expires_s)
+    with _tokens(db, settings) as tokens:
+        token = tokens.create(scope.split(","), tenant, expires_in_s=expires_s)
     typer.echo(
         f"token {token.split('_')[1]} of tenant {tenant}; store it now, it is not shown again", err=True
     )
@@ -59,7 +76,8 @@ def accept(
     """
     from stallscope.serve.tokens import token_in
 
-    token_id = _tokens(db, settings).accept(token_in(token_file), scope.split(","), tenant)
+    with _tokens(db, settings) as tokens:
+        token_id = tokens.accept(token_in(token_file), scope.split(","), tenant)
     typer.echo(f"token {token_id} of tenant {tenant} is accepted")
 
 
@@ -74,10 +92,10 @@ def list_(
     import time
 
     now_s = time.time()
-    tokens = _tokens(db, settings)
-    entries = tokens.listed()
-    if not entries and not tokens.path.parent.is_dir():
-        raise NotFound(f"no hub in {tokens.path.parent}; give its folder with --db")
+    with _tokens(db, settings) as tokens:
+        entries = tokens.listed()
+        if not entries and not tokens.path.parent.is_dir():
+            raise NotFound(f"no hub in {tokens.path.parent}; give its folder with --db")
     if as_json:
         rows = [
             {
@@ -113,8 +131,8 @@ def rotate(
     The new token is alone on the last line.
     """
     expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
-    tokens = _tokens(db, settings)
-    token = tokens.rotate(token_id, grace_s=duration_ns(grace, "--grace") / 1e9, expires_in_s=expires_s)
+    with _tokens(db, settings) as tokens:
+        token = tokens.rotate(token_id, grace_s=duration_ns(grace, "--grace") / 1e9, expires_in_s=expires_s)
     typer.echo(f"token {token_id} expires in {grace}; store the new token, it is not shown again", err=True)
     typer.echo(token)
 
@@ -126,7 +144,8 @@ def revoke(
     settings: SettingsFile = None,
 ) -> None:
     """Revoke a token; a running hub refuses it from the next request."""
-    _tokens(db, settings).revoke(token_id)
+    with _tokens(db, settings) as tokens:
+        tokens.revoke(token_id)
     typer.echo(f"token {token_id} is revoked")
 
 

@@ -17,6 +17,37 @@ def expose(registry: CollectorRegistry, prefix: str, numbers: Numbers) -> None:
     registry.register(_Collector(prefix, numbers))
 
 
+def expose_slots(
+    registry: CollectorRegistry, prefix: str, numbers: Callable[[], Mapping[int, Mapping[str, float]]]
+) -> None:
+    """Let /metrics call `numbers` on each scrape: gauges by slot."""
+    registry.register(_SlotCollector(prefix, numbers))
+
+
+@dataclass(frozen=True)
+class _SlotCollector:
+    """As _Collector, with the label slot."""
+
+    prefix: str
+    numbers: Callable[[], Mapping[int, Mapping[str, float]]]
+
+    def describe(self) -> list[Any]:
+        """Empty: the names are known only at a scrape."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """One metric family per number, with a sample per slot."""
+        families: dict[str, GaugeMetricFamily] = {}
+        for slot, numbers in sorted(self.numbers().items()):
+            for name, value in numbers.items():
+                text = f"The {name.replace('_', ' ')} of a slot of this hub."
+                family = families.setdefault(
+                    name, GaugeMetricFamily(f"{self.prefix}_{name}", text, labels=["slot"])
+                )
+                family.add_metric([str(slot)], float(value))
+        yield from families.values()
+
+
 @dataclass(frozen=True)
 class _Collector:
     """The collector interface that the registry expects."""

@@ -281,7 +281,8 @@ def test_an_older_hub_refuses_newer_tables(start: Started):
 @pytest.mark.parametrize(
     ("postgres", "bucket", "error", "words"),
     [
-        ("postgresql://u:sesame@127.0.0.1:1/db", None, StorageFailed, "does not answer"),
+        ("postgresql://u@127.0.0.1:1/db", None, StorageFailed, "does not answer"),
+        ("postgresql://u:sesame@127.0.0.1:1/db", None, BadInput, "contains a password"),
         ("not a dsn", None, BadInput, "--shared expects postgresql://"),
         ("postgresql://u:ses%ZZame@h/db", None, BadInput, "--shared expects"),
         (None, "https://sesame", BadInput, "--bucket expects s3://"),

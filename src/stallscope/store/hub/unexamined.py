@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 _KEPT_S = 900.0
@@ -24,6 +24,7 @@ class Unexamined:
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._clusters: dict[tuple[str, str], _Cluster] = {}
+        self._others: dict[tuple[str, str], _Cluster] = {}
 
     def add(self, tenant: str, cluster: str, *, n_rows: int = 0, failure: str = "", every: int = 1) -> None:
         """Record unexamined rows, or a failed evaluation with its reason. every: every k-th round was examined."""
@@ -37,13 +38,32 @@ class Unexamined:
             known.failure = failure or known.failure
             known.every = max(known.every, every)
 
+    def known(self) -> list[tuple[str, str, int, str, int]]:
+        """(tenant, cluster, rows, failure, every) of the last minutes, for other hubs."""
+        with self._lock:
+            border_s = self._clock_s() - _KEPT_S
+            return [
+                (tenant, cluster, known.n_rows, known.failure, known.every)
+                for (tenant, cluster), known in self._clusters.items()
+                if known.last_s >= border_s
+            ]
+
+    def learn(self, others: Iterable[tuple[str, str, int, str, int]]) -> None:
+        """Replace the reports of other hubs, see known()."""
+        with self._lock:
+            now_s = self._clock_s()
+            self._others = {
+                (tenant, cluster): _Cluster(now_s, n_rows, failure, every)
+                for tenant, cluster, n_rows, failure, every in others
+            }
+
     def n_rows(self, tenant: str, cluster: str | None) -> int:
         """Rows of the last minutes that were not examined, of a cluster (None: all of the tenant's)."""
         with self._lock:
             border_s = self._clock_s() - _KEPT_S
             return sum(
                 known.n_rows
-                for (owner, name), known in self._clusters.items()
+                for (owner, name), known in self._all()
                 if owner == tenant and cluster in (None, name) and known.last_s >= border_s
             )
 
@@ -53,10 +73,13 @@ class Unexamined:
             border_s = self._clock_s() - _KEPT_S
             parts = [
                 _sentence(name, known)
-                for (owner, name), known in sorted(self._clusters.items())
+                for (owner, name), known in sorted(self._all(), key=lambda each: each[0])
                 if owner == tenant and cluster in (None, name) and known.last_s >= border_s
             ]
         return " ".join(parts)
+
+    def _all(self) -> list[tuple[tuple[str, str], _Cluster]]:
+        return [*self._clusters.items(), *self._others.items()]
 
 
 def _sentence(name: str, known: _Cluster) -> str:

@@ -56,10 +56,15 @@ class Membership:
         opened: Callable[[Lease, Callable[[], None]], OpenSlot],
         has_data: Callable[[int], bool],
         state: Callable[[], Mapping[str, Any]] = dict,
+        learned: Callable[[list[MemberState]], None] = lambda members: None,
     ):
-        """opened: opens the store of a slot; its second argument is called if the slot is lost. state: for others."""
+        """opened: opens the store of a slot; its second argument is called if the slot is lost.
+
+        state: for other hubs; learned: called with the states of all hubs.
+        """
         self._postgres, self._leases = postgres, leases
-        self._opened, self._has_data, self._state = opened, has_data, state
+        self._opened, self._has_data = opened, has_data
+        self._state, self._learned = state, learned
         self._owned: dict[int, _Owned] = {}
         self._changed = threading.Condition()
         self._owners: dict[int, str] = {}
@@ -70,6 +75,9 @@ class Membership:
         self._threads = ThreadPoolExecutor(_OPENED_AT_ONCE, thread_name_prefix="slot")
         self._every_s = min(_MAX_EVERY_S, leases.lease_s / 10)
         self._thread = threading.Thread(target=self._run, name="slot-leases", daemon=True)
+
+    def start(self) -> None:
+        """Join the other hubs."""
         self._thread.start()
 
     @property
@@ -187,6 +195,7 @@ class Membership:
         with self._changed:
             self._owners = {each.slot: each.owner for each in slots if each.expires_in_s > 0}
             self._members = {each.member.name: each for each in members}
+        self._learned([each for each in members if each.is_alive and each.member != self.member])
 
     def _balance(self) -> None:
         """Take slots up to the share, or hand one of the surplus over."""

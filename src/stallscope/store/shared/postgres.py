@@ -41,6 +41,8 @@ class Postgres:
             given = conninfo.conninfo_to_dict(dsn)
         except psycopg.ProgrammingError:
             raise BadInput(_FORM) from None  # the message of the library repeats parts of the DSN
+        if given.get("password"):
+            raise BadInput(f"--shared contains a password, which other users could see; {_FORM}")
         if "dbname" not in given and "service" not in given:
             raise BadInput(f"--shared names no database; {_FORM}")
         options = {

@@ -50,6 +50,7 @@ _STEPS: dict[int, tuple[str, ...]] = {
         " dropped_at timestamptz NOT NULL DEFAULT clock_timestamp())",
         "CREATE TABLE IF NOT EXISTS round_medians (slot integer, tenant text, ipc bytea NOT NULL,"
         " PRIMARY KEY (slot, tenant))",
+        "CREATE TABLE IF NOT EXISTS files (name text PRIMARY KEY, content bytea, version bigint NOT NULL)",
         "CREATE TABLE IF NOT EXISTS secrets (name text PRIMARY KEY, value text NOT NULL)",
     ),
 }

@@ -32,7 +32,7 @@ from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener
 from stallscope.store.shared import peer_port, postgres_schema, sweep
 from stallscope.store.shared.bucket import Bucket
-from stallscope.store.shared.leases import Leases, Member
+from stallscope.store.shared.leases import Leases, Member, MemberState
 from stallscope.store.shared.membership import Membership
 from stallscope.store.shared.postgres import Postgres
 from stallscope.store.shared.postgres_journal import Lease, PostgresJournal
@@ -137,7 +137,9 @@ class SharedStore:
             opened=self._opened,
             has_data=self._has_data,
             state=self._state,
+            learned=self._learn,
         )
+        self.membership.start()
         self._ended = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="bucket-sweep", daemon=True)
         self._sweeper.start()
@@ -157,6 +159,7 @@ class SharedStore:
             questions=self._questions,
         )
         try:
+            store.unexamined = self.unexamined
             for listener in self._listeners:
                 store.subscribe(listener)
             return _Slot(store, self._work(store))
@@ -172,13 +175,12 @@ class SharedStore:
         return bool(has_data)
 
     def _state(self) -> dict[str, Any]:
-        """What other hubs should know: rows that were not examined here."""
-        lags = {
-            slot: round(numbers.diagnosis_lag_s, 1)
-            for slot, each in self.membership.open_slots()
-            if (numbers := getattr(getattr(each, "work", None), "numbers", None)) is not None
-        }
-        return {"lag_s": lags}
+        """For other hubs: rows that were not examined here, and the queues of the slots."""
+        lags = {slot: each.store.queued()[0] for slot, each in self.membership.open_slots()}
+        return {"queue_rows": lags, "unexamined": self.unexamined.known()}
+
+    def _learn(self, others: list[MemberState]) -> None:
+        self.unexamined.learn([tuple(each) for other in others for each in other.state.get("unexamined", [])])
 
     # writing
 

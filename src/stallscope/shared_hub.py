@@ -1,0 +1,176 @@
+"""A hub that shares its data with other hubs: its store, a diagnosis for each of its slots, and the file of tokens."""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stallscope.continuous import ContinuousDiagnosis
+from stallscope.continuous.shard import ShardTotals
+from stallscope.diagnose import Stream
+from stallscope.errors import BadInput, StallscopeError
+from stallscope.serve.server import address
+from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
+from stallscope.settings import Settings
+from stallscope.store.hub.limits import Limits
+
+if TYPE_CHECKING:  # psycopg belongs to the extra `shared`
+    from stallscope.store.shared.shared_store import SharedStore
+
+_LOG = logging.getLogger(__name__)
+_TOKENS_S = 2.0
+
+
+class SlotDiagnoses:
+    """The diagnoses of the slots of a hub, which come and go with the slots. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[ContinuousDiagnosis] = []
+
+    def add(self, diagnosis: ContinuousDiagnosis) -> "SlotWork":
+        """A diagnosis, until its close()."""
+        with self._lock:
+            self._open.append(diagnosis)
+        return SlotWork(self, diagnosis)
+
+    def remove(self, diagnosis: ContinuousDiagnosis) -> None:
+        """Forget a diagnosis."""
+        with self._lock:
+            self._open.remove(diagnosis)
+
+    def _all(self) -> list[ContinuousDiagnosis]:
+        with self._lock:
+            return list(self._open)
+
+    @property
+    def numbers(self) -> ShardTotals:
+        """The totals of the open slots; the largest lag."""
+        each = [asdict(diagnosis.numbers) for diagnosis in self._all()]
+        totals = {field.name: sum(n[field.name] for n in each) for field in fields(ShardTotals)}
+        totals["diagnosis_lag_s"] = max((n["diagnosis_lag_s"] for n in each), default=0.0)
+        return ShardTotals(**totals)
+
+    def confirmed_ns(self, tenant: str) -> dict[str, int]:
+        """When the diagnosis last confirmed each open incident of a tenant, ns since 1970; of slots of this hub."""
+        return {
+            incident: at_ns
+            for diagnosis in self._all()
+            for incident, at_ns in diagnosis.confirmed_ns(tenant).items()
+        }
+
+
+@dataclass(frozen=True)
+class SlotWork:
+    """The work on one slot."""
+
+    diagnoses: SlotDiagnoses
+    diagnosis: ContinuousDiagnosis
+
+    def close(self) -> None:
+        """Stop."""
+        self.diagnoses.remove(self.diagnosis)
+        self.diagnosis.close()
+
+
+class SharedHub:
+    """The shared parts of a hub; must be closed with close()."""
+
+    def __init__(self, store: "SharedStore", diagnosis: SlotDiagnoses, folder: Path, *, lease_s: float):
+        from stallscope.store.shared.shared_file import SharedFile
+
+        self.store, self.diagnosis, self._lease_s = store, diagnosis, lease_s
+        self._tokens = SharedFile(store.postgres, folder / TOKENS_FILE)
+        self._tokens.pull()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shared-tokens", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the other hubs."""
+        self._ended.set()
+        self._thread.join()
+        self.store.close()
+
+    def is_first(self) -> bool:
+        """Whether this hub does what one hub does for all: it owns slot 0."""
+        return 0 in self.store.membership.owned_slots()
+
+    def status(self) -> Mapping[str, Any]:
+        """Hubs, slots and their owners, see `stallscope hub status`."""
+        from stallscope.store.shared.cluster_status import status
+
+        return status(self.store.postgres, lease_s=self._lease_s)
+
+    def slot_numbers(self) -> dict[int, dict[str, float]]:
+        """Numbers of each open slot, for /metrics."""
+        out = {}
+        for slot, each in self.store.membership.open_slots():
+            rows, _ = each.store.queued()
+            out[slot] = {
+                "rows_stored": each.store.counters.rows,
+                "queue_rows": rows,
+                "hot_bytes": each.store.hot_bytes,
+                "commit_seconds": each.store.counters.commit_s,
+                "housekeeping_failures": each.store.kept.housekeeping_failures,
+            }
+        return out
+
+    def _run(self) -> None:
+        """Tokens that another hub or command has changed hold here within seconds."""
+        while not self._ended.wait(_TOKENS_S):
+            try:
+                self._tokens.pull()
+            except StallscopeError as error:
+                _LOG.warning("the tokens cannot be read from PostgreSQL: %s", error)
+
+
+def opened(
+    settings: Settings, folder: Path, limits: Limits, make_stream: Callable[[], Stream]
+) -> SharedHub | None:
+    """The shared parts of the settings; None for a hub alone. Raises BadInput, StorageFailed, NewerSchema."""
+    if not settings.hub_shared:
+        if settings.hub_bucket:
+            raise BadInput("--bucket needs --shared, the PostgreSQL of the hubs; give both or neither")
+        return None
+    if not settings.hub_bucket:
+        raise BadInput("--shared needs --bucket, the bucket of the sealed files; give both or neither")
+    try:
+        from stallscope.store.shared.shared_store import SharedStore, Sharing
+    except ImportError as error:
+        raise BadInput(f"--shared needs {error.name}: pip install 'stallscope[shared]'") from error
+    host, port = address(settings.hub_peer, "--peer")
+    diagnoses = SlotDiagnoses()
+    sharing = Sharing(
+        postgres=settings.hub_shared,
+        bucket=settings.hub_bucket,
+        cache=folder,
+        name=f"stallscope-{socket.gethostname()[:30]}-{os.getpid()}-{secrets.token_hex(4)}",
+        version=_version(),
+        peer_listen=f"{host or '0.0.0.0'}:{port}",
+        peer_host=settings.hub_peer_host or socket.gethostname(),
+        lease_s=settings.hub_lease_s,
+        max_cache_bytes=settings.hub_cache_bytes,
+    )
+    with ExitStack() as stack:
+        store = SharedStore(
+            sharing, limits, work=lambda slot: diagnoses.add(ContinuousDiagnosis(slot, make_stream))
+        )
+        stack.callback(store.close)
+        hub = SharedHub(store, diagnoses, folder, lease_s=settings.hub_lease_s)
+        stack.pop_all()
+    return hub
+
+
+def _version() -> str:
+    try:
+        return version("stallscope")
+    except PackageNotFoundError:
+        return "unknown"
