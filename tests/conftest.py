@@ -83,6 +83,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--prove", action="store_true", help="also run the tests that take minutes")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m bpf` collect only the test modules that contain the marker: importing the others costs more time."""
+    if config.getoption("-m") != "bpf" or not collection_path.name.startswith("test_"):
+        return None
+    return (collection_path.is_file() and "mark.bpf" not in collection_path.read_text()) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without `--prove`, leave out the tests that take minutes.
 

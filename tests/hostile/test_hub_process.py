@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,16 @@ N_BATCHES, ROWS = 20, 50
 
 
 @dataclass(frozen=True)
+class Hub:
+    """A running hub, and the tokens of its tenants."""
+
+    process: HubProcess
+    folder: Path
+    attacker: str
+    honest: str
+
+
+@dataclass(frozen=True)
 class Attacked:
     """A running hub under attack. token: of the tenant that attacks."""
 
@@ -42,32 +53,67 @@ class Attacked:
         return int(text.split("VmHWM:")[1].split()[0]) * 1024
 
 
-@pytest.fixture
-def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attacked]:
-    monkeypatch.setenv("STALLSCOPE_HUB_MEMORY_BYTES", str(MEMORY))
-    folder = tmp_path / "hub"
+@contextmanager
+def started(folder: Path) -> Iterator[Hub]:
+    """A hub with a memory limit."""
     tokens = Tokens(folder / FILE_NAME)
     attacker, honest = (tokens.create(["ingest"], tenant) for tenant in ("attacker", "honest"))
-    process = HubProcess(folder, "--insecure-no-tls")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STALLSCOPE_HUB_MEMORY_BYTES", str(MEMORY))
+        process = HubProcess(folder, "--insecure-no-tls")
     try:
-        address = f"127.0.0.1:{process.ports().otlp_grpc}"
-        target = Target(address=address, node="n", cluster="c", token=lambda: honest, insecure=True)
-        line = HubOutput.open(target, tmp_path / "spool", max_spool_bytes=10**8)
-        yield Attacked(process, address, attacker, folder)
-        for number in range(N_BATCHES):
-            line.offer({"collectives": collectives(ROWS, number * ROWS)}, clock=CLOCK)
-            time.sleep(0.02)
-        end_s = time.monotonic() + 30
-        while list((tmp_path / "spool").glob("*.batch")) and time.monotonic() < end_s:
-            time.sleep(0.05)
-        line.close()
-        assert not list((tmp_path / "spool").rglob("*.batch")), line.status()
-        assert "dropped" not in line.status() and "set aside" not in line.status()
-        assert process.process.poll() is None
-        assert "Traceback" not in process.said.read_text()
+        yield Hub(process, folder, attacker, honest)
     finally:
         process.process.kill()
         process.process.wait()
+
+
+@contextmanager
+def honest_agent(hub: Hub, folder: Path) -> Iterator[Attacked]:
+    """The hub under attack; at the end an honest agent sends rows, and all of them must arrive."""
+    address = f"127.0.0.1:{hub.process.ports().otlp_grpc}"
+    node = f"n{time.monotonic_ns()}"
+    target = Target(address=address, node=node, cluster="c", token=lambda: hub.honest, insecure=True)
+    line = HubOutput.open(target, folder / "spool", max_spool_bytes=10**8)
+    yield Attacked(hub.process, address, hub.attacker, hub.folder)
+    for number in range(N_BATCHES):
+        line.offer({"collectives": collectives(ROWS, number * ROWS)}, clock=CLOCK)
+        time.sleep(0.02)
+    end_s = time.monotonic() + 30
+    while list((folder / "spool").glob("*.batch")) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    line.close()
+    assert not list((folder / "spool").rglob("*.batch")), line.status()
+    assert "dropped" not in line.status() and "set aside" not in line.status()
+    assert hub.process.process.poll() is None
+    assert "Traceback" not in hub.process.said.read_text()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Hub]]:
+    """The hub of most attacks; a new hub once an attack has ended it."""
+    with ExitStack() as stack:
+        hubs: list[Hub] = []
+
+        def current() -> Hub:
+            if not hubs or hubs[-1].process.process.poll() is not None:
+                hubs.append(stack.enter_context(started(tmp_path_factory.mktemp("hostile") / "hub")))
+            return hubs[-1]
+
+        yield current
+
+
+@pytest.fixture
+def attacked(running: Callable[[], Hub], tmp_path: Path) -> Iterator[Attacked]:
+    with honest_agent(running(), tmp_path) as attacked:
+        yield attacked
+
+
+@pytest.fixture
+def attacked_alone(tmp_path: Path) -> Iterator[Attacked]:
+    """A hub without earlier refusals."""
+    with started(tmp_path / "hub") as hub, honest_agent(hub, tmp_path) as attacked:
+        yield attacked
 
 
 def open_streams(
@@ -209,11 +255,11 @@ def test_a_record_with_very_many_attributes_is_stored_soon(attacked: Attacked):
         )
 
 
-def test_a_flood_of_refusals_stays_small_in_the_audit_log(attacked: Attacked):
-    with grpc.insecure_channel(attacked.address) as channel:
+def test_a_flood_of_refusals_stays_small_in_the_audit_log(attacked_alone: Attacked):
+    with grpc.insecure_channel(attacked_alone.address) as channel:
         call = channel.unary_unary(LOGS)
         for _ in range(500):
             with pytest.raises(grpc.RpcError):
                 call(b"", metadata=[("authorization", "Bearer nonsense")], timeout=20)
-    lines = (attacked.folder / "audit.jsonl").read_text().splitlines()
+    lines = (attacked_alone.folder / "audit.jsonl").read_text().splitlines()
     assert 1 <= len(lines) <= 100
