@@ -53,6 +53,10 @@ def test_a_group_without_a_command_prints_its_help():
         (("trace", "--max-db", "9999999999999T"), ("--max-db", "'9999999999999T'")),
         (("trace", "--max-db", "1e400"), ("--max-db", "'1e400'", "500M")),
         (("trace", "--hub", "https://hub.example:8081"), ("--hub", "HOST:PORT", "hub.example:4317")),
+        (("trace", "--hub", "https://[::1"), ("--hub", "HOST:PORT", "hub.example:4317")),
+        (("ask", "--hub", "https://[::1", "--token-file", __file__), ("token",)),
+        (("stress", "--endpoint", "x", "--token-file", "t"), ("--endpoint", "'x'", "HOST:PORT")),
+        (("stress", "--endpoint", "a:1", "--token-file", "t", "--patience", "x"), ("--patience", "'x'")),
         (("trace", "--hub", "hub.example:99999"), ("--hub", "hub.example:99999", "HOST:PORT")),
     ],
 )

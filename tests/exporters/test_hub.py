@@ -25,7 +25,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
-from stallscope.exporters import hub_output, hub_sender
+from stallscope.exporters import hub_channel, hub_output, hub_sender
 from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_output import HubOutput, Target
@@ -466,3 +466,11 @@ def test_a_wrong_authority_file_is_refused_at_once(tmp_path):
         target = Target(address="h:1", node="n", cluster="c", token=lambda: "", ca_file=ca)
         with pytest.raises(BadInput, match=words):
             HubOutput.open(target, tmp_path / "spool", max_spool_bytes=10**6)
+
+
+def test_a_port_with_tls_that_is_not_grpc_is_named():
+    details = (
+        "failed to connect to all addresses; last error: Cannot check peer: missing selected ALPN property."
+    )
+    reason = hub_channel._reason(grpc.StatusCode.UNAVAILABLE, details)
+    assert "4317" in reason and "--hub" in reason and "certificate" not in reason

@@ -261,7 +261,7 @@ def test_an_unreachable_receiver_is_reported_once(meter: Meter):
     assert "refused" in message[0]
 
 
-@pytest.mark.parametrize("url", ["host:port", "ftp://host", "http://", "4317"])
+@pytest.mark.parametrize("url", ["host:port", "ftp://host", "http://", "4317", "http://[::1", "host:99999"])
 def test_a_url_that_is_none_is_refused(url: str):
     with pytest.raises(BadInput, match=r"HOST:4318 \(HTTP\)"):
         wire(url, {})

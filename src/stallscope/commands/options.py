@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,6 +69,19 @@ def check_pair(cert: Path | None, key: Path | None) -> None:
     """Raises BadInput for a client certificate without its key, or a key without its certificate."""
     if bool(cert) != bool(key):
         raise BadInput("--client-cert and --client-key belong together; give both")
+
+
+def check_grpc_address(text: str, option: str) -> None:
+    """Raises BadInput unless the text is HOST:PORT; a URL gets the address that it may mean."""
+    if "://" in text:
+        named = re.match(r"[^:]*://([\w.-]+)(?::\d+)?(?:/|$)", text)
+        name = named[1] if named else "hub.example"
+        raise BadInput(
+            f"{option}: {text!r} is a URL; rows are sent by OTLP over gRPC: give HOST:PORT, such as {name}:4317"
+        )
+    host, _, port = text.rpartition(":")
+    if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise BadInput(f"{option}: {text!r} is not HOST:PORT; give for example hub.example:4317")
 
 
 def duration_ns(text: str, option: str) -> int:

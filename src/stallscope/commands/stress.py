@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stallscope.commands.options import AsJson, duration_ns
+from stallscope.commands.options import AsJson, check_grpc_address, duration_ns
 from stallscope.errors import BadInput
 
 
@@ -55,6 +55,8 @@ def stress(
     from stallscope.stress.load import Job
     from stallscope.stress.run import Plan, run
 
+    check_grpc_address(endpoint, "--endpoint")
+    patience_ns = duration_ns(patience, "--patience")
     if lane not in ("arrow", "otlp"):
         raise BadInput(f"--lane: unknown format {lane!r}; give arrow or otlp")
     n_world = world or first_rank + ranks
@@ -96,7 +98,7 @@ def stress(
                 rate=rate,
                 batch=batch,
                 at_once=at_once,
-                patience_s=duration_ns(patience, "--patience") / 1e9,
+                patience_s=patience_ns / 1e9,
             ),
             channel,
         )

@@ -10,11 +10,18 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
-from stallscope.commands.options import Alerts, Db, SettingsFile, check_pair, duration_ns, settings_from
+from stallscope.commands.options import (
+    Alerts,
+    Db,
+    SettingsFile,
+    check_grpc_address,
+    check_pair,
+    duration_ns,
+    settings_from,
+)
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
@@ -314,14 +321,7 @@ def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:
 
     if not chosen.hub:
         return None
-    host, _, port = chosen.hub.rpartition(":")
-    if "://" in chosen.hub:
-        name = urlsplit(chosen.hub).hostname or "hub.example"
-        raise BadInput(
-            f"--hub: {chosen.hub!r} is a URL; the agent sends by OTLP over gRPC: give HOST:PORT, such as {name}:4317"
-        )
-    if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise BadInput(f"--hub: {chosen.hub!r} is not HOST:PORT; give for example hub.example:4317")
+    check_grpc_address(chosen.hub, "--hub")
     if chosen.hub_token_file is None:
         raise BadInput(
             "--hub needs --token-file: the hub accepts data only with a token (stallscope hub token create)"

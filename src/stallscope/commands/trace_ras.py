@@ -31,8 +31,9 @@ def watch(
 
     Nothing is printed while the counters move. Raises Unreachable if the first poll fails, BadInput.
     """
-    from stallscope.importers.ras_client import ask
+    from stallscope.importers.ras_client import ask, host_and_port
 
+    host_and_port(address)  # before the first line
     if not as_json:
         typer.echo(f"polling NCCL's RAS service at {address} every {poll_s:.0f} s; Ctrl-C stops", err=True)
     begin_s, printed, answers = time.monotonic(), "", [ask(address)]

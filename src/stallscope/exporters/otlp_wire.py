@@ -54,7 +54,10 @@ def wire(url: str, environ: Mapping[str, str] = os.environ) -> Wire:
     given = url
     if "://" not in url and ":" in url:
         url = f"{'grpc' if url.endswith(':4317') else 'http'}://{url}"
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket without its pair
+        parts = urlsplit("")
     if parts.username is not None:
         raise BadInput(
             f"--otlp {given!r}: a user in the URL is not sent; use OTEL_EXPORTER_OTLP_HEADERS (authorization=...)"

@@ -58,11 +58,11 @@ class HubClient:
         return self._read(response.status, data)
 
     def _connection(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
         try:
+            parts = urlsplit(self.url)
             port = parts.port
-        except ValueError:
-            port = 0
+        except ValueError:  # a bracket without its pair, or a port that is not a number
+            parts, port = urlsplit(""), 0
         if (
             parts.scheme not in ("http", "https")
             or not parts.hostname
