@@ -67,7 +67,7 @@ class Timeline:
 
     rows: the collectives (n,). ts_ns: int64 (n,), arrivals, each on its node's clock. process: int64 (n,), number of
     the process. is_first: bool (n,), the process's first arrival: it has no interval. is_whole: bool (n,), no record
-    was lost within the interval.
+    that another process has was lost within the interval.
     wait_ns: int64 (n,), the waits in the interval.
     host_ns: int64 (n,), the interval without calls that can wait for the GPU: the host's own work.
     comm: int64 (n,), number of the communicator; p2p pairs are numbered like communicators of their own.
@@ -159,7 +159,13 @@ def timeline_of(trace: Trace, *, is_numbered: bool = False) -> Timeline:
     node, pid = (rows.table[name][rows.at(first[:-1])].astype(np.int64) for name in ("node", "pid"))
     meetings, is_whole = both(
         lambda: Tables.of(comm, calls.slot[calls.pair], number),
-        lambda: ~(is_first | _after_gap(rows["seq"], calls) | _is_after_restart(rows, is_first)),
+        lambda: (
+            ~(
+                is_first
+                | _after_gap(_number_of_record(rows["seq"], number, calls), calls)
+                | _is_after_restart(rows, is_first)
+            )
+        ),
         n=len(rows),
     )
     return Timeline(
@@ -300,8 +306,22 @@ def _communicators(rows: RowsInOrder) -> tuple[Array, Array, Array, Array]:
     return comm, is_p2p, hashes, whole
 
 
+def _number_of_record(seq: Array, number: Array, calls: Membership) -> Array:
+    """Numbers that are consecutive for the records of a process in a communicator if no record is missing: int64 (n,).
+
+    seq: int64 (n,); number: int64 (n,), of the round in the trace. A round of which no member has a record is not
+    missing: a busy hub keeps only every k-th round, and the intervals of all members still begin together. Of a
+    communicator with one recorded member every gap counts.
+    """
+    is_alone = (np.bincount(calls.comm) == 1)[calls.comm]
+    return np.where(is_alone[calls.pair], seq, number) if is_alone.any() else number
+
+
 def _after_gap(seq: Array, calls: Membership) -> Array:
-    """Whether a record of the same process and communicator is missing right before each row."""
+    """Whether a record of the same process and communicator is missing right before each row.
+
+    seq: consecutive numbers, see _number_of_record().
+    """
     n, n_pairs = len(seq), len(calls.process)
     low, high = _range_of_each(seq, calls)
     span = high - low + 2  # one more, for the number before the first
