@@ -1,5 +1,7 @@
 """Turns of clusters: fair under a flood, many batches at once, bounded, with omitted rows counted."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -60,12 +62,33 @@ def test_a_cluster_that_floods_gets_one_turn_between_those_of_the_others(backlog
     backlog.add(batch(4, "other", tenant="u"))
     assert [(turn.key, turn.n_rows) for turn in turns(backlog)] == [
         (("t", "flood"), 10),
-        (("t", "small"), 3),
         (("u", "other"), 4),
+        (("t", "small"), 3),
         (("t", "flood"), 10),
         (("t", "flood"), 10),
         (("t", "flood"), 10),
     ]
+
+
+def test_a_tenant_with_many_clusters_gets_no_more_turns_than_another_tenant(backlog: Backlog):
+    for number in range(20):
+        backlog.add(batch(5, f"c{number}"))
+    for number in range(2):
+        backlog.add(batch(10, "only", tenant="u", first=10 * number))
+    assert [turn.key[0] for turn in turns(backlog)][:4] == ["t", "u", "t", "u"]
+
+
+def test_the_rows_of_all_clusters_are_bounded_at_the_cost_of_the_largest_tenant(clock: Hand):
+    backlog = Backlog(replace(BOUNDS, max_rows_all=100), clock_s=clock)
+    backlog.add(batch(10, "honest", tenant="u"))
+    backlog.add(batch(3, "c0", table="processes"))
+    for number in range(40):
+        backlog.add(batch(10, f"c{number}"))
+    taken = turns(backlog)
+    assert sum(turn.n_rows for turn in taken) <= 100
+    assert sum(turn.n_rows + turn.n_left_out for turn in taken) == 413
+    assert [(turn.n_rows, turn.n_left_out) for turn in taken if turn.key[0] == "u"] == [(10, 0)]
+    assert sum(len(turn.tables.get("processes", ())) for turn in taken) == 3
 
 
 def test_small_batches_of_one_cluster_are_looked_at_together(backlog: Backlog):

@@ -1,4 +1,4 @@
-"""The rows waiting for examination, by cluster. Each cluster in turn gets a fixed number of rows.
+"""The rows waiting for examination, by cluster. Each tenant in turn, and each of its clusters, gets a number of rows.
 
 Waiting rows of a cluster are returned together, because many small batches cost more than one large batch. A cluster
 that sends more than can be examined is sampled in whole rounds: the collectives of every k-th `seq`, of all ranks. So
@@ -7,9 +7,9 @@ its verdicts are current, and every remaining round is complete. Rows that are l
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +37,8 @@ class BacklogLimits:
     calm_s without such rows, twice as finely. max_every: the coarsest sample.
 
     max_rows: waiting rows of a cluster; of more rows in the coarsest sample only the newest are kept. max_rows_in:
-    rows of all clusters before they are split by cluster.
+    rows of all clusters before they are split by cluster. max_rows_all: waiting rows of all clusters; beyond it, the
+    oldest rows of the largest cluster of the tenant with most rows are skipped.
     """
 
     turn_rows: int = 50_000
@@ -46,6 +47,7 @@ class BacklogLimits:
     max_every: int = 64
     max_rows: int = 250_000
     max_rows_in: int = 2_000_000
+    max_rows_all: int = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,27 @@ class _Sample:
     since_s: float = 0.0
 
 
+class _Order:
+    """The clusters with waiting rows. A tenant with many clusters gets no more turns than a tenant with one."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, deque[Key]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, key: Key) -> None:
+        self._of.setdefault(key[0], deque()).append(key)
+
+    def pop(self) -> Key:
+        tenant = next(iter(self._of))
+        keys = self._of.pop(tenant)
+        key = keys.popleft()
+        if keys:
+            self._of[tenant] = keys
+        return key
+
+
 class Backlog:
     """Filled by the thread that commits, emptied by the thread that diagnoses."""
 
@@ -100,7 +123,7 @@ class Backlog:
         self._came: deque[tuple[Batch, float]] = deque()
         self._n_in = 0
         self._lanes: dict[Key, _Queue] = {}
-        self._order: deque[Key] = deque()
+        self._order = _Order()
         self._samples: dict[Key, _Sample] = {}
         self._n_taken = 0
         self._is_ended = False
@@ -123,7 +146,7 @@ class Backlog:
         with self._changed:
             self._came.clear()
             self._lanes.clear()
-            self._order.clear()
+            self._order = _Order()
             self._n_in = 0
 
     def end(self) -> None:
@@ -162,7 +185,7 @@ class Backlog:
         with self._changed:
             if not self._order:
                 return None
-            key = self._order.popleft()
+            key = self._order.pop()
             lane = self._lanes[key]
             is_behind = self._clock_s() - lane.parts[0].at_s > self._bounds.behind_s
             every = self._sample(key, lane, is_behind=is_behind)
@@ -176,7 +199,7 @@ class Backlog:
             self._n_taken = n_rows
             n_left_out, lane.n_left_out = lane.n_left_out, 0
             if lane.parts:
-                self._order.append(key)
+                self._order.add(key)
             else:
                 del self._lanes[key]
         return ClusterTurn(key, _joined(parts), n_rows, n_left_out, is_behind, every)
@@ -197,12 +220,14 @@ class Backlog:
                 for key, tables in parts.items():
                     if key not in self._lanes:
                         self._lanes[key] = _Queue()
-                        self._order.append(key)
+                        self._order.add(key)
                     lane, sample = self._lanes[key], self._samples.get(key)
                     part = _sampled(_Part(tables, _n_rows(tables), at_s), sample.every if sample else 1)
                     lane.parts.append(part)
                     lane.n_rows += part.n_rows
                     lane.n_left_out += _n_rows(tables) - part.n_rows
+        with self._changed:
+            self._bound_all()
 
     def _sample(self, key: Key, lane: _Queue, *, is_behind: bool) -> int:
         """Adapt the sample of a cluster to the waiting rows. Returns its k."""
@@ -226,23 +251,45 @@ class Backlog:
         return every
 
     def _skip(self, lane: _Queue) -> None:
-        """Skip the oldest rows beyond the bound: other tables are not sampled."""
-        bounds = self._bounds
-        if lane.n_rows <= bounds.max_rows:
-            return
-        recent: list[_Part] = []
-        n_before = lane.n_rows
-        while len(lane.parts) > 1 and lane.n_rows > bounds.turn_rows:
-            part = lane.parts.popleft()
-            lane.n_rows -= part.n_rows
-            if identities := {name: rows for name, rows in part.tables.items() if name in _ALWAYS_KEPT}:
-                recent.append(_Part(identities, _n_rows(identities), lane.parts[0].at_s))
-        if recent:
-            first = recent[0]
-            whole = replace(first, tables=_joined(recent), n_rows=sum(part.n_rows for part in recent))
-            lane.parts.appendleft(whole)
-            lane.n_rows += whole.n_rows
-        lane.n_left_out += n_before - lane.n_rows
+        """Skip the oldest rows of a cluster beyond the bound: other tables are not sampled."""
+        if lane.n_rows > self._bounds.max_rows:
+            _drop_oldest(lane, self._bounds.turn_rows)
+
+    def _bound_all(self) -> None:
+        """Skip rows beyond the bound of all clusters, of the tenant with most rows."""
+        n_rows = sum(lane.n_rows for lane in self._lanes.values())
+        while n_rows > self._bounds.max_rows_all:
+            of_tenant: Counter[str] = Counter()
+            for key, lane in self._lanes.items():
+                of_tenant[key[0]] += lane.n_rows
+            ((tenant, _),) = of_tenant.most_common(1)
+            largest = max(
+                (lane for key, lane in self._lanes.items() if key[0] == tenant), key=lambda lane: lane.n_rows
+            )
+            n_before = largest.n_rows
+            _drop_oldest(largest, n_before // 2)
+            if largest.n_rows == n_before:
+                return  # only rows that are never left out
+            n_rows -= n_before - largest.n_rows
+
+
+def _drop_oldest(lane: _Queue, most: int) -> None:
+    """Drop the oldest rows until at most `most` are left, but none of small tables whose rows are sent only once."""
+    kept: list[_Part] = []
+    n_before = lane.n_rows
+    while lane.parts and lane.n_rows > most:
+        part = lane.parts.popleft()
+        lane.n_rows -= part.n_rows
+        tables = {
+            name: rows if name in _ALWAYS_KEPT else rows.slice(0, 0) for name, rows in part.tables.items()
+        }
+        kept.append(_Part(tables, _n_rows(tables), part.at_s))
+    if kept:
+        at_s = lane.parts[0].at_s if lane.parts else kept[-1].at_s
+        whole = _Part(_joined(kept), sum(part.n_rows for part in kept), at_s)
+        lane.parts.appendleft(whole)
+        lane.n_rows += whole.n_rows
+    lane.n_left_out += n_before - lane.n_rows
 
 
 def _sampled(part: _Part, every: int) -> _Part:

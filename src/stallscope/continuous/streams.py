@@ -13,6 +13,7 @@ from stallscope.store.hub import traces
 
 _LOG = logging.getLogger(__name__)
 _MAX_STREAMS = 1_000
+_TENANT_SHARE = 0.75  # of the streams: the clusters of one tenant cannot take all
 _SKIPPED = "skipped_by_hub"
 
 
@@ -61,7 +62,8 @@ class Streams:
         """See Diagnoses."""
         stream = self._streams.get(key)
         if stream is None:
-            if len(self._streams) >= _MAX_STREAMS:
+            n_of_tenant = sum(tenant == key[0] for tenant, _ in self._streams)
+            if len(self._streams) >= _MAX_STREAMS or n_of_tenant >= _TENANT_SHARE * _MAX_STREAMS:
                 return None
             stream = self._streams[key] = self._make_stream()
             self._share_rows()
