@@ -138,6 +138,7 @@ def test_a_machine_counts_in_its_present_cohort_only():
     [
         lambda report: report | {"signals": {"cpu": float("nan")}},
         lambda report: report | {"signals": {"cpu": -1}},
+        lambda report: report | {"signals": {"cpu": 10**400}},
         lambda report: report | {"signals": []},
         lambda report: report | {"state": "<b>"},
         lambda report: report | {"node": ""},

@@ -165,7 +165,7 @@ def _checked(body: bytes) -> dict[str, Any]:
         texts = {
             name: str(data[name])[:_MAX_TEXT] for name in ("node", "cluster", "cohort", "state", "reason")
         }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise BadInput(
             "a report on a machine's health needs node, cluster, cohort, state, score, reason, signals"
         ) from None

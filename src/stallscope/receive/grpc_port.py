@@ -120,8 +120,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         def report(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             try:
-                with self._deadlines.of(context):
-                    body = next(messages, b"")
+                body = self._message(tenant, messages, context) or b""
                 return json.dumps(self._receiver.cohorts.report(body, tenant)).encode()
             except Exception as error:  # noqa: BLE001 (the boundary: a sender gets one line, never a traceback)
                 return self._abort(context, error)
@@ -134,11 +133,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self, signal: str | None, tenant: str, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Any:
         receiver = self._receiver
-        with (
-            receiver.reading.held(tenant, patience_s=receiver.bounds.patience_s),
-            self._deadlines.of(context),
-        ):
-            body = next(messages, None)
+        body = self._message(tenant, messages, context)
         if body is None:
             raise BadInput("the request has no message")
         accepted: Accepted
@@ -150,6 +145,15 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         except FutureTimeout:
             raise Overloaded("the hub did not store the rows in time; send again later", 2.0) from None
         return accepted.answer(receipt)
+
+    def _message(self, tenant: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
+        """The message of a call; None if the sender closes without one. Bounds the messages that are arriving."""
+        receiver = self._receiver
+        with (
+            receiver.reading.held(tenant, patience_s=receiver.bounds.patience_s),
+            self._deadlines.of(context),
+        ):
+            return next(messages, None)
 
     def _abort(self, context: grpc.ServicerContext, error: Exception) -> bytes:
         refusal = self._receiver.refused(error, peer=_address(context.peer()))
