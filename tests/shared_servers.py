@@ -141,7 +141,13 @@ class S3Server:
         command = [str(_weed()), "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
         command += [f"-master.port={master}", f"-volume.port={volume}", "-volume.max=30"]
         command += ["-master.volumeSizeLimitMB=64", "-filer", f"-filer.port={filer}"]
-        command += ["-s3.port.iceberg=0", "-s3", f"-s3.port={self.port}", f"-s3.config={config}"]
+        command += [
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-s3",
+            f"-s3.port={self.port}",
+            f"-s3.config={config}",
+        ]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         until_s = time.monotonic() + 60

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,15 +102,29 @@ class SharedStore:
         self._is_closed = False
         self.unexamined = Unexamined()
         self.n_forwarded = 0
-        self.postgres = Postgres(sharing.postgres, name=sharing.name, stopped_s=max(0.5, sharing.lease_s / 2))
+        with ExitStack() as stack:  # closed here only if a step fails
+            self._connect(sharing, limits, stack)
+            stack.pop_all()
+        self.membership.start()
+        self._ended = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep, name="bucket-sweep", daemon=True)
+        self._sweeper.start()
+
+    def _connect(self, sharing: Sharing, limits: Limits, stack: ExitStack) -> None:
+        """Connect to PostgreSQL and the bucket, and open the port for other hubs."""
+        self.postgres = stack.enter_context(
+            closing(Postgres(sharing.postgres, name=sharing.name, stopped_s=max(0.5, sharing.lease_s / 2)))
+        )
         self.bucket = Bucket(sharing.bucket)
         self.postgres.checked()
         self.bucket.checked()
         postgres_schema.prepare(self.postgres)
-        self._cache = SegmentCache(sharing.cache.absolute(), self.bucket, max_bytes=sharing.max_cache_bytes)
+        self._cache = stack.enter_context(
+            closing(SegmentCache(sharing.cache.absolute(), self.bucket, max_bytes=sharing.max_cache_bytes))
+        )
         self.folder = self._cache.folder
         self.damage = Damage(self.folder)
-        self._questions = Questions(self.folder, limits)
+        self._questions = stack.enter_context(closing(Questions(self.folder, limits)))
         self._snapshots = Snapshots(self.postgres, self.bucket)
         secret = postgres_schema.secret(self.postgres)
         self._peers = peer_port.Peers(secret)
@@ -124,6 +138,7 @@ class SharedStore:
                 f"--peer: cannot listen at {sharing.peer_listen}; choose another address"
             ) from error
         self._server.start()
+        stack.callback(lambda: self._server.stop(None).wait())
         member = Member(
             name=sharing.name,
             peer=f"{sharing.peer_host}:{port}",
@@ -139,10 +154,6 @@ class SharedStore:
             state=self._state,
             learned=self._learn,
         )
-        self.membership.start()
-        self._ended = threading.Event()
-        self._sweeper = threading.Thread(target=self._sweep, name="bucket-sweep", daemon=True)
-        self._sweeper.start()
 
     # slots of this hub
 
