@@ -33,9 +33,7 @@ class Server:
     port: int = field(init=False)
 
     def __post_init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
         log = subprocess.PIPE if self.fault == "log_pipe" else (self.folder / "log").open("wb")
         words = [self.python, HERE / "engine_server.py", self.kind, self.fault, str(self.port), self.folder]
@@ -60,6 +58,13 @@ class Server:
                 return
             time.sleep(0.05)
         raise SystemExit(f"{self.kind} does not listen")
+
+
+def free_port() -> int:
+    """A port on which no program listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def real_time(*pids: int) -> None:

@@ -146,7 +146,7 @@ class Program:
         self.natives = Ring(loaded.map_fd("natives"), kernel.NATIVE, STACKS_BYTES)
         self.requests = Ring(loaded.map_fd("served_requests"), kernel.REQUEST, REQUESTS_BYTES)
         self.tokens = Ring(loaded.map_fd("served_tokens"), kernel.TOKEN, REQUESTS_BYTES)
-        self._is_serving = False
+        self._serving: list[int] = []
 
     @classmethod
     def load(cls, options: Options = Options(), path: Path = OBJECT) -> Self:
@@ -221,9 +221,14 @@ class Program:
         """Record the requests to these processes, which belong to inference engines. Raises KernelRefused."""
         for pid in pids:
             self._update_map("engines", pid, np.ones(1, np.uint8))
-        if not self._is_serving:
-            self._is_serving = True
-            self._tracepoints += [self._object.attach(name) for name in SERVING]
+        self.switch_requests(is_on=True)
+
+    def switch_requests(self, *, is_on: bool) -> None:
+        """Attach or detach the programs that record requests. Raises KernelRefused."""
+        if is_on and not self._serving:
+            self._serving = [self._object.attach(name) for name in SERVING]
+        while not is_on and self._serving:
+            self._object.detach(self._serving.pop())
 
     def forget_engines(self, pids: Collection[int]) -> None:
         """Record no more requests to these processes."""
@@ -391,9 +396,9 @@ class Program:
         """Stop tracing; the records in the rings can still be drained."""
         for link in self._links:
             link.close()
-        for tracepoint in self._tracepoints:
+        for tracepoint in (*self._tracepoints, *self._serving):
             self._object.detach(tracepoint)
-        self._links, self._tracepoints = [], []
+        self._links, self._tracepoints, self._serving = [], [], []
 
     def close(self) -> None:
         """Detach everything and free it; further calls have no effect. Drain the rings first, or their records are
