@@ -508,11 +508,15 @@ INLINE bool is_frame(struct scratch *s, u64 n)
 	return word_at(s, start) == DATA_DONE_1;
 }
 
-/* The last chunk: "0\r\n\r\n", as a write or behind the end of another chunk. */
+/* The last chunk: "0\r\n\r\n", as a write or behind the end of another chunk; cpp-httplib writes "0\r\n" and "\r\n". */
 INLINE bool is_last_chunk(const struct segments *g)
 {
 	u64 word = 0;
 
+	if (g->last_bytes == 3) {
+		bpf_probe_read_user(&word, 3, (void *)g->last);
+		return word == WORD('0', '\r', '\n', 0, 0, 0, 0, 0);
+	}
 	if (g->last_bytes == 5) {
 		bpf_probe_read_user(&word, 5, (void *)g->last);
 		return word == WORD('0', '\r', '\n', '\r', '\n', 0, 0, 0);
@@ -662,7 +666,7 @@ INLINE int has_sent(struct sock *sk, long n)
 	if (kind == SEND_HEADER)
 		header(c, n);
 	else if (c->has_header)
-		body(c, n, c->send_kind & SEND_LAST && n == 5 ? SEND_FRAME : kind);
+		body(c, n, c->send_kind & SEND_LAST && n <= 5 ? SEND_FRAME : kind);
 	if (c->has_header && (c->answer_left == 0 || c->send_kind & SEND_LAST))
 		end_request(c, c->send_ns, 0);
 	return 0;

@@ -320,7 +320,7 @@ def serve_llama() -> None:
     options = xllamacpp.CommonParams()
     options.model.path = str(model)
     options.n_parallel = 2 if FAULT in ("kv_space", "overload") else 8
-    options.n_ctx, options.cpuparams.n_threads = 16384, 1
+    options.n_ctx, options.cpuparams.n_threads = 65536, 1
     options.endpoint_metrics = True
     options.hostnames, options.port = ["127.0.0.1"], PORT
     server = xllamacpp.Server(options)

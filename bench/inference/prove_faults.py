@@ -208,7 +208,8 @@ def disturb(server: Server, stop: threading.Event, stack: contextlib.ExitStack) 
     if fault in ("sigstop", "quota", "hog", "kv_space", "overload", "slow_client"):
         special = ""
     n_clients = {"kv_space": 8, "overload": 24}.get(fault, 4)
-    load(server, stop, n_clients=n_clients, special=special)
+    is_fast = server.kind == "llama.cpp" and fault in ("kv_space", "overload")  # 3,000 tokens a second
+    load(server, stop, n_clients=n_clients, special=special, n_tokens=300 if is_fast else 20)
 
     def start(function: Callable[..., None], *words: object) -> None:
         threading.Thread(target=function, args=words, daemon=True).start()

@@ -89,7 +89,7 @@ def request(
 
 
 def load(
-    server: Server, stop: threading.Event, *, n_clients: int, special: str = ""
+    server: Server, stop: threading.Event, *, n_clients: int, special: str = "", n_tokens: int = 20
 ) -> list[threading.Thread]:
     """Clients that each send one request after the other. special: the prompt of every twelfth request."""
 
@@ -97,7 +97,7 @@ def load(
         chance = random.Random(number)
         while not stop.is_set():
             prompt = special if special and chance.random() < 1 / 12 else "ab cd ef gh"
-            request(server.port, prompt, timeout_s=5 if server.fault == "deadlock" else 60)
+            request(server.port, prompt, n=n_tokens, timeout_s=5 if server.fault == "deadlock" else 60)
             stop.wait(0.05 * chance.random())
 
     threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(n_clients)]

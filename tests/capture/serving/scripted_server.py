@@ -41,6 +41,11 @@ def answer(connection: socket.socket, path: bytes) -> bool:
         tokens(connection)
     elif path == b"/pieces":
         tokens(connection, in_pieces=True)
+    elif path == b"/split_end":
+        connection.sendall(CHUNKED)
+        connection.sendall(chunk(b"data: 1\n\n"))
+        connection.sendall(b"0\r\n")  # as cpp-httplib does before trailers
+        connection.sendall(b"\r\n")
     elif path == b"/sized":
         connection.sendall(b"HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\n")
         time.sleep(GAP_S)

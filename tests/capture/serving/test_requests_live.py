@@ -147,6 +147,17 @@ def test_a_chunk_in_three_writes_is_one_token(server):
     assert traced.recorded(1)[0]["n_tokens"] == N_TOKENS
 
 
+def test_a_last_chunk_in_two_writes_ends_the_response(server):
+    traced = server()
+    with traced.connection() as connection:
+        for _ in range(2):  # the next request on the connection is not affected
+            connection.sendall(post("/split_end"))
+            until(connection, b"0\r\n\r\n")
+        requests = traced.recorded(2)
+    assert [int(each["n_tokens"]) for each in requests] == [1, 1]
+    assert [int(each["flags"]) & RequestFlag.ABORTED for each in requests] == [0, 0]
+
+
 def test_a_response_with_a_length_ends_with_its_last_byte_and_keeps_the_connection(server):
     traced = server()
     with traced.connection() as connection:
