@@ -108,7 +108,7 @@ def _text(grouped: list[StackGroup]) -> str:
         names = ", ".join(_name(process) for process in group.members[:8])
         more = f" and {len(group.members) - 8} more" if len(group.members) > 8 else ""
         states = {
-            f"{process.state}{f' on {process.waits_for}' if process.waits_for else ''}"
+            f"{process.state}{f': {process.waits_for}' if process.waits_for else ''}"
             for process in group.members
         }
         lines += [

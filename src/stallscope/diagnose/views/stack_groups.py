@@ -11,6 +11,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
+from stallscope.diagnose.report.budget import LABELS
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, SampleRole
 from stallscope.events.trace import Trace
@@ -117,7 +118,7 @@ def _stack(
         pid=pid,
         rank=None if rank == UNKNOWN else rank,
         command=command.decode("utf-8", "replace"),
-        state=Category(category).name.lower() if category else "unknown",
+        state=LABELS[Category(category)] if category else "unknown",
         waits_for=waits_for,
         frames=frames,
     )
