@@ -13,7 +13,7 @@ from stallscope.events import layout
 from stallscope.events.names import LOWERED_POWER_LIMIT, Category, Direction, HostMemory, Op, SampleRole
 from stallscope.events.trace import Trace
 
-from .builders import MS, START_NS
+from .builders import MS, START_NS, dp_trace
 from .process_traces import N_SECONDS, PID, SAMPLES_PER_S, SECOND_NS, TORCH, Sampled, gpu, process
 from .reports import only, report_of
 
@@ -418,3 +418,19 @@ def test_ranks_without_nccl_that_all_wait_are_reported_as_they_are():
     report = report_of(ranks_of((waits, receives), (waits, receives)))
     assert {verdict.causes[0].cause.name for verdict in report.verdicts} == {"network_wait"}
     assert any("make no NCCL call" in str(remark["what"]) for remark in report.benign)
+
+
+def test_a_process_alone_next_to_a_job_is_judged():
+    job = dp_trace()
+    budget, samples, cause, _ = CASES["a sleep"]
+    alone = process(budget, [*samples, gpu(Category.DEVICE)])
+    for table in (alone.snapshots, alone.operations, alone.samples, alone.processes):
+        table["pid"] = 9999
+    tables = {
+        name: np.concatenate([getattr(job, name), getattr(alone, name)])
+        for name in ("snapshots", "operations", "samples", "processes")
+    }
+    report = report_of(replace(job, stacks=alone.stacks, **tables))
+    (verdict,) = [verdict for verdict in report.verdicts if verdict.kind == "process"]
+    assert (verdict.evidence.pid, verdict.causes[0].cause.name) == (9999, cause)
+    assert [verdict.kind for verdict in report_of(job).verdicts] == []

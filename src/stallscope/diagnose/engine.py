@@ -70,6 +70,7 @@ def diagnose(
     parts = job_separation.parts(trace)
     reports = [_whole_report(part, limits, usd_per_gpu_hour) for part in parts]
     report_of_all = by_job.numbered(reports, parts) if len(parts) > 1 else reports[0]
+    report_of_all = process.with_processes_alone(trace, report_of_all, limits, usd_per_gpu_hour)
     report_of_all = inference_engine.with_engines(trace, report_of_all, limits)
     report_of_all = held_gpus.with_idle_gpus(trace, report_of_all, limits, usd_per_gpu_hour)
     return replace(report_of_all, activity=as_data(trace, activities(trace)))

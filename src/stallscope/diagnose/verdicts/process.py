@@ -11,11 +11,12 @@ from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.processes.activity import Activity, activities
 from stallscope.diagnose.processes.budget_summary import word
 from stallscope.diagnose.processes.fault import Fault
-from stallscope.diagnose.processes.process_faults import Candidate, faults
+from stallscope.diagnose.processes.process_faults import Candidate, Faults, faults
 from stallscope.diagnose.processes.single import (
     CATEGORY_OF,
     Steps,
     command_of,
+    is_single,
     loader_workers,
     outermost,
     rows_in_late_steps,
@@ -24,12 +25,14 @@ from stallscope.diagnose.processes.single import (
     typical_ns,
 )
 from stallscope.diagnose.report import text
+from stallscope.diagnose.report.conclusion import graded
 from stallscope.diagnose.report.evidence import from_counts
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts import without_nccl
-from stallscope.events.layout import Array
+from stallscope.diagnose.verdicts._owners import with_owners
+from stallscope.events.layout import UNKNOWN, Array, process_keys
 from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 
@@ -71,16 +74,45 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     )
 
 
+def with_processes_alone(
+    trace: Trace, whole: Report, limits: Thresholds, usd_per_gpu_hour: float | None
+) -> Report:
+    """The report on jobs with collectives, with the faults of other processes that use a GPU on these machines.
+
+    Ranks, members of communicators and inference engines are left out. In a hang, a process without a collective may be
+    the missing rank.
+    """
+    is_hang = any(verdict.kind == "hang" for verdict in whole.verdicts)
+    if is_hang or not len(trace.collectives) or is_single(trace):
+        return whole
+    of_jobs = np.concatenate(
+        [process_keys(rows) for rows in (trace.collectives, trace.communicators, trace.servers)]
+    )
+    verdicts = [
+        _fault_verdict(trace, activity, named, limits, usd_per_gpu_hour)
+        for activity in activities(trace)
+        if activity.rank == UNKNOWN and not np.isin(activity.node << 32 | activity.pid, of_jobs)
+        if (named := _named(activity, faults(trace, activity, limits), limits))
+    ]
+    worded = [replace(each, summary=text.summary(each)) for each in with_owners(trace, verdicts)]
+    return replace(whole, verdicts=[*whole.verdicts, *graded(worded, whole, limits)])
+
+
+def _named(activity: Activity, judged: Faults, limits: Thresholds) -> list[Fault]:
+    """The faults that are named: a process whose GPU is busy all the time has none of the host."""
+    busy = activity.gpu_busy
+    if busy is not None and busy >= limits.healthy_gpu_share:
+        return [fault for fault in judged.named if fault.is_of_gpu]
+    return judged.named
+
+
 def _of_budget(
     trace: Trace, activity: Activity, steps: list[Steps], limits: Thresholds, usd_per_gpu_hour: float | None
 ) -> list[Verdict]:
     """The verdict by the time budget: faults, or an inconclusive answer. Empty where the process is healthy."""
     busy = activity.gpu_busy
     judged = faults(trace, activity, limits)
-    named = judged.named
-    if busy is not None and busy >= limits.healthy_gpu_share:
-        named = [fault for fault in named if fault.is_of_gpu]
-    if named:
+    if named := _named(activity, judged, limits):
         return [_fault_verdict(trace, activity, named, limits, usd_per_gpu_hour)]
     n_steps = max((len(each.length_ns) for each in steps), default=0)
     is_shown = busy is not None and busy >= limits.healthy_gpu_share
