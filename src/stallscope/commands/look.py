@@ -23,8 +23,9 @@ def look(
     top: Annotated[int, typer.Option("--top", min=1, help="Kernels to list for each GPU.")] = 15,
     as_json: AsJson = False,
 ) -> None:
-    """Record all kernels of a running process (intrusive: loads CUPTI into it).
+    """Record all kernels of a running process (intrusive).
 
+    Loads CUPTI into the process.
     Needs no restart of the job. One waiting thread of the process is stopped for some milliseconds to load a library;
     while it records, each kernel costs the process about 1 us of CPU time, and no other profiler can start. A profiler
     that is active already is never disturbed: look refuses. At the end CUPTI leaves the process; the library stays

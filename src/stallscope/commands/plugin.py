@@ -41,8 +41,9 @@ def path() -> None:
 
 @plugin_app.command("list")
 def states() -> None:
-    """List the processes that have loaded the plugin, and whether it records now.
+    """List the processes that have loaded the plugin.
 
+    Each line states whether the plugin records now.
     A process that is missing has not loaded the plugin, has no communicator yet, or belongs to another user.
     """
     from stallscope.capture.gpu import plugin_states
