@@ -6,7 +6,16 @@ import pytest
 from stallscope.diagnose.gpu.gpu_clock import gpu_time
 from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.names import Op
-from stallscope.synth import Capture, ClockSpread, Job, MovingImbalance, Schedule, SlowDevice, simulate
+from stallscope.synth import (
+    Capture,
+    ClockSpread,
+    Job,
+    MovingImbalance,
+    Schedule,
+    SlowDevice,
+    Timing,
+    simulate,
+)
 from stallscope.synth.slow import SharedDevice
 
 from .builders import ENQUEUE_NS, MS, Call, data_parallel, dp_trace, trace_of
@@ -100,3 +109,12 @@ def test_a_send_behind_another_send_waits_for_the_other_gpu():
     is_second = (timeline.rows["op"] == Op.SEND) & (timeline.rows["count"] == 7) & times.known
     assert is_second.any()
     assert times.own_ns[is_second].max() == 0
+
+
+def test_a_slow_gpu_is_named_where_the_hosts_wait_in_every_other_step():
+    job = Job(dp=4, steps=80, sync_every=2)
+    timing = Timing(forward_ns=2_000_000, backward_ns=4_000_000)
+    slow = SlowDevice(ranks=(1,), factor=1.4)
+    trace, _ = simulate(job, [slow], timing=timing, capture=ON_GPU, has_twin=False)
+    verdict = only(report_of(trace))
+    assert (verdict.kind, verdict.ranks, verdict.causes[0].cause.name) == ("device", [1], "gpu_slow")

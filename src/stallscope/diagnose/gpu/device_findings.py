@@ -20,7 +20,7 @@ from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.excess import excess_ns
-from stallscope.diagnose.timeline.timeline import Timeline
+from stallscope.diagnose.timeline.timeline import NO_WAIT_NS, Timeline
 
 _SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late
 _VICTIM = 0.5  # share of the partner's excess up to which a GPU is the partner's victim
@@ -110,16 +110,24 @@ def with_costly_gpus(case: Case, gpus: DeviceFindings) -> DeviceFindings:
     late = {process: device.late for process, device in gpus.slow.items()}
     harmless = absorption(case, late, is_exact=False).proved
     costly = {process: device for process, device in gpus.slow.items() if process not in harmless}
-    more_work = {process: device for process, device in costly.items() if _has_more_work(device)}
+    more_work = {
+        process: device for process, device in costly.items() if _has_more_work(case, process, device)
+    }
     slow = {process: device for process, device in costly.items() if process not in more_work}
     return replace(gpus, slow=slow, more_work=more_work)
 
 
-def _has_more_work(device: SlowDevice) -> bool:
+def _has_more_work(case: Case, process: int, device: SlowDevice) -> bool:
     """Whether a GPU is late every k-th step only, with k above 1: typical of evaluations, not of low clocks.
 
-    In a job whose steps alternate (two models), a slow GPU is late in the longer kind of step.
+    In a job whose steps alternate (two models), a slow GPU is late in the longer kind of step. Where the host waits in
+    every k-th step, the lateness shows in these steps.
     """
     steps = np.array([step.step for step in device.late], np.int64)
     period = period_steps(steps, np.array([step.excess_ns for step in device.late]))
-    return period is not None and period > 1 and not device.is_kind_of_step
+    if period is None or period <= 1 or device.is_kind_of_step:
+        return False
+    table = case.judged
+    here = (table.process == process) & (table.step >= steps.min()) & (table.step <= steps.max())
+    n_waits = int(np.count_nonzero(table.wait_ns[here] > NO_WAIT_NS))
+    return len(steps) < _SAME_STEPS * n_waits

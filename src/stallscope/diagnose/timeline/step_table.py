@@ -15,6 +15,9 @@ _STRETCHES_AT_ONCE = 1 << 12
 _FEW = 0.05  # share of the rows up to which they are examined individually
 _STEPS_AHEAD = 64
 """A host that runs further ahead waits in its launches for room in the queue (1,024 entries)."""
+_WITHOUT_WAIT = (
+    0.4  # share of the steps without a wait from which hosts run ahead, as with a wait in every other step
+)
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def median_step_ns(timeline: Timeline, table: Cells) -> float:
     """
     starts = timeline.ts_ns[table.first_row]
     n_steps = len(np.unique(table.step))
-    runs_ahead = n_steps > 0 and not np.median(table.wait_ns)
+    runs_ahead = n_steps > 0 and not np.quantile(table.wait_ns, _WITHOUT_WAIT)
     apart = min(max(n_steps // 4, 1), _STEPS_AHEAD) if runs_ahead else 1
     n_between = table.step[apart:] - table.step[:-apart]
     same = (table.process[apart:] == table.process[:-apart]) & (n_between == apart)
