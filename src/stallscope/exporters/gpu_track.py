@@ -1,11 +1,17 @@
-"""Driver readings of a node's GPUs as counters: memory, clock, utilisation. Each value holds until the next."""
+"""The GPUs of a node: driver readings as counters, and the kernels of NCCL that its profiler plugin recorded as slices.
+
+A counter (memory, clock, utilisation) holds until the next reading.
+"""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stallscope.events.layout import UNKNOWN
-from stallscope.exporters.trace_context import TraceContext
+from stallscope.diagnose.views import kernel_host_ns
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import GpuKernelFlag, Op, word
+from stallscope.exporters.trace_context import Process, TraceContext
+from stallscope.exporters.tracks import Slice, Value
 
 _COUNTERS = (
     ("utilization_percent", "utilisation", "%"),
@@ -28,3 +34,33 @@ def counters(context: TraceContext, node: int) -> Iterator[tuple[str, str, Seque
             if known.any():
                 values = own[column][known].astype(np.float64)
                 yield f"{name} {words}", unit, list(zip(at[known].tolist(), values.tolist(), strict=True))
+
+
+def nccl_kernels(context: TraceContext, process: Process) -> Iterator[tuple[str, list[Slice]]]:
+    """By track title: the kernels of NCCL of a process on its GPU, and the transfers by its proxies."""
+    rows = context.trace.gpu_kernels
+    rows = rows[(rows["node"] == process.node) & (rows["pid"] == process.pid)]
+    is_network = rows["flags"] & GpuKernelFlag.IS_NETWORK != 0
+    kernels = rows[~is_network & (rows["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0)]
+    transfers = rows[is_network & (rows["start_ns"] > 0)]
+    for title, own, begin_ns in (
+        ("GPU: kernels of NCCL", kernels, kernel_host_ns(kernels)),
+        ("network of NCCL", transfers, transfers["start_ns"]),
+    ):
+        if len(own):
+            yield title, _slices(own, context.common_ns(process.node, begin_ns))
+
+
+def _slices(rows: Array, at_ns: Array) -> list[Slice]:
+    lengths_ns = np.maximum(rows["end_ns"] - rows["start_ns"], 0)
+    return [
+        Slice(at, length, word(Op, int(row["op"])), _arguments(row))
+        for row, at, length in zip(rows, at_ns.tolist(), lengths_ns.tolist(), strict=True)
+    ]
+
+
+def _arguments(row: Array) -> dict[str, Value]:
+    arguments: dict[str, Value] = {"communicator": f"{int(row['comm_hash']):016x}"}
+    known = {name: int(row[name]) for name in ("seq", "peer_rank", "network_ns") if row[name] != UNKNOWN}
+    names = {"seq": "round", "peer_rank": "peer", "network_ns": "network_ns"}
+    return arguments | {names[name]: value for name, value in known.items()}

@@ -79,6 +79,8 @@ def _draw_process(
             builder.add_slices(process_track, title, whole, slices)
         builder.add_slices(process_track, "waits", whole, _waits(context, pointing, process.row))
         builder.add_slices(process_track, "GPU", whole, _on_gpu(context, process.row))
+    for title, slices in gpu_track.nccl_kernels(context, process):
+        builder.add_slices(process_track, title, whole, slices)
     for title, slices in _labels(context, process.node, process.pid):
         builder.add_slices(process_track, title, whole, slices)
     builder.add_slices(process_track, "work", whole, _spans(context, process))

@@ -1,5 +1,6 @@
 """Tables that other interfaces show: rows by process, chains of slow calls, groups of similar stacks."""
 
+from stallscope.diagnose.gpu.gpu_rounds import host_ns as kernel_host_ns
 from stallscope.diagnose.serving.endpoints import Endpoint, endpoints
 from stallscope.diagnose.timeline.user_frame import in_own_code
 from stallscope.diagnose.views.by_process import ProcessRow, as_rows, container_rows, process_rows
@@ -21,6 +22,7 @@ __all__ = [
     "gpu_windows",
     "groups",
     "in_own_code",
+    "kernel_host_ns",
     "latest_stacks",
     "process_rows",
 ]
