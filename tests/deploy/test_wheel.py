@@ -1,5 +1,7 @@
 """The wheel: built from the sources, it contains the BPF programs and answers without optional packages."""
 
+import ctypes
+import os
 import subprocess
 import sys
 import zipfile
@@ -32,6 +34,19 @@ def test_the_wheel_contains_the_bpf_programs_of_both_architectures(wheel: Path):
     for machine in ("x86_64", "aarch64"):
         assert f"stallscope/capture/stallscope.{machine}.bpf.o" in names
     assert "stallscope/capture/lib/x86_64/libbpf.so.1" in names
+
+
+def test_the_wheel_contains_the_libraries_that_jobs_load(wheel: Path, tmp_path: Path):
+    """Packages and images install this wheel. NCCL opens the plugin by its path, so it must load from there."""
+    machine = os.uname().machine
+    names = [
+        f"stallscope/capture/gpu/plugin/{machine}/{name}"
+        for name in ("libnccl-profiler-stallscope.so", "libstallscope-look.so")
+    ]
+    with zipfile.ZipFile(wheel) as archive:
+        paths = [archive.extract(name, tmp_path) for name in names]
+    assert hasattr(ctypes.CDLL(paths[0]), "ncclProfiler_v5")
+    assert hasattr(ctypes.CDLL(paths[1]), "stallscope_look")
 
 
 def test_the_demo_of_the_wheel_needs_no_optional_package(wheel: Path, tmp_path: Path):
