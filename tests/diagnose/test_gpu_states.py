@@ -87,6 +87,30 @@ def test_small_dips_idle_clocks_and_program_errors_are_not_evidence(expected):
     assert name == "gpu_slow" and evidence.clock_held_by is None and evidence.xid is None
 
 
+@pytest.mark.parametrize(
+    ("reading", "expected"),
+    [
+        ({"sm_mhz": 1200}, ["SM clock 1200 MHz, other GPUs 1980"]),
+        ({"memory_mhz": 810}, []),  # unknown for the others
+        ({"n_nvlinks_up": 8}, ["NVLinks up 8, other GPUs 12"]),
+        ({"utilization_percent": 40}, ["utilisation 40 %, other GPUs 99"]),
+        ({"sm_mhz": 1960}, []),
+    ],
+)
+def test_a_verdict_on_a_gpu_states_how_its_readings_differ(reading: dict[str, int], expected: list[str]):
+    _, evidence = cause_of(with_gpus(slow_trace(), **reading))
+    assert (evidence.unlike_other_gpus or []) == expected
+
+
+def test_new_errors_of_a_gpu_are_evidence():
+    trace = with_gpus(slow_trace(), n_nvlink_errors=3)
+    later = trace.gpus.copy()
+    later["ts_ns"] += 30 * MS
+    later["n_nvlink_errors"] = np.where(later["n_nvlink_errors"] == 3, 45, later["n_nvlink_errors"])
+    _, evidence = cause_of(replace(trace, gpus=np.concatenate([trace.gpus, later])))
+    assert evidence.unlike_other_gpus == ["42 new NVLink errors, other GPUs 0"]
+
+
 def test_a_process_on_another_gpu_is_not_evidence():
     name, evidence = cause_of(with_gpus(slow_trace(), foreign=1))
     assert name == "gpu_slow" and evidence.also_on_this_gpu is None

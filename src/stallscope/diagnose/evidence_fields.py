@@ -283,6 +283,9 @@ class CauseEvidence:
     xid: list[int] | None = None
     uncorrected_memory_errors: int | None = None
     also_on_this_gpu: list[str] | None = None
+    unlike_other_gpus: list[str] | None = (
+        None  # readings of the driver that differ from the other ranks' GPUs
+    )
     clock_held_by: list[str] | None = None
     clock_mhz: int | None = None
     typical_mhz: int | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
+from stallscope.diagnose.gpu.gpu_differences import Readings, differences
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CLOCK_REASONS
@@ -76,6 +77,24 @@ def driver_reason(
         or _foreign(trace, node, number, begin_ns=begin_ns, end_ns=end_ns)
         or _held(trace, gpus, rank, rows=rows, begin_ns=begin_ns, end_ns=end_ns)
     )
+
+
+def unlike_others(
+    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
+) -> CauseEvidence:
+    """In which readings of the driver the rank's GPU differs from the other ranks' GPUs of its model meanwhile."""
+    node, number = gpus[rank]
+    begin_ns, end_ns = (
+        _on_node(trace, node, verdict.since_ns, -_EVER),
+        _on_node(trace, node, verdict.until_ns, _EVER),
+    )
+    rows = _of(trace, node, number)
+    most_mhz = rows["sm_max_mhz"].max(initial=UNKNOWN)
+    others = [_of(trace, *gpu) for gpu in sorted(set(gpus.values()) - {gpus[rank]})]
+    same_model = [each for each in others if each["sm_max_mhz"].max(initial=UNKNOWN) == most_mhz]
+    own, *rest = (Readings(each, *_during(each, begin_ns, end_ns)) for each in (rows, *same_model))
+    found = differences(own, rest)
+    return CauseEvidence(unlike_other_gpus=found or None)
 
 
 def _of(trace: Trace, node: int, number: int) -> Array:

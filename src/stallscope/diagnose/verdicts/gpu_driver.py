@@ -6,7 +6,13 @@ from dataclasses import replace
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
-from stallscope.diagnose.gpu.driver_state import driver_reason, gpu_by_rank, held_gpus, narrow_links
+from stallscope.diagnose.gpu.driver_state import (
+    driver_reason,
+    gpu_by_rank,
+    held_gpus,
+    narrow_links,
+    unlike_others,
+)
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
 from stallscope.events.layout import UNKNOWN
@@ -27,6 +33,7 @@ def with_gpu_states(trace: Trace, report: Report) -> Report:
     gpus = gpu_by_rank(trace)
     narrow = narrow_links(trace, gpus)
     verdicts = [_with_link(_with_state(trace, gpus, verdict), narrow) for verdict in report.verdicts]
+    verdicts = [_with_differences(trace, gpus, verdict) for verdict in verdicts]
     named = {rank for verdict in verdicts for rank in verdict.ranks}
     remarks = [_narrow(rank, lanes) for rank, lanes in narrow.items() if rank not in named]
     return replace(report, verdicts=verdicts, benign=report.benign + remarks)
@@ -81,6 +88,18 @@ def _with_link(verdict: Verdict, narrow: Mapping[int, CauseEvidence]) -> Verdict
     return replace(
         verdict, causes=[part, *verdict.causes[1:]], advice=[*part.cause.advice(part.evidence), _RESEAT]
     )
+
+
+def _with_differences(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
+    """A verdict on one rank's GPU, with the readings in which that GPU differs from the others."""
+    if len(verdict.ranks) != 1 or verdict.ranks[0] not in gpus or not verdict.causes:
+        return verdict
+    first = verdict.causes[0]
+    if not first.cause.name.startswith("gpu_"):
+        return verdict
+    found = unlike_others(trace, gpus, verdict.ranks[0], verdict)
+    part = replace(first, evidence=merged(first.evidence, found))
+    return replace(verdict, causes=[part, *verdict.causes[1:]])
 
 
 def _narrow(rank: int, lanes: CauseEvidence) -> dict[str, object]:

@@ -1,0 +1,69 @@
+"""How the driver's readings of one GPU differ from those of the job's other GPUs, as evidence of a verdict on it.
+
+A difference alone is no verdict: it shows in which respect the GPU is unlike its peers while it is slow.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stallscope.events.layout import UNKNOWN, Array
+
+_LEVELS = (  # column, name, unit, factor to the unit, least difference in the unit, least share of the others' value
+    ("sm_mhz", "SM clock", "MHz", 1.0, 50.0, 0.05),
+    ("memory_mhz", "memory clock", "MHz", 1.0, 50.0, 0.05),
+    ("utilization_percent", "utilisation", "%", 1.0, 10.0, 0.1),
+    ("power_mw", "power", "W", 1e-3, 30.0, 0.1),
+    ("temperature_celsius", "temperature", "degrees", 1.0, 10.0, 0.1),
+    ("pcie_generation", "PCIe generation", "", 1.0, 0.5, 0.0),
+    ("pcie_width", "PCIe lanes", "", 1.0, 0.5, 0.0),
+    ("n_nvlinks_up", "NVLinks up", "", 1.0, 0.5, 0.0),
+)
+_COUNTS = (
+    ("n_ecc_corrected", "corrected memory errors"),
+    ("n_ecc_uncorrected", "uncorrected memory errors"),
+    ("n_nvlink_errors", "NVLink errors"),
+)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """The readings of one GPU. rows: all, for counts; during: those that apply in the period of a verdict, each for the
+    time in weight.
+    """
+
+    rows: Array
+    during: Array
+    weight: Array
+
+
+def differences(own: Readings, others: list[Readings]) -> list[str]:
+    """Each reading in which a GPU differs, with the median of the others: empty without other GPUs."""
+    out = []
+    for column, name, unit, factor, least, least_share in _LEVELS:
+        value, peers = _level(own, column), [_level(each, column) for each in others]
+        known = [peer * factor for peer in peers if peer is not None]
+        if value is None or not known:
+            continue
+        typical = float(np.median(known))
+        if abs(value * factor - typical) >= max(least, least_share * typical):
+            out.append(f"{name} {value * factor:.0f} {unit}".strip() + f", other GPUs {typical:.0f}")
+    for column, name in _COUNTS:
+        grown, peers_grown = _growth(own.rows, column), [_growth(each.rows, column) for each in others]
+        typical = float(np.median(peers_grown)) if peers_grown else 0.0
+        if grown > typical and others:
+            out.append(f"{grown} new {name}, other GPUs {typical:.0f}")
+    return out
+
+
+def _level(readings: Readings, column: str) -> float | None:
+    values, weight = readings.during[column], readings.weight
+    known = values != UNKNOWN
+    if not weight[known].sum():
+        return None
+    return float(np.average(values[known], weights=weight[known]))
+
+
+def _growth(rows: Array, column: str) -> int:
+    known = rows[column][rows[column] != UNKNOWN]
+    return int(known.max() - known.min()) if len(known) else 0
