@@ -1,11 +1,11 @@
 """Compares the reports of two revisions on recordings, public data sets and cases: a refactoring changes only wording.
 
-    bench/bench_report_changes.py BEFORE AFTER [--data ../shared] [--out FOLDER]
+    bench/bench_report_changes.py [BEFORE..AFTER ...] [--data ../shared] [--out FOLDER]
 
-Each revision imports and explains each input with its own code, from a temporary work tree. Prints JSON: the inputs
-whose facts differ, with both values, and the inputs that differ in wording or in evidence only. Facts: answer, kinds,
-ranks, victims, causes with shares, lateness, period, cost and counts. Renamed fields are mapped. --out keeps the
-reports.
+Without revisions: the move of the flat folder `diagnose` into packages. Each revision imports and explains each input
+with its own code, from a temporary work tree. For each pair of revisions: the inputs whose facts differ, with both
+values, and the inputs that differ in wording or in evidence only. Facts: answer, kinds, ranks, victims, causes with
+shares, lateness, period, cost and counts. Renamed fields are mapped. --out keeps the reports.
 """
 
 import argparse
@@ -19,7 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from report import report
+
 ROOT = Path(__file__).resolve().parents[1]
+_MOVES = ("ff53b947~1..31d86dee",)
 _RENAMED = {"looked_at": "examined"}
 _FACTS = (
     "kind",
@@ -104,44 +107,48 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("before")
-    parser.add_argument("after")
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared")
-    parser.add_argument("--out", type=Path)
-    chosen = parser.parse_args()
-    revisions = (chosen.before, chosen.after)
-    reports: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in inputs(chosen.data)}
-    for revision in revisions:
+def comparison(before: str, after: str, data: Path, out: Path | None) -> dict[str, Any]:
+    """The inputs whose reports differ between two revisions."""
+    reports: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in inputs(data)}
+    for revision in (before, after):
         with work_tree(revision) as source:
-            for name, path in inputs(chosen.data):
+            for name, path in inputs(data):
                 reports[name].append(report_of(source, path))
-        if chosen.out:
-            chosen.out.mkdir(parents=True, exist_ok=True)
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
             kept = {name: both[-1] for name, both in reports.items()}
-            (chosen.out / f"{revision.replace('/', '_')}.json").write_text(json.dumps(kept, indent=1))
+            (out / f"{revision.replace('/', '_')}.json").write_text(json.dumps(kept, indent=1))
     changed = {
-        name: {"before": facts(before), "after": facts(after)}
-        for name, (before, after) in reports.items()
-        if facts(before) != facts(after)
+        name: {"before": facts(first), "after": facts(second)}
+        for name, (first, second) in reports.items()
+        if facts(first) != facts(second)
     }
     worded = [
         name
-        for name, (before, after) in reports.items()
-        if name not in changed and without_nulls(before) != without_nulls(after)
+        for name, (first, second) in reports.items()
+        if name not in changed and without_nulls(first) != without_nulls(second)
     ]
-    summary = {
-        "before": chosen.before,
-        "after": chosen.after,
+    return {
+        "before": before,
+        "after": after,
         "n_inputs": len(reports),
         "n_same": len(reports) - len(changed) - len(worded),
         "only_wording_or_evidence": worded,
         "facts_changed": changed,
     }
-    print(json.dumps(summary, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("revisions", nargs="*", default=_MOVES, metavar="BEFORE..AFTER")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    pairs = [pair.split("..") for pair in chosen.revisions]
+    compared = [comparison(before, after, chosen.data, chosen.out) for before, after in pairs]
+    report("report_changes", {"comparisons": compared})
 
 
 if __name__ == "__main__":
