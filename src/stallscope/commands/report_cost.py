@@ -17,6 +17,7 @@ from stallscope.commands.options import (
     HubUrl,
     JobName,
     NamespaceName,
+    OutputFile,
     OwnerName,
     SettingsFile,
     TokenFile,
@@ -82,9 +83,7 @@ def cost(
     owner: OwnerName = None,
     namespace: NamespaceName = None,
     form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File (default: standard output).")
-    ] = None,
+    output: OutputFile = None,
     hub: HubUrl = DEFAULT_HUB,
     token_file: TokenFile = None,
     ca_cert: CaFile = None,

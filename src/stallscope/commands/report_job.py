@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from stallscope.commands.ask import DEFAULT_HUB, client_from
-from stallscope.commands.options import CaFile, HubUrl, SettingsFile, TokenFile, settings_from
+from stallscope.commands.options import CaFile, HubUrl, OutputFile, SettingsFile, TokenFile, settings_from
 from stallscope.commands.report_cost import check_format, print_or_write
 from stallscope.errors import BadInput
 
@@ -28,9 +27,7 @@ def job(
         ),
     ] = None,
     form: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "text",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File (default: standard output).")
-    ] = None,
+    output: OutputFile = None,
     hub: HubUrl = DEFAULT_HUB,
     token_file: TokenFile = None,
     ca_cert: CaFile = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stallscope.commands.options import AsJson, check_grpc_address, duration_ns
+from stallscope.commands.options import AsJson, CaFile, check_grpc_address, duration_ns
 from stallscope.errors import BadInput
 
 
@@ -39,9 +39,7 @@ def stress(
     patience: Annotated[
         str, typer.Option(help="Give up after this time without an acknowledgement: 30s, 2m.")
     ] = "30s",
-    ca_cert: Annotated[
-        Path | None, typer.Option("--ca-cert", help="Certificate of the authority that signed the hub's.")
-    ] = None,
+    ca_cert: CaFile = None,
     hub_insecure: Annotated[
         bool, typer.Option("--hub-insecure", help="Send in clear text, the token included.")
     ] = False,

@@ -78,7 +78,7 @@ def trace(
     ] = None,
     ca_cert: Annotated[
         Path | None,
-        typer.Option("--ca-cert", help="Certificate of the authority that signed the hub's (PEM)."),
+        typer.Option("--ca-cert", help="Authority that signed the hub's certificate (PEM)."),
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="Name of the cluster, sent to the hub.")] = None,
     client_cert: Annotated[
