@@ -247,6 +247,34 @@ def stored(postgres: shared_servers.PostgresServer, dsn: str, bucket: str, folde
     }
 
 
+class _Takeover:
+    """Measures the time until no slot belongs to a hub that has just been killed or stopped."""
+
+    def __init__(self, dsn: str, victim: HubProcess):
+        assert victim.process
+        self._dsn, self._owner = dsn, f"%-{victim.process.pid}-%"
+        self._begin_s, self._end_s = time.monotonic(), None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def seconds(self) -> float | None:
+        """The time; None if slots still belong to it."""
+        return None if self._end_s is None else round(self._end_s - self._begin_s, 1)
+
+    def _run(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self._dsn, autocommit=True) as db:
+            while time.monotonic() < self._begin_s + 120:
+                row = db.execute(
+                    "SELECT count(*) FROM stallscope.leases WHERE owner LIKE %s", [self._owner]
+                ).fetchone()
+                if row == (0,):
+                    self._end_s = time.monotonic()
+                    return
+                time.sleep(0.1)
+
+
 def prove(arguments: argparse.Namespace) -> dict[str, object]:
     """Run the faults. Returns the figures."""
     rng = random.Random(arguments.seed)
@@ -291,10 +319,15 @@ def prove(arguments: argparse.Namespace) -> dict[str, object]:
             for fault in arguments.faults.split(","):
                 for _ in range(arguments.kills if fault == "kill" else 1):
                     begin_s = time.monotonic()
-                    _inject(fault, rng.choice(hubs), postgres, s3, arguments)
+                    victim = rng.choice(hubs)
+                    takeover = _Takeover(dsn, victim) if fault in ("kill", "stop") else None
+                    _inject(fault, victim, postgres, s3, arguments)
                     time.sleep(arguments.lease_s + 3 + arguments.calm_s)
                     gap_s = senders.longest_gap_s(begin_s)
-                    events.append({"fault": fault, "longest_gap_s": round(gap_s, 1)})
+                    event: dict[str, object] = {"fault": fault, "longest_gap_s": round(gap_s, 1)}
+                    if takeover:
+                        event["takeover_s"] = takeover.seconds()
+                    events.append(event)
                     print(json.dumps(events[-1]), flush=True)
                     time.sleep(rng.random())
         finally:
