@@ -7,6 +7,7 @@ import { Compare } from './compare.jsx'
 import { Job } from './job.jsx'
 import { Jobs } from './jobs.jsx'
 import { start } from './live.js'
+import { Servers } from './servers.jsx'
 import { SignIn } from './sign_in.jsx'
 import { Sql } from './sql.jsx'
 import * as state from './state.js'
@@ -82,6 +83,7 @@ function Header() {
       <nav class="right" aria-label="Page">
         {state.user.value && (
           <>
+            {!isShare && !state.health.value?.trace && <a href="?view=servers" onClick={state.inPage({ view: 'servers' })}>Servers</a>}
             {!isShare && <a href="?view=sql" onClick={state.inPage({ view: 'sql' })}>SQL</a>}
             {!isShare && <a href="?view=compare" onClick={state.inPage({ view: 'compare', ...(state.jobKey.value && { a: state.jobKey.value, b: state.jobKey.value }) })}>Compare</a>}
             {!isOver && <button aria-pressed={state.isPaused.value} onClick={togglePause}>{state.isPaused.value ? 'Resume' : 'Pause'}</button>}
@@ -104,7 +106,7 @@ function View() {
   if (state.jobKey.value) return <Job key={state.jobKey.value} />
   if (state.user.value.job) return <main><h1>Shared job</h1><a href={state.linkTo({ job: state.user.value.job })}>Open the job</a></main>
   const view = state.query.value.get('view')
-  return view === 'sql' ? <Sql /> : view === 'compare' ? <Compare /> : <Jobs />
+  return view === 'sql' ? <Sql /> : view === 'compare' ? <Compare /> : view === 'servers' ? <Servers /> : <Jobs />
 }
 
 const App = () => (
