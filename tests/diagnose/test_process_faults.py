@@ -282,6 +282,22 @@ def test_copies_from_pageable_memory_are_named_with_their_speed():
     assert verdict.causes[0].evidence.gb_per_second == pytest.approx((64 << 20) / 12e-3 / 1e9, rel=0.01)
 
 
+@pytest.mark.parametrize("size_bytes", [64, 1 << 20])
+@pytest.mark.parametrize("host_memory", [HostMemory.PAGEABLE, HostMemory.PINNED, HostMemory.UNKNOWN])
+def test_a_copy_of_few_bytes_that_takes_long_is_a_wait_for_the_gpu(size_bytes, host_memory):
+    copies = {
+        "direction": Direction.DEVICE_TO_HOST,
+        "host_memory": host_memory,
+        "count_bytes": 50 * size_bytes,
+    }
+    trace = process(
+        {Category.COPY: 0.95, Category.ON_CPU: 0.05},
+        [gpu(Category.COPY, "/job/serve.py:5 next_tokens")],
+        [(Op.COPY, 50, 19_000, copies), (Op.GRAPH_LAUNCH, 50, 20, {})],
+    )
+    assert not report_of(trace).verdicts
+
+
 def test_many_launches_of_a_busy_host_bind_the_gpu():
     samples = [gpu(Category.ON_CPU, TORCH)]
     counts = [(Op.LAUNCH, 60_000, 4, {}), (Op.SYNC, 10, 100, {})]

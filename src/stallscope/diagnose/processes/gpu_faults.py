@@ -42,7 +42,7 @@ def allocation(case: Case) -> Fault | None:
 def pageable_copies(case: Case) -> Fault | None:
     activity, bucket = case.activity, case.bucket("host_device_copy")
     pageable, unknown = activity.calls["pageable_copy"], activity.calls["copy_of_unknown_memory"]
-    share = pageable.share + (unknown.share if _blocks(unknown) else 0.0)
+    share = _copying(pageable) + (_copying(unknown) if _blocks(unknown) else 0.0)
     if not share:
         return None
     speed = pageable if pageable.n_seen else unknown
@@ -61,6 +61,20 @@ def pageable_copies(case: Case) -> Fault | None:
     )
 
 
+_MIN_BYTES_PER_US = 1_000
+"""A copy to host memory that is touched for the first time; slower calls also wait for the GPU's queue."""
+_COPY_CALL_US = 20.0
+"""The longest copy of a few bytes on a GPU without queued work."""
+
+
+def _copying(calls: Calls) -> float:
+    """The share of the wall clock in which calls copied. In the remaining time they waited for queued work of the GPU:
+    a copy starts after the kernels before it, so a long call with few bytes is a wait for the GPU.
+    """
+    each_us = calls.bytes_per_call / _MIN_BYTES_PER_US + _COPY_CALL_US
+    return calls.share * min(each_us / max(calls.mean_us, 0.001), 1.0)
+
+
 _PINNED_BYTES_PER_US = 55_000
 """A pinned copy over PCIe 5 x16; an asynchronous copy of pinned memory returns at once."""
 
@@ -73,13 +87,15 @@ def _blocks(calls: Calls) -> bool:
 
 
 def copies(case: Case) -> Fault | None:
-    bucket = case.bucket("host_device_copy")
-    if not bucket.share or pageable_copies(case) is not None:
+    bucket, calls = case.bucket("host_device_copy"), case.activity.calls
+    waited = sum(kind.share - _copying(kind) for kind in (calls["read_back"], calls["copy_to_host"]))
+    share = bucket.share - waited
+    if share <= 0 or pageable_copies(case) is not None:
         return None
     return Fault(
         "host_device_copy",
         "copies between host and GPU",
-        bucket.share,
+        share,
         bucket.line,
         ["Copy less, or on a separate stream while the GPU works."],
         sampled(bucket),
