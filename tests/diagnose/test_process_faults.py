@@ -295,7 +295,7 @@ def test_a_copy_of_few_bytes_that_takes_long_is_a_wait_for_the_gpu(size_bytes, h
         [gpu(Category.COPY, "/job/serve.py:5 next_tokens")],
         [(Op.COPY, 50, 19_000, copies), (Op.GRAPH_LAUNCH, 50, 20, {})],
     )
-    assert not report_of(trace).verdicts
+    assert only(report_of(trace)).kind == "inconclusive"
 
 
 def test_many_launches_of_a_busy_host_bind_the_gpu():
