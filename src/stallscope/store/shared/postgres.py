@@ -98,6 +98,8 @@ class Postgres:
             begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY" if is_snapshot else "BEGIN"
             try:
                 db.execute(begin)
+                if is_snapshot:  # it holds no row that another hub waits for
+                    db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_STATEMENT_S}s'")
                 yield db
                 db.execute("COMMIT")
             except BaseException:
@@ -158,7 +160,11 @@ def errors() -> Iterator[None]:
     """Errors of PostgreSQL as errors of the hub."""
     try:
         yield
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+    except (
+        psycopg.OperationalError,
+        psycopg.InterfaceError,
+        psycopg.errors.IdleInTransactionSessionTimeout,  # this process was stopped, or had no processor
+    ) as error:
         _LOG.warning("PostgreSQL: %s", line(error))
         raise Overloaded("PostgreSQL does not answer; send again later", _RETRY_S) from error
     except psycopg.Error as error:
