@@ -2,10 +2,11 @@
 
     bench/bench_report_changes.py [BEFORE..AFTER ...] [--data ../shared] [--out FOLDER]
 
-Without revisions: the move of the flat folder `diagnose` into packages. Each revision imports and explains each input
-with its own code, from a temporary work tree. For each pair of revisions: the inputs whose facts differ, with both
-values, and the inputs that differ in wording or in evidence only. Facts: answer, kinds, ranks, victims, causes with
-shares, lateness, period, cost and counts. Renamed fields are mapped. --out keeps the reports.
+Without revisions: the move of the flat folder `diagnose` into packages, and the renames for unique base names. Each
+revision imports and explains each input with its own code, from a temporary work tree. For each pair of revisions: the
+inputs whose facts differ, with both values, and the inputs that differ in wording or in evidence only. Facts: answer,
+kinds, ranks, victims, causes with shares, lateness, period, cost and counts. Renamed fields are mapped. --out keeps the
+reports.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any
 from report import report
 
 ROOT = Path(__file__).resolve().parents[1]
-_MOVES = ("ff53b947~1..31d86dee",)
+_MOVES = ("ff53b947~1..31d86dee", "e6c8f4d4~3..e6c8f4d4")
 _RENAMED = {"looked_at": "examined"}
 _FACTS = (
     "kind",
@@ -78,7 +79,7 @@ def report_of(source: Path, path: Path) -> dict[str, Any]:
                 return {"error": imported.stderr.strip()[-300:]}
         explained = run("explain", "--db", db, "--json")
         try:
-            report: dict[str, Any] = json.loads(explained.stdout)
+            report: dict[str, Any] = json.loads(explained.stdout.replace(str(source), "src"))
         except ValueError:
             return {"error": explained.stderr.strip()[-300:]}
         return report
