@@ -10,4 +10,5 @@ chroot "$root" dpkg -i /tmp/stallscope.deb
 rm -rf "$root"/tmp/* "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/usr/share/doc/* "$root"/usr/share/locale/*
 rm -f "$root"/var/cache/debconf/*-old
 echo machine >"$root/etc/hostname"
+echo "127.0.0.1 localhost machine" >"$root/etc/hosts" # debootstrap makes none
 passwd=$(sed 's/^root:[^:]*:/root::/' "$root/etc/shadow") && echo "$passwd" >"$root/etc/shadow"
