@@ -9,7 +9,8 @@ from stallscope.synth import HostStall, Schedule, simulate
 from stallscope.synth import Job as SimulatedJob
 
 from .builders import MS, Delay, Job, data_parallel, trace_of
-from .reports import only, report_of
+from .cutting import Cut, told
+from .reports import blamed, only, report_of
 
 N_STEPS = 60
 
@@ -67,6 +68,15 @@ def test_nodes_with_one_rank_each_and_more_to_compute_have_uneven_work():
     delays = late((2, 3, 4, 5), period=2, ms=60, category=Category.ON_CPU)
     verdict = only(report_of(trace_of(job(8, 1, delays))))
     assert (verdict.kind, verdict.evidence.more_work) == ("imbalance", [2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("n", [1, 5, 20])
+@pytest.mark.parametrize("ms", [20, 60])
+def test_a_stream_accuses_no_rank_with_more_work(n, ms):
+    trace = trace_of(job(8, 1, late((2, 3, 4, 5), period=2, ms=ms, category=Category.ON_CPU)))
+    changes = told(trace, Cut(n=n))
+    assert [kind for kind, _ in changes.opened] == ["imbalance"]
+    assert blamed(changes.report) == blamed(report_of(trace))
 
 
 def test_two_ranks_late_in_different_steps_are_two_culprits():

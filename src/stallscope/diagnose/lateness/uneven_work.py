@@ -102,19 +102,25 @@ def moving(
 
 
 def with_more_work(
-    named: dict[int, list[LateStep]], alone: list[int], *, n_processes: int, limits: Thresholds
+    named: dict[int, list[LateStep]],
+    alone: list[int],
+    *,
+    n_processes: int,
+    min_steps: int,
+    limits: Thresholds,
 ) -> list[int]:
     """The processes of `alone` whose common cause is more work than the others have, rather than faulty machines.
 
     A faulty machine is rare. If many ranks are late in the same steps, and in few other steps, the common cause is
     their work: experts with more tokens, longer sequences.
-    alone: named processes that do not form a whole node, since a whole node may be faulty.
+    alone: named processes that do not form a whole node, since a whole node may be faulty. min_steps: number of steps
+    in which they must be late together.
     """
     if len(alone) < max(limits.min_uneven, limits.uneven_share * n_processes):
         return []
     steps = [{late.step for late in named[process]} for process in alone]
     shared = set.intersection(*steps)
-    is_together = len(shared) >= limits.steady_steps and all(
+    is_together = len(shared) >= min_steps and all(
         len(shared) >= limits.steady_share * len(own) for own in steps
     )
     return alone if is_together else []

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stallscope.diagnose.cost.delays import Delays, delays_by_process, late_together, total
+from stallscope.diagnose.cost.delays import Delays, delays_by_process, total
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import evaluation as evaluations
 from stallscope.diagnose.stream.evaluation import Evaluation
@@ -156,10 +156,16 @@ def _ranks(
     named = {p for p in result.faults.named if is_whole or p in result.firm}
     chosen = {p for p in named if n_late.get(p, 0) >= least} | (known & held.keys())
     delays = evaluations.summed(result, held, sorted(chosen))
-    out = []
-    for group in late_together({process: delays[process] for process in chosen}, case.timeline.node):
-        verdict = late_ranks(result.case, group, delays, examined=result.examined)
-        if straggler.is_nothing(result.case, verdict) and not known.issuperset(group):
+    groups = straggler.grouped(case, result.faults.named, {process: delays[process] for process in chosen})
+    more, out = groups.more_work, []
+    for group in [*([more] if more else []), *groups.late]:
+        if groups.unclear.issuperset(group) and not (is_whole or known.issuperset(group)):
+            continue  # later steps decide whether these ranks are at fault or have more work
+        if group is more:
+            verdict = imbalance.more_work(case, group, delays, examined=result.examined)
+        else:
+            verdict = late_ranks(case, group, delays, examined=result.examined)
+        if straggler.is_nothing(case, verdict) and not known.issuperset(group):
             continue
         steps = total(delays[process] for process in group).steps
         confirm = 0 if result.large.issuperset(group) else _CONFIRM_SMALL_STEPS

@@ -1,7 +1,7 @@
 """Verdicts on ranks that are late by their own doing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,19 +29,42 @@ _OF_WORK = frozenset({Category.ON_CPU, Category.LAUNCH, Category.DEVICE, Categor
 def verdicts(case: Case, named: dict[int, list[LateStep]], examined: ExaminedTotals) -> list[Verdict]:
     """One verdict per named rank, or one for a node all of whose ranks are named; the costliest first."""
     delays = delays_by_process(case, [late for late_steps in named.values() for late in late_steps])
-    groups = late_together({process: delays[process] for process in named}, case.timeline.node)
-    own = [group for group in groups if _may_have_more_work(case, group, delays)]
-    alone = sorted(process for group in own for process in group)
-    more = with_more_work(named, alone, n_processes=case.timeline.n_processes, limits=case.limits)
-    groups = [group for group in groups if group[0] not in more]
-    delays = as_steps_grew(case, delays, groups=[*([more] if more else []), *groups])
+    groups = grouped(case, named, {process: delays[process] for process in named})
+    more = groups.more_work
+    delays = as_steps_grew(case, delays, groups=[*([more] if more else []), *groups.late])
     if more:
         uneven = imbalance.more_work(case, more, delays, examined=examined)
     late = [
         *([uneven] if more else []),
-        *(late_ranks(case, group, delays, examined=examined) for group in groups),
+        *(late_ranks(case, group, delays, examined=examined) for group in groups.late),
     ]
     return costliest_first([verdict for verdict in late if not is_nothing(case, verdict)])
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Late processes by verdict. more_work: processes with more work than the others. late: the other processes, one
+    group for each verdict. unclear: processes that may have more work, after too few steps to decide; also in `late`.
+    """
+
+    more_work: list[int]
+    late: list[list[int]]
+    unclear: frozenset[int]
+
+
+def grouped(case: Case, named: dict[int, list[LateStep]], delays: Mapping[int, Delays]) -> Groups:
+    """Late processes by verdict. named: all late steps of the named processes. delays: of the processes to group."""
+    groups = late_together(delays, case.timeline.node)
+    own = [group for group in groups if _may_have_more_work(case, group, delays)]
+    alone = sorted(process for group in own for process in group if process in named)
+    unclear, more = (
+        with_more_work(
+            named, alone, n_processes=case.timeline.n_processes, min_steps=min_steps, limits=case.limits
+        )
+        for min_steps in (1, case.limits.steady_steps)
+    )
+    late = [group for group in groups if group[0] not in more]
+    return Groups(more, late, frozenset() if more else frozenset(unclear))
 
 
 def _may_have_more_work(case: Case, group: Sequence[int], delays: Mapping[int, Delays]) -> bool:
