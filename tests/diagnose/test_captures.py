@@ -17,7 +17,7 @@ from stallscope.synth import Capture, ClockSpread, HostStall, Job, Schedule, fau
 
 from .builders import MS, Call, dp_trace, every, trace_of
 from .builders import Job as MadeJob
-from .reports import blamed, report_of
+from .reports import blamed, only, report_of
 
 FEW = settings(max_examples=8, deadline=None)
 TWO_HOSTS = (0, 0, 1, 1)
@@ -130,6 +130,18 @@ def test_a_node_captured_late_does_not_change_the_blame(sync_every, seed):
     report = report_of(trace)
     assert {rank for verdict in report.verdicts for rank in verdict.ranks} <= {5}
     assert report.verdicts
+
+
+@pytest.mark.parametrize("late_nodes", [(1,), (0, 2), (0, 1, 2, 3)])
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_node_late_in_every_other_step_is_named_after_a_late_attach(late_nodes, every):
+    """The other nodes enter each step when the late node enters the step before: only the releases differ."""
+    job, ranks = Job(dp=16, steps=60, ranks_per_node=4), (4, 5, 6, 7)
+    fault = HostStall(cause="block_io", ranks=ranks, delay_ns=100 * MS, schedule=Schedule(every=every))
+    capture = Capture(late_nodes=late_nodes, late_ns=2_800 * MS)
+    trace, _ = simulate(job, [fault], seed=1, capture=capture, has_twin=False)
+    verdict = only(report_of(trace))
+    assert (verdict.kind, tuple(verdict.ranks), verdict.period_steps) == ("straggler", ranks, every)
 
 
 @pytest.mark.parametrize("number", [161, 162, 197])

@@ -3,9 +3,13 @@
 Such a rank's calls are matched to another rank's calls by operation, count and data type, and by their rhythm: the
 correct shift is the shift at which the arrivals of the two ranks stay closest together. Hosts that run ahead, or that
 one host delays by most of a step, may be far apart. But no host is released from a wait before the others have entered
-the same round, and all hosts are released together; on one node's clock, this decides. A communicator that is older
-than the capture has no known identity. Its members are found in the same way. Both results are estimates, which work
-well for jobs that synchronise. The rows keep their LATE_ATTACH flag, which lowers the confidence of verdicts.
+the same round, and all hosts are released together; on one node's clock, this decides. On two clocks, the difference of
+the releases varies least at the correct shift. The arrivals alone would mislead there: the other ranks enter the next
+step at the moment at which a late rank enters this step.
+
+A communicator that is older than the capture has no known identity. Its members are found in the same way. Both results
+are estimates, which work well for jobs that synchronise. The rows keep their LATE_ATTACH flag, which lowers the
+confidence of verdicts.
 
 A restarted agent counts from 0 again, and knows its processes' communicators by their addresses only. Earlier records
 map the addresses to identities. Without such records, calls at the same addresses continue the earlier communicator.
@@ -338,7 +342,8 @@ def _best_shift(
     """The shift of a unit's round numbers to the reference's numbers, and the distance (ns) of the arrivals then.
 
     If the offset of the two clocks is known, the distance is the median difference of the arrivals. Otherwise it is the
-    spread of the differences. Wall clocks, accurate to some milliseconds, then decide between shifts of equal rhythm,
+    spread of the differences. If both were released from enough waits at known times, it is the spread of the releases.
+    Wall clocks, accurate to some milliseconds, then decide between shifts of equal rhythm,
     and the shift determines the offset. fixed: the known shift, if only the offset is unknown. The distance is infinite
     if no shift makes the calls equal.
     """
@@ -358,7 +363,12 @@ def _best_shift(
     candidates = _least(
         candidates, lambda pair: pair.n_waits_differ(reference, unit), within=int(_WAITS_DIFFER * n_waits)
     )
-    best, best_distance, offset = candidates[0].shift, np.inf, 0.0
+    is_released = all(pair.n_released(reference, unit) >= _FEWEST_RELEASES for pair in candidates)
+    if is_released:
+        candidates = _least(
+            candidates, lambda pair: pair.release_spread_ns(reference, unit), within=_ENDS_TOGETHER_NS
+        )
+    best, best_distance, offset = candidates[0], np.inf, 0.0
     for pair in _least(candidates, lambda pair: pair.n_differ, within=_MAY_DIFFER):
         difference = (unit.ts_ns[pair.of_unit] - reference.ts_ns[pair.of_reference]).astype(np.float64)
         middle = float(np.median(difference))
@@ -368,10 +378,10 @@ def _best_shift(
             distance = float(np.median(np.abs(difference - middle)))
             distance += 0.0 if by_wall is None else _WALL_WEIGHT * abs(middle - by_wall)
         if distance < best_distance:
-            best, best_distance, offset = pair.shift, distance, middle
+            best, best_distance, offset = pair, distance, middle
     if known is None:
         between.by_job_ns[reference.node, unit.node] = offset
-    return best, best_distance
+    return best.shift, best.release_spread_ns(reference, unit) if is_released else best_distance
 
 
 def _by_ends(
@@ -427,6 +437,11 @@ class _Pairing:
         """The mean difference of the releases; both must be on one clock."""
         return float(np.abs(np.diff(self._releases(reference, unit), axis=0)).mean())
 
+    def release_spread_ns(self, reference: _Unit, unit: _Unit) -> float:
+        """How much the difference of the releases varies: the median distance from its median, on any clocks."""
+        apart = np.diff(self._releases(reference, unit), axis=0)[0].astype(np.float64)
+        return float(np.median(np.abs(apart - np.median(apart))))
+
     def n_too_early(self, reference: _Unit, unit: _Unit) -> int:
         """How often a unit was released before the other had entered; both must be on one clock."""
         arrived = reference.ts_ns[self.of_reference], unit.ts_ns[self.of_unit]
@@ -463,7 +478,7 @@ def _possible(reference: _Unit, unit: _Unit, *, fixed: int | None) -> list[_Pair
 
 
 def _least(
-    candidates: list[_Pairing], count: Callable[[_Pairing], int], *, within: int = 0
+    candidates: list[_Pairing], count: Callable[[_Pairing], float], *, within: int = 0
 ) -> list[_Pairing]:
     """The candidates with the smallest count, or with a count within that minimum plus `within`."""
     counts = [count(pair) for pair in candidates]
