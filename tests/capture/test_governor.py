@@ -298,13 +298,14 @@ def test_a_hook_takes_some_times_as_long_as_its_way_in(bpf_object: Path):
 @pytest.mark.live
 @pytest.mark.compiler
 def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], puppet):
-    program, ways_ns = tracing(), []
+    program, alone_ns, after_work_ns = tracing(), [], []
     puppet.does(*PREPARE, "lib.cudaFree(P(0))", "other = ctypes.create_string_buffer(8 << 20)")
-    for work in ("", "ctypes.memset(other, 1, len(other)); "):
-        before_ns = program.entry_costs_ns()[HookGroup.ALWAYS]
-        puppet.does(f"for _ in range(200): {work}lib.cudaFree(P(0))")
-        ways_ns.append(program.entry_costs_ns()[HookGroup.ALWAYS] - before_ns)
-    assert ways_ns[1] > 2 * ways_ns[0] > 0
+    for _ in range(3):  # a busy machine disturbs some of the measurements
+        for ways_ns, work in (alone_ns, ""), (after_work_ns, "ctypes.memset(other, 1, len(other)); "):
+            before_ns = program.entry_costs_ns()[HookGroup.ALWAYS]
+            puppet.does(f"for _ in range(100): {work}lib.cudaFree(P(0))")
+            ways_ns.append(program.entry_costs_ns()[HookGroup.ALWAYS] - before_ns)
+    assert min(after_work_ns) > 1.2 * min(alone_ns) > 0
 
 
 def launches(tallies: CallSums) -> Array:
