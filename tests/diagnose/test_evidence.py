@@ -32,11 +32,11 @@ def test_complete_data_have_no_gap():
     ("changes", "words"),
     [
         ({"n_ranks": 1, "n_ranks_unseen": 7}, "7 of 8 ranks are not in this trace"),
-        ({"n_whole_rounds": 60}, "60 of 120 rounds have members missing: clocks may be apart"),
+        ({"n_whole_rounds": 60}, "60 of 120 rounds lack members: clocks may be misaligned"),
         ({"n_steps": 3}, "only 3 steps"),
         ({"n_steps": 0}, "no steps"),
         ({"n_clocks_apart": 1}, "the clocks of 1 node could not be aligned"),
-        ({"clock_error_ms": 16.0}, "aligned within 16.0 ms only"),
+        ({"clock_error_ms": 16.0}, "aligned only within 16.0 ms"),
         ({"n_lost_records": 5_000}, "5,000 records lost"),
         ({"hosts_run_ahead": True}, "the hosts run ahead of their GPUs"),
         (

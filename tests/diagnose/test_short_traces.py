@@ -71,7 +71,7 @@ def test_a_fault_that_a_short_trace_cannot_confirm_is_reported_as_uncertain():
     )
     verdict = only(report_of(trace))
     assert verdict.kind == "inconclusive"
-    assert "too short for a certain answer" in str(verdict.abstained_because)
+    assert "too short for a reliable answer" in str(verdict.abstained_because)
     assert "Trace the process for longer." in verdict.advice
 
 

@@ -44,7 +44,9 @@ def only_job(jobs: list[dict[str, Any]], name: str) -> dict[str, Any]:
     if len(jobs) == 1:
         return jobs[0]
     if not jobs:
-        raise BadInput(f"the hub has verdicts on {name!r}, but no times of it; name a job of `ask summary`")
+        raise BadInput(
+            f"the hub has verdicts on {name!r}, but not its start and end; name a job from `ask summary`"
+        )
     ids = ", ".join(f"{each['job']} ({each['cluster'] or 'no cluster'})" for each in jobs[:4])
     raise BadInput(f"{name!r} is the name of {len(jobs)} jobs; give the id of a single job: {ids}")
 

@@ -92,7 +92,7 @@ def last_part(text: str) -> tuple[int | None, int | None]:
         return int(count), None
     try:
         if re.fullmatch(r"[-+.\d\s]*", text):
-            raise BadInput("a number that is no count of rounds")
+            raise BadInput("not a number of rounds")
         return None, duration_ns(text, "--last")
     except BadInput:
         raise BadInput(

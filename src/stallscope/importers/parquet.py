@@ -48,7 +48,7 @@ def coded(path: Path, name: str, *, max_rows: int = MAX_ROWS, max_bytes: int = 2
     combined = column.unify_dictionaries().combine_chunks()
     words = combined.dictionary.to_pylist() if _longest(combined.dictionary) <= max_bytes else None
     if words is None or combined.null_count or not all(isinstance(word, str) for word in words):
-        raise BadTrace(f"{path}: column {name} holds other values than short words")
+        raise BadTrace(f"{path}: column {name} holds values that are not short words")
     return combined.indices.to_numpy(zero_copy_only=False).astype("int64"), words
 
 

@@ -122,7 +122,7 @@ def _rows(file: Path) -> _Rows:
 def _integers(column: Array, name: str, file: Path) -> Array:
     if not np.issubdtype(column.dtype, np.integer) or column.min() < -1 or column.max() >= 1 << 31:
         raise BadTrace(
-            f"{file}: column {name} holds other values than numbers from 0: is it a pipeline trace?"
+            f"{file}: column {name} holds values that are not integers from 0 up: is it a pipeline trace?"
         )
     return column.astype(np.int64)
 

@@ -83,7 +83,7 @@ def dump_of(file: Path, known: dict[tuple[str, str, str], Group]) -> Dump:
             counts_p2p={call.group for call in calls if call.is_p2p},
         )
     except OddField as odd:
-        raise BadTrace(f"{file} is not as PyTorch writes it ({odd}): was it changed?") from odd
+        raise BadTrace(f"{file} is not in PyTorch's format ({odd}): copy the original again") from odd
 
 
 def _content(file: Path) -> Any:

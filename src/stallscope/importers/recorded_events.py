@@ -84,7 +84,7 @@ def checked_table(path: Path, wanted: tuple[str, ...]) -> dict[str, Array]:
             wrong.append(name)
     if wrong:
         raise BadTrace(
-            f"{path}: column {', '.join(wrong)} has values of another kind than documented: record it again"
+            f"{path}: column {', '.join(wrong)} has values that are not of the documented type: record it again"
         )
     return columns | texts
 

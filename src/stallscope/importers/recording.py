@@ -101,7 +101,9 @@ def _truth(path: Path) -> tuple[dict[str, str], Clock | None, dict[int, int]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-        raise BadTrace(f"{path} is not as documented ({reason}): restore it, or remove it") from error
+        raise BadTrace(
+            f"{path} is not in the documented format ({reason}): restore it, or remove it"
+        ) from error
     return facts, clock, ranks
 
 

@@ -15,8 +15,8 @@ def _evidence(excess: Excess) -> CauseEvidence:
 
 def _advice(evidence: CauseEvidence) -> list[str]:
     return [
-        "Do not call empty_cache() in the loop: the allocator then asks the driver again. Nearly full memory causes "
-        "retries.",
+        "Do not call empty_cache() in the loop: the allocator must then request its memory from the driver again. "
+        "Nearly full memory causes retries.",
         "Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a smaller batch on that rank.",
     ]
 

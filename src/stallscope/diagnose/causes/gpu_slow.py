@@ -12,7 +12,7 @@ def _evidence(excess: Excess) -> CauseEvidence:
 def _advice(evidence: CauseEvidence) -> list[str]:
     return [
         "Compare clocks and throttle reasons with a healthy GPU: nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE.",
-        "Check that no other process uses that GPU (nvidia-smi) and its PCIe and NVLink state.",
+        "Check that no other process uses that GPU (nvidia-smi), and check its PCIe and NVLink state.",
     ]
 
 

@@ -19,7 +19,7 @@ def _advice(evidence: CauseEvidence) -> list[str]:
 CAUSE = Cause(
     name="not_recorded",
     title="spent the time on something that the source does not record",
-    state="activity not recorded by this source",
+    state="in activity that this source does not record",
     noun="not recorded by this source",
     categories=(Category.OTHER_OFF,),
     advice=_advice,

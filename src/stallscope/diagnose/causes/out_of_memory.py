@@ -6,7 +6,7 @@ from stallscope.diagnose.evidence_fields import CauseEvidence
 
 def _advice(evidence: CauseEvidence) -> list[str]:
     return [
-        "Compare its peak with the other ranks' (torch.cuda.memory_summary); lower the batch or shard more.",
+        "Compare its peak with the other ranks' (torch.cuda.memory_summary); reduce the batch size or shard more.",
         "Much reserved but unallocated memory means fragmentation: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     ]
 

@@ -7,7 +7,7 @@ from stallscope.diagnose.causes._registry import Cause
 
 CAUSE = Cause(
     name="slow_client",
-    title="waited for its client, which takes data slowly",
+    title="waited for its client, which reads data slowly",
     noun="slow client",
     categories=(),
     advice=lambda _: [

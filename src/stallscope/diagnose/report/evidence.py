@@ -123,7 +123,8 @@ def _of_source(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
     if n_omitted > limits.lost_share * max(evidence.n_records, 1):
         reasons = ", ".join(counted_reason(n, reason) for reason, n in evidence.coverage.omitted.items())
         yield Gap(
-            f"the source was read in part: {reasons}", "Record again, or report the file that was left out."
+            f"only part of the source was read: {reasons}",
+            "Record again, or report the file that was left out.",
         )
 
 
@@ -139,7 +140,7 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
     if evidence.whole_share < limits.whole_round_share:
         n_missing = evidence.n_rounds - evidence.n_whole_rounds
         yield Gap(
-            f"{n_missing} of {evidence.n_rounds} rounds have members missing: clocks may be apart, or records missing",
+            f"{n_missing} of {evidence.n_rounds} rounds lack members: clocks may be misaligned, or records missing",
             "Trace all ranks over the same time, and check that the hosts' clocks are synchronised (chronyc tracking).",
         )
     if evidence.n_clocks_apart:
@@ -149,7 +150,7 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
         )
     elif _is_clock_too_loose(evidence, limits):
         yield Gap(
-            f"the nodes' clocks are aligned within {evidence.clock_error_ms:.1f} ms only, in steps of "
+            f"the nodes' clocks are aligned only within {evidence.clock_error_ms:.1f} ms, and a step takes "
             f"{evidence.step_ms:.1f} ms",
             "Synchronise the hosts' clocks (NTP or PTP), and trace longer.",
         )

@@ -131,7 +131,7 @@ def _latency(verdict: Verdict) -> str:
     if verdict.abstained_because:
         return f"{head}: {verdict.abstained_because}."
     if not facts.pid:
-        return f"{head}: their clients take data slowly; the server is healthy."
+        return f"{head}: their clients read data slowly; the server is healthy."
     name_of_cause = verdict.causes[0].cause.name if verdict.causes else ""
     if name_of_cause == "capacity":
         return f"{head}: load beyond capacity, no fault{_rate(verdict)}."
@@ -197,7 +197,8 @@ def _inconclusive(verdict: Verdict) -> str:
     if verdict.evidence.largest_item:
         because = verdict.abstained_because
         return (
-            f"Process {verdict.evidence.pid} has no known fault, but is not shown to be healthy: {because}."
+            f"Process {verdict.evidence.pid} has no known fault, but the data do not show that it is healthy: "
+            f"{because}."
         )
     if verdict.cost is None and verdict.evidence.suspects and verdict.late_ms is None:
         return f"The job makes no more calls: {verdict.abstained_because}."

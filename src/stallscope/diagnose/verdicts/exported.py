@@ -18,7 +18,7 @@ def report(trace: Trace) -> Report:
     verdicts = [_verdict(each) for each in stated if each.kind != "healthy"]
     whole = empty_report(trace)
     is_healthy = any(each.kind == "healthy" for each in stated)
-    gap = Gap("the export states no answer", "Explain the node trace itself.")
+    gap = Gap("the export contains no answer", "Explain the node trace itself.")
     return Report(whole.source, whole.examined, verdicts, gaps=() if verdicts or is_healthy else (gap,))
 
 

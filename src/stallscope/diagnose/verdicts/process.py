@@ -138,7 +138,7 @@ def _inconclusive(
     if uncertain:
         first = uncertain[0]
         because = (
-            f"{activity.seconds:.1f} s are too short for a certain answer: it {first.fault.title}, which costs "
+            f"{activity.seconds:.1f} s is too short for a reliable answer: it {first.fault.title}, which costs "
             f"{first.at_least:.0%} to {first.at_most:.0%} of its time"
         )
         if (at_most := activity.gpu_busy_at_most) is not None and busy is not None:
