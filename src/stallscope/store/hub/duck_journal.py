@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stallscope.errors import NewerSchema, StorageFailed
 from stallscope.store.hub import schema
-from stallscope.store.hub.journal import Entry, Segment, line
+from stallscope.store.hub.journal import Entry, Segment, damage_of, line
 from stallscope.store.hub.migrations import SCHEMA_VERSION, statements
 from stallscope.store.hub.owner_retention import delete_owners
 from stallscope.store.hub.packing import packed, unpacked
@@ -136,12 +136,7 @@ class DuckJournal:
         keys = self._db.execute("SELECT rowid, n_rows FROM journal ORDER BY received_us").fetchall()
         for key, n_rows in keys:
             ((ipc,),) = self._db.execute("SELECT ipc FROM journal WHERE rowid = ?", [key]).fetchall()
-            try:
-                n_found = len(unpacked(ipc))
-            except (pa.ArrowException, OSError, ValueError) as error:
-                yield str(key), n_rows, f"cannot be read ({line(error)})"
-                continue
-            yield str(key), n_rows, "" if n_found == n_rows else f"{n_found:,} rows instead of {n_rows:,}"
+            yield str(key), n_rows, damage_of(ipc, n_rows)
 
     def remove_entry(self, key: str) -> None:
         """Remove an entry that checked_entries() named."""

@@ -1,4 +1,4 @@
-"""The journal of a store: what a commit stores, and the operations of a journal.
+"""The journal of a store: the content of a commit, and the operations of a journal.
 
 duck_journal.py keeps it in a file of this machine. The journal of a store that several hubs share is in PostgreSQL.
 """
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
+
+from stallscope.store.hub.packing import unpacked
 
 
 @dataclass(frozen=True)
@@ -123,3 +125,12 @@ class Journal(Protocol):
 def line(error: Exception) -> str:
     """The first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def damage_of(ipc: bytes | memoryview, n_rows: int) -> str:
+    """Why the packed rows of an entry are unreadable; "" if all n_rows can be read."""
+    try:
+        n_found = len(unpacked(ipc))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"cannot be read ({line(error)})"
+    return "" if n_found == n_rows else f"{n_found:,} rows instead of {n_rows:,}"

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stallscope.errors import Overloaded, StorageFailed
 from stallscope.store.hub import round_lateness, schema
-from stallscope.store.hub.journal import AlreadyStored, Entry, Segment, line
+from stallscope.store.hub.journal import AlreadyStored, Entry, Segment, damage_of
 from stallscope.store.hub.owner_retention import HAS_OWNER, HELD, NO_OWNER, without_owner
 from stallscope.store.hub.packing import packed, unpacked
 from stallscope.store.shared.postgres import Connection, Postgres
@@ -221,12 +221,7 @@ class PostgresJournal:
     def checked_entries(self) -> Iterator[tuple[str, int, str]]:
         """For each entry its key, its rows, and why it is unreadable; "" if it is readable."""
         for key, _, _, _, n_rows, ipc in self._stored():
-            try:
-                n_found = len(unpacked(ipc))
-            except (pa.ArrowException, OSError, ValueError) as error:
-                yield str(key), n_rows, f"cannot be read ({line(error)})"
-                continue
-            yield str(key), n_rows, "" if n_found == n_rows else f"{n_found:,} rows instead of {n_rows:,}"
+            yield str(key), n_rows, damage_of(ipc, n_rows)
 
     def remove_entry(self, key: str) -> None:
         """Remove an entry that checked_entries() named."""
