@@ -2,7 +2,7 @@
 
 The thread must wait in a system call that the kernel restarts, and around which the C library holds no lock: a sleep, a
 poll, a condition variable or a read. Its registers are restored afterwards, so the thread never notices the calls.
-Signals that arrive meanwhile are delivered afterwards.
+Signals that arrive during a call are delivered afterwards.
 """
 
 import ctypes as c

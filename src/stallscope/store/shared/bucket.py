@@ -111,7 +111,7 @@ class Bucket:
         return content
 
     def remove(self, key: str) -> None:
-        """Delete an object; a missing object is no error. Raises Overloaded."""
+        """Delete an object, unless it is missing. Raises Overloaded."""
         try:
             self._files.delete_file(f"{self._root}/{key}")
         except FileNotFoundError:

@@ -345,7 +345,7 @@ class SharedStore:
     # the end
 
     def drain(self) -> None:
-        """Hand all slots over, while this hub still forwards what it receives."""
+        """Hand all slots over, while this hub still forwards the batches that it receives."""
         self.membership.drain()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Removes objects of the bucket that no list names any more, and reports what a check of the bucket finds.
+"""Removes objects of the bucket that no list names any more, and reports the damage that a check of the bucket finds.
 
 An object whose rows were merged, sealed or expired stays for some minutes, because readers hold snapshots. An object
 that no list has named for a day was left by a hub that died between its upload and its commit.
