@@ -3,6 +3,7 @@
 import glob
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,3 +65,25 @@ def running(path: str, program: str, *words: str) -> Iterator[subprocess.Popen[b
         process.wait()
         process.stdout.close()
         process.stdin.close()
+
+
+@contextmanager
+def at_rest(path: str, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A running program all of whose threads wait, so that each reader of their stacks gets the same frames."""
+    with running(path, program) as process:
+        until, before = time.monotonic() + 60, None
+        while (now := _states(process.pid)) != before or any(state != "S" for state, _ in now.values()):
+            assert time.monotonic() < until, f"threads do not come to rest: {now}"
+            before = now
+            time.sleep(0.2)
+        yield process
+
+
+def _states(pid: int) -> dict[str, tuple[str, str]]:
+    """State and number of context switches, by thread."""
+    result = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        state = next(line for line in lines if line.startswith("State:"))
+        result[task.name] = (state.split()[1], str([line for line in lines if "ctxt_switches" in line]))
+    return result

@@ -14,7 +14,7 @@ from stallscope.capture.stacks.frames import InvalidFrames, frames, thread_state
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.memory import Memory, Unreadable, read_restriction
 
-from .interpreters import EACH_VERSION, INTERPRETERS, running
+from .interpreters import EACH_VERSION, INTERPRETERS, at_rest, running
 
 Stack = list[tuple[str, str, int | None]]
 
@@ -49,7 +49,7 @@ def plain(function: str) -> str:
 
 @pytest.mark.parametrize("minor", EACH_VERSION)
 def test_frames_are_those_of_py_spy(minor):
-    with running(INTERPRETERS[minor], "everywhere.py") as process:
+    with at_rest(INTERPRETERS[minor], "everywhere.py") as process:
         us = by_us(process.pid)
         assert len(us) == 8
         assert max(map(len, us.values())) > 100
@@ -58,13 +58,13 @@ def test_frames_are_those_of_py_spy(minor):
 
 @pytest.mark.parametrize("minor", EACH_VERSION)
 def test_the_main_interpreter_is_read_when_there_are_subinterpreters(minor):
-    with running(INTERPRETERS[minor], "two_interpreters.py") as process:
+    with at_rest(INTERPRETERS[minor], "two_interpreters.py") as process:
         us = by_us(process.pid)
     assert [function for _, function, _ in us[process.pid]] == ["waits", "<module>"]
 
 
 def test_qualified_names_are_reported_if_the_version_has_them():
-    with running(INTERPRETERS[11], "everywhere.py") as process:
+    with at_rest(INTERPRETERS[11], "everywhere.py") as process:
         python, memory = interpreter_in(process.pid), Memory(process.pid)
         codes = Codes(memory, python)
         functions = [

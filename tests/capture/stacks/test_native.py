@@ -17,7 +17,7 @@ from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.native import Calls, is_still, stopped_thread, unwind
 from stallscope.capture.stacks.sampling import sample_thread
 
-from .interpreters import EACH_VERSION, INTERPRETERS, PROGRAMS, running
+from .interpreters import EACH_VERSION, INTERPRETERS, PROGRAMS, at_rest, running
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -157,7 +157,7 @@ def test_a_preempted_thread_is_unwound_at_any_instruction(program, compiled):
 @pytest.mark.skipif(not shutil.which("gdb"), reason="other: no gdb")
 @pytest.mark.parametrize("minor", EACH_VERSION)
 def test_frames_are_those_of_gdb_in_every_thread_of_python(program, minor):
-    with running(INTERPRETERS[minor], "everywhere.py") as process:
+    with at_rest(INTERPRETERS[minor], "everywhere.py") as process:
         own_rows = {tid: waits_in(program, process.pid, tid)[1] for tid in tids(process.pid)}
         gdb = by_gdb(process.pid)
     assert own_rows.keys() == gdb.keys()

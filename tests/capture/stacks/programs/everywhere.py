@@ -79,6 +79,5 @@ KINDS = (
 )
 for kind in KINDS:
     threading.Thread(target=kind, daemon=True).start()
-time.sleep(0.3)
 print("there", flush=True)
 sys.stdin.readline()
