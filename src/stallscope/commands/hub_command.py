@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stallscope.commands.hub_mcp import mcp
+from stallscope.commands.hub_publish import publish
 from stallscope.commands.hub_quickstart import quickstart
 from stallscope.commands.hub_status import status
 from stallscope.commands.hub_token import token_app
@@ -20,6 +21,7 @@ hub_app.command()(quickstart)
 hub_app.command()(mcp)
 hub_app.command()(check)
 hub_app.command()(backup)
+hub_app.command()(publish)
 hub_app.command()(status)
 hub_app.command()(restore)
 hub_app.add_typer(token_app, name="token")

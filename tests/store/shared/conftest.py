@@ -2,10 +2,13 @@
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from tests import shared_servers
+from tests.shared_servers import PostgresServer, S3Server
+from tests.store.shared.hubs import Started
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +32,11 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shared_serve
         for name, value in shared_servers.environment().items():
             patch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def start(postgres_server: PostgresServer, s3_server: S3Server, tmp_path: Path) -> Iterator[Started]:
+    dsn = postgres_server.new_database()
+    bucket = s3_server.bucket(f"b{postgres_server.n_databases}")
+    with ExitStack() as stack:
+        yield Started(dsn, bucket, tmp_path, stack)

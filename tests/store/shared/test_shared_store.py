@@ -2,112 +2,31 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.shared_servers import PostgresServer, S3Server
+from tests.store.shared.hubs import (
+    CLUSTERS,
+    LEASE_S,
+    STILL,
+    NoWork,
+    Started,
+    events,
+    names,
+    settled,
+    slot_stores,
+    stored,
+    until,
+)
 
 from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
-from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.store import HubStore
 from stallscope.store.shared import postgres_journal, sweep
 from stallscope.store.shared.shared_store import SharedStore, Sharing
 from stallscope.store.shared.slots import N_SLOTS, by_slot, slot_of
-
-STILL = Limits(maintenance_s=3600, settle_s=0)
-LEASE_S = 3.0
-
-
-class NoWork:
-    def close(self) -> None:
-        """Nothing was started."""
-
-
-Started = Callable[..., SharedStore]
-
-
-@pytest.fixture
-def start(postgres_server: PostgresServer, s3_server: S3Server, tmp_path: Path) -> Iterator[Started]:
-    """Starts hubs that share a new database and a new prefix of the bucket."""
-    dsn = postgres_server.new_database()
-    bucket = s3_server.bucket(f"b{postgres_server.n_databases}")
-    with ExitStack() as stack:
-
-        def started(name: str, limits: Limits = STILL, lease_s: float = LEASE_S) -> SharedStore:
-            sharing = Sharing(
-                postgres=dsn,
-                bucket=bucket,
-                cache=tmp_path / name,
-                name=name,
-                version="0",
-                peer_listen="127.0.0.1:0",
-                peer_host="127.0.0.1",
-                lease_s=lease_s,
-            )
-            store = SharedStore(sharing, limits, work=lambda _: NoWork())
-            return stack.enter_context(closing(store))
-
-        yield started
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end_s, "the condition does not become true"
-        time.sleep(0.05)
-
-
-def settled(*stores: SharedStore) -> None:
-    """Wait until all slots have their owners, and every hub knows them."""
-    share = N_SLOTS // len(stores)
-    until(lambda: all(len(store.membership.owned_slots()) == share for store in stores))
-    until(lambda: all(store.membership.owner(slot) for store in stores for slot in range(N_SLOTS)))
-    names = {
-        slot: store.membership.member.name for store in stores for slot in store.membership.owned_slots()
-    }
-    until(lambda: all(s.membership.owner(slot).name == name for s in stores for slot, name in names.items()))
-
-
-def events(cluster: str, *names: str) -> pa.Table:
-    n = len(names)
-    return pa.table(
-        {"ts_ns": list(range(1, n + 1)), "cluster_id": [cluster] * n, "node_id": ["n"] * n, "name": names}
-    )
-
-
-def stored(store: SharedStore | HubStore, batch: Batch) -> bool:
-    """Whether the batch was a duplicate; repeated as a sender would."""
-    end_s = time.monotonic() + 30
-    while True:
-        try:
-            return store.append(batch).result(30).is_duplicate
-        except Overloaded:
-            assert time.monotonic() < end_s
-            time.sleep(0.1)
-
-
-def names(store: SharedStore, tenant: str = "a") -> list[str]:
-    snapshot = store.snapshot(tenant, tables=("events",))
-    import pyarrow.parquet as pq
-
-    sealed = [
-        name
-        for segment in snapshot.segments.get("events", ())
-        for name in pq.read_table(store.folder / segment.path, partitioning=None)["name"].to_pylist()
-    ]
-    hot = snapshot.hot["events"]["name"].to_pylist() if "events" in snapshot.hot else []
-    return sorted(sealed + hot)
-
-
-def slot_stores(store: SharedStore) -> list[HubStore]:
-    return store.membership.stores()
-
-
-CLUSTERS = [f"cluster-{n}" for n in range(6)]
 
 
 def test_the_slot_of_a_cluster_never_changes():
@@ -183,13 +102,16 @@ def test_another_hub_takes_over_when_a_hub_leaves(start: Started):
     assert names(one) == CLUSTERS
 
 
-def test_another_hub_takes_over_when_leases_run_out(start: Started):
+def test_another_hub_takes_over_when_leases_run_out(start: Started, monkeypatch: pytest.MonkeyPatch):
     one, two = start("hub-a"), start("hub-b")
     settled(one, two)
     for cluster in CLUSTERS:
         stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
-    two.membership._ended.set()  # as a process that stopped: no renewal
-    two.membership._thread.join()
+
+    def not_renewed(*_: object, **__: object) -> dict[int, int]:
+        raise Overloaded("as a process that stopped", 1.0)
+
+    monkeypatch.setattr(two.membership._leases, "renew", not_renewed)
     silent_s = time.monotonic()
     until(lambda: len(one.membership.owned_slots()) == N_SLOTS)
     assert time.monotonic() - silent_s > LEASE_S / 2

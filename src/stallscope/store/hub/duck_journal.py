@@ -57,6 +57,7 @@ class DuckJournal:
                     "enable_external_access": False,
                 },
             )
+            db.execute("SET enable_progress_bar = false")  # it would write to the hub's output
         except (duckdb.Error, OSError) as error:
             os.close(lock)
             raise StorageFailed(

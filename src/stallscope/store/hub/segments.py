@@ -38,6 +38,7 @@ class Sealer:
                 "autoload_known_extensions": False,
             }
         )
+        self._db.execute("SET enable_progress_bar = false")  # it would write to the hub's output
 
     def close(self) -> None:
         """Release the engine's memory."""

@@ -49,7 +49,7 @@ class Bucket:
             )
         if unknown := sorted(options.keys() - _OPTIONS):
             raise BadInput(f"--bucket has the unknown option {unknown[0]!r}. {_FORM}")
-        self.name = parts.netloc
+        self.name, self._options = parts.netloc, options
         self._root = "/".join(filter(None, [parts.netloc, parts.path.strip("/")]))
         self._files = fs.S3FileSystem(
             connect_timeout=_CONNECT_S,
@@ -59,6 +59,20 @@ class Bucket:
             background_writes=False,
             **options,
         )
+
+    def address(self, key: str) -> str:
+        """The address of an object or a folder, for other programs."""
+        return f"s3://{self._root}/{key}"
+
+    def options_of_object_store(self) -> dict[str, str]:
+        """The options of --bucket by their names in the Rust library object_store, which deltalake uses."""
+        scheme = self._options.get("scheme", "https")
+        out = {"conditional_put": "etag", "allow_http": str(scheme == "http").lower()}
+        if endpoint := self._options.get("endpoint_override"):
+            out["endpoint"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+        if region := self._options.get("region"):
+            out["region"] = region
+        return out
 
     def checked(self) -> None:
         """Write and remove an object. Raises BadInput for a missing bucket or wrong keys, StorageFailed."""

@@ -53,6 +53,11 @@ _STEPS: dict[int, tuple[str, ...]] = {
         "CREATE TABLE IF NOT EXISTS files (name text PRIMARY KEY, content bytea, version bigint NOT NULL)",
         "CREATE TABLE IF NOT EXISTS secrets (name text PRIMARY KEY, value text NOT NULL)",
     ),
+    2: (
+        "CREATE TABLE IF NOT EXISTS published (folder text PRIMARY KEY,"
+        " published_at timestamptz NOT NULL DEFAULT clock_timestamp())",
+        "ALTER TABLE dropped ADD COLUMN IF NOT EXISTS released_at timestamptz",
+    ),
 }
 """Statements by the version they lead to. A released step never changes."""
 

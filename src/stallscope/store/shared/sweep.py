@@ -1,7 +1,9 @@
 """Removes objects of the bucket that no list names any more, and reports the damage that a check of the bucket finds.
 
-An object whose rows were merged, sealed or expired stays for some minutes, because readers hold snapshots. An object
-that no list has named for a day was left by a hub that died between its upload and its commit.
+An object whose rows were merged, sealed or expired stays for some minutes, because readers hold snapshots. If its
+folder is a Delta table, it stays until that table no longer names it (delta_tables.py), for a day at most. An object
+that no list has named for a day was left by a hub that died between its upload and its commit. Logs of Delta tables
+are not touched.
 """
 
 import time
@@ -17,6 +19,9 @@ from stallscope.store.shared.segment_cache import SegmentCache
 
 JOURNAL_FOLDER = "journal"
 UNLISTED_S = 86_400.0
+PUBLISHED_S = 86_400.0
+"""Without `hub publish` for this time, objects are deleted although a Delta table names them."""
+_DELTA_LOG = "/_delta_log/"
 _AT_ONCE = 500
 
 
@@ -35,8 +40,11 @@ def remove_dropped(postgres: Postgres, bucket: Bucket, slots: list[int], *, grac
     with postgres.transaction() as db:
         rows = db.execute(
             "SELECT path FROM dropped WHERE slot = ANY(%s)"
-            " AND dropped_at < clock_timestamp() - make_interval(secs => %s) ORDER BY dropped_at LIMIT %s",
-            [slots, grace_s, _AT_ONCE],
+            " AND dropped_at < clock_timestamp() - make_interval(secs => %s)"
+            " AND (released_at < clock_timestamp() - make_interval(secs => %s) OR NOT EXISTS (SELECT 1 FROM published"
+            " WHERE starts_with(path, folder || '/') AND published_at > clock_timestamp() - make_interval(secs => %s)))"
+            " ORDER BY dropped_at LIMIT %s",
+            [slots, grace_s, grace_s, PUBLISHED_S, _AT_ONCE],
         ).fetchall()
     paths = [path for (path,) in rows]
     for path in paths:
@@ -63,7 +71,7 @@ def _unlisted(postgres: Postgres, bucket: Bucket, *, older_s: float) -> Iterator
         each.key
         for folder in (FOLDER, JOURNAL_FOLDER)
         for each in bucket.listed(folder)
-        if each.modified_ns <= border_ns
+        if each.modified_ns <= border_ns and _DELTA_LOG not in each.key
     ]
     with postgres.transaction(is_snapshot=True) as db:
         listed = {
