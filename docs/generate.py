@@ -212,13 +212,18 @@ def _command(words: str, function: Callable[..., object]) -> str:
     rows = [
         _parameter(name, typing.get_args(hints[name]), parameter.default)
         for name, parameter in inspect.signature(function).parameters.items()
-        if hints[name] is not typer.Context
+        if hints[name] is not typer.Context and not _is_hidden(hints[name])
     ]
     about = (inspect.getdoc(function) or "").replace(
         "\b\n", ""
     )  # a mark that keeps the lines of a table in --help
     title = f"\n## stallscope {words}\n\n{about}\n"
     return title + (f"\n{_table(('option', 'default', 'meaning'), rows)}" if rows else "")
+
+
+def _is_hidden(hint: object) -> bool:
+    """Whether an option is accepted but not listed: the former name of another option."""
+    return any(getattr(about, "hidden", False) for about in typing.get_args(hint))
 
 
 def _parameter(name: str, annotation: Sequence[Any], default: object) -> tuple[str, str, str]:

@@ -149,6 +149,15 @@ def test_an_unknown_name_is_refused_with_a_suggestion(tmp_path):
         in_force({}, {"STALLSCOPE_ZZZZZZ": "x"})
 
 
+@pytest.mark.parametrize(("former", "name"), settings.RENAMED.items())
+def test_a_renamed_setting_keeps_its_former_name_for_one_release(tmp_path, former, name):
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{former}: 3\n")
+    assert getattr(in_force(path=path).settings, name) == 3
+    variable = {f"STALLSCOPE_{former.upper()}": "4"}
+    assert getattr(in_force(environ=variable, path=path).settings, name) == 4
+
+
 def test_the_rest_of_the_environment_is_left_alone(tmp_path):
     environ = {"HOME": "/root", "STALLSCOPE_DATA": "/data", "stallscope_db": "x", "STALLSCOPE_DB": ""}
     assert in_force({}, environ).settings == Settings(node="host-a")

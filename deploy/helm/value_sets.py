@@ -55,7 +55,7 @@ SETS: dict[str, Values] = {
             "pullSecrets": ["mirror"],
         },
         "agent": {
-            "settings": {"hook_budget_percent": 0, "min_late_ms": 5},
+            "settings": {"probe_budget_percent": 0, "min_late_ms": 5},
             "podLabels": {"a": "b"},
             "podAnnotations": {"c": "d"},
             "extraEnv": [{"name": "E", "value": "F"}],

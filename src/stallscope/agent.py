@@ -72,7 +72,7 @@ class Options:
     """What to trace, and the outputs.
 
     pids: these processes and their descendants; empty: all. duration_s: None continues until a signal.
-    hook_budget: share of a thread's time that high-frequency probes may cost; 0: no such probes.
+    probe_budget: share of a thread's time that high-frequency probes may cost; 0: no such probes.
     record_all: store every raw event of the ledger in `raw_path(db)`: much data, to check the
     ledger with. prometheus: address for serving metrics; otlp: URL for sending metrics; empty: none.
     serve: listen address for other machines and assistants, with serve_words for `stallscope serve`.
@@ -98,7 +98,7 @@ class Options:
     owner_max_age_s: int = 0
     pids: tuple[int, ...] = ()
     duration_s: float | None = None
-    hook_budget: float = 0.005
+    probe_budget: float = 0.005
     record_all: bool = False
     notes_only: bool = False
     stacks: bool = True
@@ -205,7 +205,7 @@ def _captured(options: Options) -> CaptureOptions:
     """The options of the capture."""
     return CaptureOptions(
         pids=options.pids,
-        hook_budget=options.hook_budget,
+        probe_budget=options.probe_budget,
         raw_file=raw_path(options.db) if options.record_all else None,
         stacks=options.stacks,
         gpu_ioctls=options.gpu_ioctls,

@@ -35,6 +35,7 @@ from stallscope.commands.serve import serve
 from stallscope.commands.settings_command import settings
 from stallscope.commands.stacks import stacks
 from stallscope.commands.stress import stress
+from stallscope.commands.terminal_text import echo_text
 from stallscope.commands.trace_command import trace
 from stallscope.commands.usage_error import UsageError, is_help, usage_line
 from stallscope.commands.version import version
@@ -133,13 +134,16 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except StallscopeError as error:
-        print(f"stallscope: {error}", file=sys.stderr)
+        echo_text(f"stallscope: {error}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "stallscope"):
             raise
-        print(f"stallscope: this needs the package {package}: pip install 'stallscope[all]'", file=sys.stderr)
+        print(
+            f"stallscope: this command needs the package {package}: pip install 'stallscope[all]'",
+            file=sys.stderr,
+        )
         sys.exit(BadInput.exit_code)
     except BrokenPipeError:
         _leave_without_reader()

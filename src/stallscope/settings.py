@@ -24,6 +24,9 @@ PREFIX = "STALLSCOPE_"
 NOT_SETTINGS = frozenset({"STALLSCOPE_SETTINGS", "STALLSCOPE_DATA"})
 """Variables with the prefix that are not settings: the path of the settings file; the data of the tests."""
 
+RENAMED = {"hook_budget_percent": "probe_budget_percent"}
+"""Settings with a new name, by their former name, which the environment and the file accept for one release."""
+
 LONGEST_S = 100 * 365 * 86_400
 """The longest duration that is accepted: in ns it fits into 64 bits, and the end of it is a date."""
 
@@ -185,12 +188,12 @@ class Settings:
             zero_is_unlimited=True,
         ),
     ] = 300.0
-    hook_budget_percent: Annotated[
+    probe_budget_percent: Annotated[
         float,
         About(
             "share of a thread's time that high-frequency probes (launches, events) may cost; beyond it they are on "
             "for a part of the time, and counts are estimates; 0: no such probes",
-            "--hook-budget",
+            "--probe-budget",
             "percent",
             minimum=0,
             maximum=100,
@@ -561,6 +564,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     """The values from the environment; empty variables are ignored."""
     by_variable = {s.environment: s for s in TABLE}
+    by_variable |= {PREFIX + former.upper(): named(name) for former, name in RENAMED.items()}
     given = {}
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
@@ -588,6 +592,7 @@ def _from_file(path: Path | None) -> dict[str, tuple[Any, str]]:
     given: dict[str, tuple[Any, str]] = {}
     for name, value, line in _file_entries(path):
         origin = f"{path}:{line}"
+        name = RENAMED.get(name, name)
         if name not in names:
             raise _unknown(name, names, origin)
         if name in given:

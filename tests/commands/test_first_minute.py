@@ -43,7 +43,7 @@ HUGE = "9" * 20
         (("explain", "--since", "99999999h"), "longer than 100 years"),
         (("explain", "--provider", "zorg", "--gpu", "H100"), "no provider 'zorg'"),
         (("explain", "--provider", "zorg"), "no provider 'zorg'"),
-        (("explain", "--rates", "missing.yaml"), "missing.yaml: the file of rates does not exist"),
+        (("explain", "--rates", "missing.yaml"), "missing.yaml: the price file does not exist"),
         (("query", "DROP TABLE collectives"), "this query uses DROP"),
         (("query", "/* x */ vacuum"), "this query uses VACUUM"),
         (("query", "ALTER TABLE nodes RENAME TO x"), "this query uses ALTER"),

@@ -125,7 +125,7 @@ def test_missing_price_is_inconclusive_and_can_be_given(run, hubs):
         ("healthy", "longer", 23, "a step takes 300.0 ms, 50% more than 200.0 ms"),
         ("healthy", "hung", 23, "Regression: A hang."),
         ("healthy", "incomplete", 21, f"Inconclusive: after: {GAP['reason']}."),
-        ("earlier", "healthy", 21, "Inconclusive: before: the data have no step times"),
+        ("earlier", "healthy", 21, "Inconclusive: before: the data has no step times"),
     ],
 )
 def test_compare_two_jobs(run, hub, before, after, code, text):

@@ -23,7 +23,7 @@ def test_holders_are_listed_with_owner_begin_and_price(run, tmp_path: Path):
     since = wall_text(WALL_NS + SINCE_S * S)
     assert code == 0
     assert out == (
-        f"host-a: job 1 (job_name notebook, user ann) holds 2 GPUs (0, 1) without use since {since}: no GPU call, "
+        f"host-a: job 1 (job_name notebook, user ann) holds 2 GPUs (0, 1) without use since {since}: no GPU calls, "
         "$5.00 per hour\n"
     )
     (row,) = json.loads(run("idle", "--db", db, "--json")[1])
@@ -31,7 +31,7 @@ def test_holders_are_listed_with_owner_begin_and_price(run, tmp_path: Path):
 
 
 def test_gpus_in_use_and_old_rows_are_not_listed(run, tmp_path: Path):
-    none = "the trace lists no GPU that is held without use\n"
+    none = "no GPU in this trace is held without use\n"
     assert run("idle", "--db", written(tmp_path / "used.db", is_idle=0))[1] == none
     trace = held()
     ended = replace(trace, ends_ns=(int(idle_rows()["ts_ns"].max()) + 600 * S,))

@@ -46,8 +46,8 @@ def test_no_rank_is_late_without_a_straggler():
     assert (np.ptp(rows["ts_ns"], axis=1) < 1_000_000).all()
 
 
-@pytest.mark.parametrize("lane", ["arrow", "otlp"])
-def test_acknowledged_rows_are_stored(tmp_path: Path, lane: str):
+@pytest.mark.parametrize(("option", "protocol"), [("--protocol", "arrow"), ("--lane", "otlp")])
+def test_acknowledged_rows_are_stored(tmp_path: Path, option: str, protocol: str):
     folder, local = tmp_path / "h", "127.0.0.1:0"
     (tmp_path / "token").write_text(Tokens(folder / FILE_NAME).create(["ingest"], "default"))
     options = hub.Options(db=folder, otlp_grpc=local, otlp_http=local, api=local)
@@ -58,8 +58,8 @@ def test_acknowledged_rows_are_stored(tmp_path: Path, lane: str):
         "--json",
         "--events",
         "2003",
-        "--lane",
-        lane,
+        option,
+        protocol,
     ]
     with (tmp_path / "said").open("w") as out, hub.started(options, out=out) as ports:
         endpoint = f"127.0.0.1:{ports.otlp_grpc}"
@@ -93,7 +93,8 @@ def test_a_hub_that_is_not_there_or_does_not_let_in_is_one_clear_error(tmp_path:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--lane", "x"], "--lane"),
+        (["--protocol", "x"], "--protocol"),
+        (["--lane", "x"], "--protocol"),
         (["--world", "4"], "--world 4 has no rank 7"),
         (["--straggler", "8"], "--straggler 8"),
         (["--rate", "8000", "--straggler", "1"], "--late-ms 20"),

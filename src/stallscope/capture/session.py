@@ -73,8 +73,8 @@ _POLL_EVERY_S = 0.04
 _SECOND_NS = 10**9
 _OFTEN_NS = _SECOND_NS // 4
 _PERF_NOTE = (
-    "this kernel attaches probes one by one: only the functions that jobs wait in get probes, launches are "
-    "not counted, and the end of the trace takes 0.1 s per probe; Linux 6.6 and later do better"
+    "this kernel attaches probes one by one: only the functions in which jobs wait get probes, launches are "
+    "not counted, and ending the trace takes 0.1 s per probe; Linux 6.6 and later attach all probes at once"
 )
 
 
@@ -82,7 +82,7 @@ _PERF_NOTE = (
 class Options:
     """What to capture.
 
-    pids: these processes and their descendants; empty: all. hook_budget: share of a thread's time that high-frequency
+    pids: these processes and their descendants; empty: all. probe_budget: share of a thread's time that high-frequency
     probes may cost; 0: no such probes. raw_file: also write every raw event of the ledger into this file: much data, to
     check the ledger with. stacks: capture the code locations of blocked threads. gpu_ioctls: count calls into the GPU
     driver; gpu_majors: finds its devices. annotate_socket: socket for jobs' labels; None: no labels. annotate_group:
@@ -92,7 +92,7 @@ class Options:
     """
 
     pids: tuple[int, ...] = ()
-    hook_budget: float = 0.005
+    probe_budget: float = 0.005
     raw_file: Path | None = None
     stacks: bool = True
     gpu_ioctls: bool = False
@@ -176,7 +176,7 @@ class Capture:
         self._discovery = Discovery(
             pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=self._mmap_events
         )
-        self._governor = Governor(probes, options.hook_budget, probe_cost_ratio(probes))
+        self._governor = Governor(probes, options.probe_budget, probe_cost_ratio(probes))
         self._attacher = Attacher(
             self._discovery, probes.attach, governor=self._governor, essential_only=probes.mode == "perf"
         )

@@ -152,7 +152,9 @@ def _write(data: bytes, out: Path | None) -> None:
         try:
             out.write_bytes(data)
         except OSError as error:
-            raise StorageFailed(f"cannot write {out}: {error.strerror}; choose another --out") from error
+            raise StorageFailed(
+                f"cannot write {out}: {error.strerror}; choose another path with --out"
+            ) from error
         return
     if data[:4] == b"PAR1" and sys.stdout.isatty():
         raise BadInput(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stallscope.commands.options import AsJson, CaFile, HubUrl, SettingsFile, TokenFile, settings_from
+from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput, NotFound
 
 if TYPE_CHECKING:  # importing it here would slow every command
@@ -41,11 +42,17 @@ def ask(
     tools = client.tools()
     if tool is None:
         for entry in tools:
-            typer.echo(json.dumps(entry) if as_json else f"{entry['name']}\n    {entry['description']}")
+            if as_json:
+                typer.echo(json.dumps(entry))
+            else:
+                echo_text(f"{entry['name']}\n    {entry['description']}")
         return
     entry = _entry(tools, tool)
     answer = client.ask(entry["name"], arguments(param or [], entry["input_schema"]))
-    typer.echo(json.dumps(answer, indent=2) if as_json else _text(answer))
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        echo_text(_text(answer))
 
 
 def client_from(

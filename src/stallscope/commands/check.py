@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stallscope.commands.options import AsJson, Db, SettingsFile
+from stallscope.commands.terminal_text import fitted
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.check.finding import Finding
@@ -61,12 +63,14 @@ class _Lines:
         from rich.console import Console
 
         self._console = Console(highlight=False, soft_wrap=True)
+        self._width = self._console.width if self._console.is_terminal else sys.maxsize
 
     def __call__(self, finding: Finding) -> None:
         from rich.text import Text
 
         style = {"pass": "green", "warn": "yellow", "fail": "bold red"}[finding.state]
-        line = Text.assemble((f"{finding.state.value}  ", style), f"{finding.subject:<14}  ", finding.found)
+        line = Text(fitted(f"{finding.state.value}  {finding.subject:<14}  {finding.found}", self._width))
+        line.stylize(style, 0, len(finding.state.value))
         self._console.print(line)
         if finding.advice:
-            self._console.print(Text(f"{'':22}action: {finding.advice}"))
+            self._console.print(Text(fitted(f"{'':22}action: {finding.advice}", self._width)))

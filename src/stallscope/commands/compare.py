@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stallscope.commands.options import AsJson, CaFile, SettingsFile, TokenFile, settings_from
+from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def compare(
         return report_of_job(client_from(hub, token_file, ca_cert, settings=settings), text)
 
     comparison = compared(report(before), report(after), max_growth=max_growth / 100)
-    typer.echo(json.dumps(comparison.as_json(), indent=2) if as_json else comparison.text())
+    if as_json:
+        typer.echo(json.dumps(comparison.as_json(), indent=2))
+    else:
+        echo_text(comparison.text())
     codes = {"regression": REGRESSION_EXIT_CODE, "inconclusive": Answer.INCONCLUSIVE.exit_code}
     raise typer.Exit(codes.get(comparison.answer, 0))
 
@@ -74,7 +78,7 @@ def report_of(text: str, settings: Settings) -> dict[str, Any]:
 
     traces = read_files([path]).traces
     if len(traces) > 1:
-        raise BadInput(f"{path} holds {len(traces)} kinds of data that cannot be compared as one job")
+        raise BadInput(f"{path} contains {len(traces)} kinds of data that cannot be compared as one job")
     return report_on(traces[0], settings)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from stallscope.commands.options import AsJson, Price, settings_from
 from stallscope.commands.report import print_report
+from stallscope.commands.terminal_text import echo_text
 from stallscope.events.counted import counted
 
 if TYPE_CHECKING:  # importing these here would slow every command
@@ -67,7 +68,7 @@ def demo(
     if no_bpf and (live or gpu):
         raise BadInput(f"--{'gpu' if gpu else 'live'} and --no-bpf exclude each other; give only one")
     if folder is not None and name != "data":
-        raise BadInput("only `stallscope demo data FOLDER` accepts a second word")
+        raise BadInput("only `stallscope demo data` takes a folder")
     name = name or scenario or ("sleep" if live or gpu else "")
     if not name and no_bpf:
         raise BadInput("--no-bpf simulates a scenario; give a name from `stallscope demo list`")
@@ -95,11 +96,11 @@ def demo(
     is_real = not no_bpf and (live or gpu or _can_trace())
     for number, each in enumerate(wanted):
         if len(wanted) > 1 and not as_json:
-            typer.echo("\n" * bool(number) + f"== {each.name}: {each.meaning}\n")
+            echo_text("\n" * bool(number) + f"== {each.name}: {each.meaning}\n")
         trace = _traced(each, db, gpus) if is_real else _made_up(each, db)
         print_report(trace, as_json, settings=chosen)
         if each.learn and not as_json:
-            typer.echo("\nLessons:\n" + "\n".join(f"  - {line}" for line in each.learn))
+            echo_text("\nLessons:\n" + "\n".join(f"  - {line}" for line in each.learn))
 
 
 def _list(as_json: bool) -> None:
@@ -113,7 +114,7 @@ def _list(as_json: bool) -> None:
         return
     width = max(len(each.name) for each in SCENARIOS)
     for each in SCENARIOS:
-        typer.echo(f"{each.name:<{width}}  {each.meaning}")
+        echo_text(f"{each.name:<{width}}  {each.meaning}")
 
 
 def _write_data(folder: Path | None) -> None:
@@ -126,7 +127,7 @@ def _write_data(folder: Path | None) -> None:
     for path in written:
         typer.echo(path)
     if written[-1].name != demo_data.HUB_FOLDER:
-        typer.echo("stallscope: no hub folder, which needs pip install 'stallscope[hub]'", err=True)
+        typer.echo("stallscope: no hub folder was written: it needs pip install 'stallscope[hub]'", err=True)
     traces = " ".join(str(path) for path in written if path.suffix == ".db")
     typer.echo(f"next: stallscope merge {traces} -o {folder / 'all.db'}")
     typer.echo(f"      stallscope explain {folder / 'all.db'}; {folder / 'answer.json'} contains the answer")
@@ -142,7 +143,7 @@ def _can_trace() -> bool:
         preflight.check()
         build.build()
     except StallscopeError as error:
-        typer.echo(f"stallscope: simulated, because a live job cannot be traced here: {error}", err=True)
+        echo_text(f"stallscope: simulated, because a live job cannot be traced here: {error}", err=True)
         return False
     return True
 

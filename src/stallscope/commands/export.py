@@ -163,4 +163,6 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --out") from error
+        raise StorageFailed(
+            f"cannot write {path}: {error.strerror}; choose another path with --out"
+        ) from error

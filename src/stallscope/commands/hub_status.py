@@ -38,7 +38,7 @@ def status(shared: Shared = None, as_json: AsJson = False, settings: SettingsFil
         for hub in state["hubs"]:
             word = "leaving" if hub["is_leaving"] else "alive" if hub["is_alive"] else "silent"
             typer.echo(
-                f"{hub['name']:<48} {word:<8} {hub['n_slots']:>3} slots  seen {hub['seen_s_ago']} s ago"
+                f"{hub['name']:<48} {word:<8} {hub['n_slots']:>3} slots  last seen {hub['seen_s_ago']} s ago"
             )
         busy = [slot for slot in state["slots"] if slot["unsealed_rows"]]
         for slot in busy:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stallscope.commands.options import Db, SettingsFile, settings_from
+from stallscope.commands.terminal_text import echo_text
 from stallscope.events.counted import counted
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ def idle(
         typer.echo(json.dumps(rows, indent=1))
         return
     for row, holder in zip(rows, holders, strict=True):
-        typer.echo(_line(row, holder))
+        echo_text(_line(row, holder))
     if not rows:
-        typer.echo("the trace lists no GPU that is held without use")
+        typer.echo("no GPU in this trace is held without use")
 
 
 def _line(row: Mapping[str, Any], holder: IdleHolder) -> str:

@@ -139,7 +139,7 @@ def _summary(about: Mapping[str, Any], incidents: Sequence[Report], n_left_out: 
     if about["answer"] == "healthy":
         return "Healthy: no fault slowed down the job in the data examined."
     reasons = about["reasons"]
-    return f"Inconclusive: {reasons[0]['reason'] if reasons else 'the data show no cause'}."
+    return f"Inconclusive: {reasons[0]['reason'] if reasons else 'the data shows no cause'}."
 
 
 def _timeline(about: Mapping[str, Any], incidents: Sequence[Report]) -> list[Report]:

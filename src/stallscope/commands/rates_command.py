@@ -64,7 +64,7 @@ def _print_rate(table: RateTable, gpu: str, provider: str, *, as_json: bool) -> 
 
     result = lookup(table, gpu=gpu, provider=provider or None)
     if result is None:
-        raise NotFound(f"{table.origin} has no price of a {gpu!r}; give your own price file with --rates")
+        raise NotFound(f"{table.origin} has no price for {gpu!r}; give your own price file with --rates")
     rate = result.rate
     if as_json:
         data = {

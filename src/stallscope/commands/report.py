@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import NotFound
 from stallscope.events.counted import counted
 
@@ -78,11 +79,11 @@ def print_reports(
         data |= {} if missing is None else {"missing": missing}
         typer.echo(json.dumps(data | (details.data(trace, report) if details else {}), indent=2))
         return report.answer
-    typer.echo(text.report(report))
+    echo_text(text.report(report))
     if listed and any(verdict.cost for verdict in report.verdicts):
-        typer.echo(f"\nPrice: {listed.sentence}")
+        echo_text(f"\nPrice: {listed.sentence}")
     if details and (more := details.text(trace, report)):
-        typer.echo(more, nl=False)
+        echo_text(more, newline=False)
     return report.answer
 
 

@@ -23,6 +23,7 @@ from stallscope.commands.options import (
     TokenFile,
     duration_ns,
 )
+from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.events.owner import SUM_LABELS
 
@@ -116,7 +117,7 @@ def cost(
         "json": lambda: json.dumps({"title": title, "rows": rows}, indent=1) + "\n",
         "html": lambda: cost_page.as_html(answers, title),
     }[form]()
-    print_or_write(text, output)
+    print_or_write(text, output, is_fitted=form == "text")
 
 
 def _chosen(job: str | None, owner: str | None, namespace: str | None) -> dict[str, str]:
@@ -125,8 +126,11 @@ def _chosen(job: str | None, owner: str | None, namespace: str | None) -> dict[s
     return {name: value for name, value in given.items() if value}
 
 
-def print_or_write(text: str, output: Path | None) -> None:
-    """Print a report, or write it to a file. Raises StorageFailed."""
+def print_or_write(text: str, output: Path | None, *, is_fitted: bool) -> None:
+    """Print a report, or write it to a file. Raises StorageFailed. is_fitted: fit its lines to a terminal."""
+    if output is None and is_fitted:
+        echo_text(text, newline=False)
+        return
     if output is None:
         typer.echo(text, nl=False)
         return

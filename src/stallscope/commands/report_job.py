@@ -49,4 +49,4 @@ def job(
         "json": lambda: json.dumps(made, indent=1) + "\n",
         "html": lambda: job_page.as_html(made),
     }[form]()
-    print_or_write(text, output)
+    print_or_write(text, output, is_fitted=form == "text")

@@ -22,6 +22,7 @@ from stallscope.commands.fleet import (
     refuse_partial,
 )
 from stallscope.commands.options import AsJson, SettingsFile, settings_from
+from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import NotFound
 from stallscope.events.counted import counted
 
@@ -71,7 +72,10 @@ def stacks(
             "no stacks: no process has a GPU library loaded, or its memory cannot be read; run as root, or give a trace"
         )
     grouped = groups(stack_list)
-    typer.echo(json.dumps([_data(group) for group in grouped], indent=2) if as_json else _text(grouped))
+    if as_json:
+        typer.echo(json.dumps([_data(group) for group in grouped], indent=2))
+    else:
+        echo_text(_text(grouped))
     refuse_partial(failures, chosen.nodes.count(",") + 1)
 
 

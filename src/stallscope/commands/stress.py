@@ -35,7 +35,10 @@ def stress(
     cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "stress",
     batch: Annotated[int, typer.Option(help="Rows per request.", min=1, max=50_000)] = 500,
     at_once: Annotated[int, typer.Option("--at-once", help="Concurrent requests.", min=1, max=256)] = 4,
-    lane: Annotated[str, typer.Option(help="Format: arrow, or otlp (logs).")] = "arrow",
+    protocol: Annotated[str, typer.Option(help="Protocol: arrow, or otlp (logs).")] = "arrow",
+    lane: Annotated[
+        str | None, typer.Option("--lane", hidden=True, help="Former name of --protocol.")
+    ] = None,
     patience: Annotated[
         str, typer.Option(help="Give up after this time without an acknowledgement: 30s, 2m.")
     ] = "30s",
@@ -55,8 +58,9 @@ def stress(
 
     check_grpc_address(endpoint, "--endpoint")
     patience_ns = duration_ns(patience, "--patience")
-    if lane not in ("arrow", "otlp"):
-        raise BadInput(f"--lane: unknown format {lane!r}; give arrow or otlp")
+    protocol = lane or protocol
+    if protocol not in ("arrow", "otlp"):
+        raise BadInput(f"--protocol: unknown protocol {protocol!r}; give arrow or otlp")
     n_world = world or first_rank + ranks
     if n_world < first_rank + ranks:
         raise BadInput(
@@ -79,7 +83,7 @@ def stress(
         insecure=hub_insecure,
         about={"agent": "stallscope stress"},
     )
-    channel = HubChannel(target, only_logs=lane == "otlp")
+    channel = HubChannel(target, only_logs=protocol == "otlp")
     try:
         result = run(
             Plan(

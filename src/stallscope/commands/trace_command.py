@@ -22,6 +22,7 @@ from stallscope.commands.options import (
     duration_ns,
     settings_from,
 )
+from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput
 
 if TYPE_CHECKING:
@@ -89,12 +90,15 @@ def trace(
     hub_insecure: Annotated[
         bool, typer.Option("--hub-insecure", help="Send in clear text, the token included.")
     ] = False,
-    hook_budget: Annotated[
+    probe_budget: Annotated[
         float | None,
         typer.Option(
-            "--hook-budget",
+            "--probe-budget",
             help="CPU budget of high-frequency probes, in percent of a thread's time; 0: do not attach them.",
         ),
+    ] = None,
+    hook_budget: Annotated[
+        float | None, typer.Option("--hook-budget", hidden=True, help="Former name of --probe-budget.")
     ] = None,
     annotate_socket: Annotated[
         Path | None, typer.Option("--annotate-socket", help="Socket for labels from jobs (step, phase).")
@@ -158,7 +162,7 @@ def trace(
         "cluster": cluster,
         "hub_client_cert": client_cert,
         "hub_client_key": client_key,
-        "hook_budget_percent": hook_budget,
+        "probe_budget_percent": hook_budget if probe_budget is None else probe_budget,
         "annotate_socket": annotate_socket,
         "annotate_group": annotate_group,
         "stacks": 0 if no_stacks else None,
@@ -182,7 +186,7 @@ def trace(
         owner_max_age_s=chosen.owner_max_age_s,
         pids=tuple(pid or ()),
         duration_s=duration_s,
-        hook_budget=chosen.hook_budget_percent / 100,
+        probe_budget=chosen.probe_budget_percent / 100,
         record_all=record_all,
         notes_only=quiet or as_json,
         annotate_socket=chosen.annotate_socket,
@@ -231,7 +235,7 @@ def _print_summary(chosen: Settings, *, since_ns: int) -> None:
 
     try:
         trace = node.read(chosen.db, part=Part(from_wall_ns=since_ns))
-        typer.echo(as_screen(of_report(report_on(trace, chosen), str(chosen.db))), err=True)
+        echo_text(as_screen(of_report(report_on(trace, chosen), str(chosen.db))), err=True)
     except StallscopeError as error:
         typer.echo(f"stallscope: no summary of the job: {error}", err=True)
     typer.echo(f"stallscope: for the verdict: stallscope explain --db {chosen.db}", err=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stallscope.commands.terminal_text import echo_text
+
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.diagnose import Report
     from stallscope.importers.ras_answer import Answer
@@ -71,9 +73,11 @@ def _print_new(answers: list[Answer], printed: str, *, settings: Settings, as_js
     if finding == printed:
         return printed
     if not finding:
-        typer.echo("the counters move again" if not as_json else json.dumps({"answer": "moving"}))
+        typer.echo("the counters increase again" if not as_json else json.dumps({"answer": "moving"}))
+    elif as_json:
+        typer.echo(json.dumps(report_json(report)))
     else:
-        typer.echo(json.dumps(report_json(report)) if as_json else f"{text.report(report)}\n")
+        echo_text(f"{text.report(report)}\n")
     return finding
 
 
