@@ -296,7 +296,7 @@ def test_no_line_of_a_list_of_commands_is_cut_on_a_narrow_terminal(words):
 def test_a_package_that_is_not_installed_is_named(db, words, package):
     program = f"import sys; sys.modules[{package!r}] = None; from stallscope.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program, *words, db], capture_output=True, text=True)
-    wanted = f"stallscope: this needs the package {package}: pip install 'stallscope[all]'\n"
+    wanted = f"stallscope: this command needs the package {package}: pip install 'stallscope[all]'\n"
     assert (done.returncode, done.stderr) == (2, wanted)
 
 

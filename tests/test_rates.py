@@ -90,7 +90,7 @@ def test_the_shipped_table_is_valid_and_has_a_day():
 
 
 def test_missing_and_malformed_rate_files_are_errors(tmp_path):
-    with pytest.raises(NotFound, match="the file of rates does not exist"):
+    with pytest.raises(NotFound, match="the price file does not exist"):
         rates.load(tmp_path / "absent.yaml")
     for content in ("[1, 2]", "a: [", "\x00"):
         (tmp_path / "bad.yaml").write_text(content)

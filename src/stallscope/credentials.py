@@ -46,5 +46,7 @@ def from_environment(name: str, environ: Mapping[str, str] | None = None) -> str
 def header_value(text: str, source: str) -> str:
     """The text, if an HTTP header can carry it. Raises ValueError that names only the source."""
     if not all("!" <= character <= "~" or character in " \t" for character in text):
-        raise ValueError(f"{source} does not hold one line of printable ASCII; no header can carry it")
+        raise ValueError(
+            f"{source} must contain a single line of printable ASCII, because an HTTP header carries it"
+        )
     return text

@@ -114,9 +114,9 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             )
         else:
             store, diagnosis = stack.enter_context(closing(shared)).store, shared.diagnosis
-        tokens = Tokens(options.db / TOKENS_FILE)  # those of all hubs, if the store is shared
+        tokens = Tokens(options.db / TOKENS_FILE)  # shared by all hubs if the store is shared
         alert_state = AlertState(state_path(options.db))
-        is_raising = shared.is_first if shared else lambda: True  # one hub of all
+        is_raising = shared.is_first if shared else lambda: True  # only one of several hubs raises alerts
         raising = stack.enter_context(
             closing(alerts.of_hub(store, alert_state, alert_config, is_active=is_raising))
         )

@@ -59,9 +59,9 @@ def load(path: Path | None = None) -> RateTable:
     try:
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NotFound(f"{source}: the file of rates does not exist; name another with --rates") from None
+        raise NotFound(f"{source}: the price file does not exist; name another with --rates") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{source}: the file of rates cannot be read ({error})") from error
+        raise BadInput(f"{source}: the price file cannot be read ({error})") from error
     except yaml.YAMLError as error:
         raise BadInput(f"{source}: not valid YAML ({yaml_complaint(error)})") from error
     return validated(data, str(source))
@@ -70,10 +70,10 @@ def load(path: Path | None = None) -> RateTable:
 def validated(data: Any, origin: str) -> RateTable:
     """The table that the content of a file describes. Raises BadInput that names the first wrong key."""
     if not isinstance(data, dict):
-        raise BadInput(f"{origin}: a file of rates holds the keys as_of, providers and rates")
+        raise BadInput(f"{origin}: a price file has the keys as_of, providers and rates")
     if unknown := sorted(str(key) for key in data if key not in _KEYS):
         raise BadInput(
-            f"{origin}: unknown key {unknown[0]!r} in a file of rates; the keys are as_of, providers and rates"
+            f"{origin}: unknown key {unknown[0]!r} in a price file; the keys are as_of, providers and rates"
         )
     aliases = _aliases(_mapping(data, "providers", origin), origin)
     rates = _rates(_mapping(data, "rates", origin), aliases, origin)
@@ -132,7 +132,7 @@ def listed(
     check_provider(table, provider)
     listed_rate = lookup(table, gpu=gpu, provider=provider or None)
     if listed_rate is None and named_gpu:
-        raise NotFound(f"{table.origin} has no price of a {gpu!r}: `stallscope rates` lists all prices")
+        raise NotFound(f"{table.origin} has no price for {gpu!r}: `stallscope rates` lists all prices")
     if listed_rate is None:
         return None
     return ListedPrice(

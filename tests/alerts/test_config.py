@@ -48,12 +48,12 @@ def test_secret_is_read_from_a_file_or_the_environment(tmp_path):
     (tmp_path / "key").write_text("k1\n")
     assert Secret(file=tmp_path / "key").value() == "k1"
     assert Secret(env="KEY").value({"KEY": "k2"}) == "k2"
-    with pytest.raises(NotFound, match="environment variable KEY holds no secret"):
+    with pytest.raises(NotFound, match="environment variable KEY is empty"):
         Secret(env="KEY").value({})
 
 
 def test_file_that_is_missing_or_no_yaml_is_named(tmp_path):
-    with pytest.raises(NotFound, match=r"none\.yaml: the file of alerts does not exist"):
+    with pytest.raises(NotFound, match=r"none\.yaml: the alerts file does not exist"):
         load(tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_text("receivers: [")
     with pytest.raises(BadInput, match="not valid YAML"):

@@ -87,17 +87,17 @@ def test_the_newest_libraries_that_fit_the_driver_are_taken(driver, folder, tmp_
 
 @pytest.mark.compiler
 def test_the_missing_component_is_named(driver, folder):
-    with pytest.raises(NotFound, match=r"no CUDA runtime that fits the driver \(CUDA 12\).*pip install"):
+    with pytest.raises(NotFound, match=r"no CUDA runtime for this driver \(CUDA 12\) was found.*pip install"):
         libraries(driver(), [str(folder / "nccl" / "lib")])
-    with pytest.raises(NotFound, match=r"\(CUDA 12\), only .*libcudart\.so\.13"):
+    with pytest.raises(NotFound, match=r"\(CUDA 12\) was found, only .*libcudart\.so\.13"):
         libraries(driver(), [str(folder / "runtime" / "lib")])
-    with pytest.raises(NotFound, match="no NCCL on this machine"):
+    with pytest.raises(NotFound, match=r"NCCL .* was not found"):
         libraries(driver(), [str(folder / "toolkit" / "lib")])
     with pytest.raises(NotFound, match="none is visible"):
         libraries(driver(n_gpus=0), [])
     with pytest.raises(NotFound, match="the driver returns code 100"):
         libraries(driver(init=100), [])
-    with pytest.raises(NotFound, match="no NVIDIA driver on this machine"):
+    with pytest.raises(NotFound, match=r"no NVIDIA driver .* was found"):
         libraries("libcuda-that-is-not-there.so.1", [])
 
 

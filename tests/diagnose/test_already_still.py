@@ -62,7 +62,7 @@ def test_the_rank_in_other_code_probably_blocks_the_waiting_ranks():
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", [2], [0, 1, 3])
     assert verdict.confidence < 0.7
-    assert "the data do not show" in str(verdict.abstained_because)
+    assert "the data does not show" in str(verdict.abstained_because)
     assert verdict.cost is not None
     assert verdict.cost.gpu_seconds == pytest.approx(30)
     message = text.report(report)

@@ -108,7 +108,7 @@ def test_new_errors_of_a_gpu_are_evidence():
     later["ts_ns"] += 30 * MS
     later["n_nvlink_errors"] = np.where(later["n_nvlink_errors"] == 3, 45, later["n_nvlink_errors"])
     _, evidence = cause_of(replace(trace, gpus=np.concatenate([trace.gpus, later])))
-    assert evidence.unlike_other_gpus == ["42 new NVLink errors, other GPUs 0"]
+    assert evidence.unlike_other_gpus == ["NVLink errors +42, other GPUs +0"]
 
 
 def test_a_process_on_another_gpu_is_not_evidence():

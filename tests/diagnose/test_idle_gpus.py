@@ -28,7 +28,7 @@ def idle_rows(
     rows["gpu"] = [gpu.encode() for gpu in gpus] * len(times)
     rows["holder"], rows["reason"], rows["since_ns"], rows["is_idle"] = (
         b"job 1",
-        b"no GPU call",
+        b"no GPU calls",
         SINCE_S * S,
         1,
     )
@@ -53,7 +53,7 @@ def test_the_holder_is_named_with_owner_price_and_begin():
     assert verdict.cost.usd_per_hour == 4.0
     assert report.answer == "found"
     assert (
-        "job 1 (notebook) of ann has held 2 GPUs on host-a without use for 60 min: no GPU call."
+        "job 1 (notebook) of ann has held 2 GPUs on host-a without use for 60 min: no GPU calls."
         in text.report(report)
     )
 

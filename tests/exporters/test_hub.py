@@ -462,7 +462,7 @@ def test_large_batches_are_cut_before_they_are_sent(line, monkeypatch):
 
 def test_a_wrong_authority_file_is_refused_at_once(tmp_path):
     (tmp_path / "ca").write_text("no certificate")
-    for ca, words in ((tmp_path / "ca", "holds no certificate"), (tmp_path / "none", "cannot be read")):
+    for ca, words in ((tmp_path / "ca", "contains no certificate"), (tmp_path / "none", "cannot be read")):
         target = Target(address="h:1", node="n", cluster="c", token=lambda: "", ca_file=ca)
         with pytest.raises(BadInput, match=words):
             HubOutput.open(target, tmp_path / "spool", max_spool_bytes=10**6)

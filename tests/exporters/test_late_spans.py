@@ -25,7 +25,7 @@ def test_a_request_that_is_late_for_its_endpoint_has_a_span():
     spans = LateSpans("node-7")
     assert list(spans.take(requests(50), 5)) == []
     (late,) = spans.take(requests(1, first_ms=400, begin=50), 5)
-    assert late["summary"] == "380 ms late until its first token"
+    assert late["summary"] == "delayed by 380 ms before its first token"
     assert late["begin_ns"] == 10**9 + 5000 * MS + 5
     assert late["attributes"]["stallscope.time_to_first_token_ms"] == 400
     assert "gen_ai.request.model" not in late["attributes"]

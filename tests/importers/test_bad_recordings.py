@@ -40,7 +40,7 @@ def test_no_such_path(tmp_path):
 
 def test_a_folder_without_a_recording_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(BadTrace, match="holds no file of a kind") as caught:
+    with pytest.raises(BadTrace, match="contains no file that can be imported") as caught:
         importer_for(tmp_path)
     assert str(tmp_path) in str(caught.value)
 
@@ -88,7 +88,7 @@ def test_all_missing_columns_are_listed_in_one_error(folder):
 def test_no_rows(folder):
     table = pq.read_table(folder / "events.parquet")
     pq.write_table(table.slice(0, 0), folder / "events.parquet")
-    refused(folder, "holds no events")
+    refused(folder, "contains no events")
 
 
 def test_no_collectives(folder):
@@ -167,5 +167,5 @@ def test_a_profiler_file_that_is_none(folder):
 def test_a_claim_of_too_many_rows_is_refused(folder, monkeypatch):
     from stallscope.importers import parquet
 
-    with pytest.raises(BadTrace, match="at most 10 can be read"):
+    with pytest.raises(BadTrace, match="at most 10 rows can be read"):
         parquet.table(folder / "events.parquet", ("ts_ns",), max_rows=10)

@@ -114,7 +114,7 @@ def test_a_stall_that_ends_is_reported(capsys: pytest.CaptureFixture[str]):
     with serving([*stuck, *moving]) as (address, _):
         out = watched(address, capsys, n_polls=5)
     assert "rank 5" in out.lower()
-    assert out.rstrip().endswith("the counters move again")
+    assert out.rstrip().endswith("the counters increase again")
 
 
 def test_json_lines(capsys: pytest.CaptureFixture[str]):

@@ -248,7 +248,7 @@ def test_a_folder_with_two_traces_is_refused(tmp_path: Path):
     assert importer_for(tmp_path) is IMPORTER
     assert len(IMPORTER.read(tmp_path).processes) == 16
     write(tmp_path / "b.parquet", Job(n_steps=4))
-    with pytest.raises(BadTrace, match="2 pipeline traces are given"):
+    with pytest.raises(BadTrace, match="got 2 pipeline traces"):
         IMPORTER.read(tmp_path)
 
 

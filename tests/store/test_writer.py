@@ -45,7 +45,10 @@ def test_the_lock_leaves_sqlites_own_locks_alone(tmp_path):
 
 @pytest.mark.parametrize("path", ["/proc/nothing/trace.db", "/"])
 def test_an_unwritable_path_is_reported_in_one_line(path, tmp_path):
-    with pytest.raises(StorageFailed, match="choose another --db") as caught, only_writer(Path(path)):
+    with (
+        pytest.raises(StorageFailed, match="choose another path with --db") as caught,
+        only_writer(Path(path)),
+    ):
         pass
     assert "\n" not in str(caught.value)
 

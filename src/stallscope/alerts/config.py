@@ -82,7 +82,7 @@ class Secret(_Part):
             text = ""
         if not text.strip():
             source = f"file {self.file}" if self.file else f"environment variable {self.env}"
-            raise NotFound(f"the {source} holds no secret; write the secret there")
+            raise NotFound(f"the {source} is empty; write the secret into it")
         return text.strip()
 
 
@@ -230,9 +230,9 @@ def load(path: Path) -> Config:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NotFound(f"{path}: the file of alerts does not exist; name another with --alerts") from None
+        raise NotFound(f"{path}: the alerts file does not exist; name another with --alerts") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: the file of alerts cannot be read ({error})") from error
+        raise BadInput(f"{path}: the alerts file cannot be read ({error})") from error
     except yaml.YAMLError as error:
         raise BadInput(f"{path}: not valid YAML ({yaml_complaint(error)})") from error
     return validated(data, str(path))
@@ -241,7 +241,7 @@ def load(path: Path) -> Config:
 def validated(data: Any, origin: str) -> Config:
     """The configuration of parsed YAML. Raises BadInput for the first wrong key."""
     if not isinstance(data, dict):
-        raise BadInput(f"{origin}: a file of alerts holds the keys receivers and routes")
+        raise BadInput(f"{origin}: an alerts file has the keys receivers and routes")
     try:
         return Config.model_validate(data)
     except ValidationError as error:

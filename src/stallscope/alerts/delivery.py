@@ -115,10 +115,10 @@ def send_once(
 
 
 def retry_wait_s(n_failures: int, failure: DeliveryFailed, jitter: float) -> float:
-    """Time to the next attempt: 1 s, doubled by each failure, at most 5 minutes, at least the receiver's wish.
+    """Time to the next attempt: 1 s, doubled by each failure, at most 5 minutes, but never less than Retry-After.
 
-    A wrong request is repeated every 5 minutes, because a user may correct the setting that caused it.
-    jitter: 0 to 1; spreads attempts over the second half of the time.
+    A request that the receiver rejects as invalid is repeated every 5 minutes, because a user may correct the setting
+    that caused it. jitter: 0 to 1, spreads the attempts over the second half of the wait.
     """
     wait_s = (
         _MAX_RETRY_S if failure.is_permanent else min(_FIRST_RETRY_S * 2 ** min(n_failures, 20), _MAX_RETRY_S)

@@ -62,7 +62,9 @@ def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_name
     try:
         replace(path, _packed(texts))
     except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --bundle") from error
+        raise StorageFailed(
+            f"cannot write {path}: {error.strerror}; choose another path with --bundle"
+        ) from error
     return list(texts)
 
 

@@ -12,7 +12,7 @@ def findings(db: Path, max_bytes: int) -> Iterator[Finding]:
     """One line on the folder of the trace. max_bytes: the size above which the oldest rows are deleted; 0: none."""
     folder = next(each for each in (db.parent, *db.parent.absolute().parents) if each.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        remedy = f"choose another --db, or create the folder: sudo install -d -o {os.getuid()} {db.parent}"
+        remedy = f"choose another path with --db, or create the folder: sudo install -d -o {os.getuid()} {db.parent}"
         yield failed("storage", f"{db.parent} cannot be written", remedy)
         return
     free = shutil.disk_usage(folder).free

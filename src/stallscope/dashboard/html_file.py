@@ -30,12 +30,16 @@ def write_html(path: Path, trace: Trace, report: Report, *, name: str) -> int:
             jobs = Jobs(trace_store.store, memory, now_ns=lambda: trace_store.end_ns, is_whole_trace=True)
             rows = jobs.rows(TENANT)
             if not rows:
-                raise NotFound("the trace has no process to draw; explain without --html prints the report")
+                raise NotFound(
+                    "the trace contains no process to show; run explain without --html to print the report"
+                )
             html = snapshot(jobs, TENANT, _view(trace_store.end_ns, rows[0]))
     try:
         file_modes.replace(path, html.encode(), _FILE_MODE)
     except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --html") from error
+        raise StorageFailed(
+            f"cannot write {path}: {error.strerror}; choose another path with --html"
+        ) from error
     return len(html)
 
 

@@ -63,7 +63,9 @@ def serve(
         raise BadInput(f"--listen: {options.listen!r} is reachable from other machines; give 127.0.0.1:PORT")
     trace = node.read(options.db)
     if not len(processes_rows(trace)):
-        raise NotFound(f"{options.db}: the trace has no calls yet; trace longer, or give another --db")
+        raise NotFound(
+            f"{options.db}: the trace has no calls yet; trace longer, or choose another trace with --db"
+        )
     with ExitStack() as stack:
         trace_store = stack.enter_context(opened(options.db.stem))
         trace_store.load(trace, diagnosed(trace), is_live=_unchanged_s(options.db) < _LIVE_S)

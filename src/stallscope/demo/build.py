@@ -107,7 +107,7 @@ def _compiler() -> str:
     for name in (os.environ.get("CC"), "gcc", "cc"):
         if name and shutil.which(name):
             return name
-    raise NotFound("no C compiler to build the emulated GPU libraries with: install gcc and libc6-dev")
+    raise NotFound("no C compiler was found to build the emulated GPU libraries: install gcc and libc6-dev")
 
 
 def _compile(compiler: str, folder: Path, name: str, sources: tuple[str, ...]) -> None:

@@ -85,10 +85,12 @@ def libraries(driver: str = DRIVER, folders: Sequence[str] | None = None) -> Gpu
     fitting = [each for each in runtimes if each[:1] <= (version,)]
     if not fitting:
         have = f", only {', '.join(map(str, runtimes.values()))}" if runtimes else ""
-        raise NotFound(f"no CUDA runtime that fits the driver (CUDA {version}){have}: {_INSTALL}{_BESIDE}")
+        raise NotFound(
+            f"no CUDA runtime for this driver (CUDA {version}) was found{have}: {_INSTALL}{_BESIDE}"
+        )
     collectives = sorted(_libraries("libnccl.so.2*", folders), key=_version)
     if not collectives:
-        raise NotFound(f"no NCCL on this machine ({NCCL}): {_INSTALL}{_BESIDE}")
+        raise NotFound(f"NCCL ({NCCL}) was not found on this machine: {_INSTALL}{_BESIDE}")
     return GpuLibraries(runtimes[max(fitting)], collectives[-1], n_gpus)
 
 
@@ -97,12 +99,14 @@ def _driver(name: str) -> tuple[int, int]:
     try:
         cuda = ctypes.CDLL(name)
     except OSError:
-        raise NotFound(f"no NVIDIA driver on this machine ({DRIVER}): --gpu needs a GPU{_BESIDE}") from None
+        raise NotFound(
+            f"no NVIDIA driver ({DRIVER}) was found on this machine: --gpu needs a GPU{_BESIDE}"
+        ) from None
     version, n_gpus = c_int(), c_int()
     code = cuda.cuInit(0) or cuda.cuDriverGetVersion(byref(version)) or cuda.cuDeviceGetCount(byref(n_gpus))
     if code or not n_gpus.value:
         why = f"the driver returns code {code}" if code else "none is visible (see CUDA_VISIBLE_DEVICES)"
-        raise NotFound(f"the NVIDIA driver is here, but no GPU can be used: {why}{_BESIDE}")
+        raise NotFound(f"an NVIDIA driver is installed, but no GPU can be used: {why}{_BESIDE}")
     return version.value // 1000, n_gpus.value
 
 

@@ -230,7 +230,7 @@ def _differing_gpus(case_findings: Findings) -> list[dict[str, object]]:
     """Remarks on GPUs that are slower by a small share of a step."""
     return [
         {
-            "what": "a GPU that is slightly slower than its peers, as GPUs of a model differ",
+            "what": "a GPU that is slightly slower than its peers, within the variation of its model",
             "rank": int(case_findings.case.timeline.rank[process]),
             "late_ms": round(float(np.median([step.excess_ns for step in device.late])) / 1e6, 3),
             "n_steps": len(device.late),
@@ -244,4 +244,4 @@ def _warm_up(case: Case) -> list[dict[str, object]]:
     early = np.unique(case.table.step[case.table.step < case.judged.step.min(initial=_NO_STEP)])
     if len(early) <= case.limits.warm_up_steps:
         return []
-    return [{"what": "slow steps at the start (warm-up), not judged", "n_steps": len(early)}]
+    return [{"what": "slow steps at the start (warm-up)", "n_steps": len(early)}]

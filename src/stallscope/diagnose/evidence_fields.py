@@ -124,7 +124,9 @@ class VerdictEvidence:
     more_work: list[int] | None = None  # ranks with more work than the others
     slow_stage: list[int] | None = None  # ranks of the pipeline stage with more work
     wait_share: float | None = None  # part of a step in which the other stages wait
-    suspects: list[int] | None = None  # ranks that the data do not suffice to name
+    suspects: list[int] | None = (
+        None  # suspected ranks; the data does not suffice to name one of them as the culprit
+    )
     times_as_long: float | None = None  # collectives of a slow link, relative to similar ones
 
     # A change of the whole job's speed
@@ -138,7 +140,7 @@ class VerdictEvidence:
     doing: list[RankActivity] | None = None  # of the ranks that the others wait for
     waited_s: float | None = None
     n_ranks: int | None = None
-    is_circle: bool | None = None  # the ranks wait for each other, over several communicators
+    is_circle: bool | None = None  # the ranks wait for each other in collectives of different communicators
     crossed_order: bool | None = None  # the ranks entered two communicators' rounds in another order
     captured_late: bool | None = None  # the standstill began before the capture
     ahead: list[int] | None = None  # ranks in a round after the other ranks' last

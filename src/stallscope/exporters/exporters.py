@@ -99,5 +99,5 @@ def outputs(
             from stallscope.exporters.otlp_sender import otlp_sender
 
             sender = stack.enter_context(otlp_sender(meter, otlp, node=node, note=note))
-            note(f"metrics and incidents go to {otlp}")
+            note(f"metrics and incidents are sent to {otlp}")
         yield Outputs(MetricUpdates(meter), sender, LateSpans(node))

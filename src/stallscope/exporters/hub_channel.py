@@ -186,5 +186,5 @@ def _credentials(target: Target) -> grpc.ChannelCredentials:
 
     ca, key, chain = content(target.ca_file), content(target.client_key), content(target.client_cert)
     if target.ca_file and b"-----BEGIN CERTIFICATE-----" not in (ca or b""):
-        raise BadInput(f"--ca-cert: {target.ca_file} holds no certificate: name a PEM file")
+        raise BadInput(f"--ca-cert: {target.ca_file} contains no certificate: name a PEM file")
     return grpc.ssl_channel_credentials(ca, key, chain)

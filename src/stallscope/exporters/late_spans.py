@@ -20,7 +20,7 @@ _MAX_ENDPOINTS = 512
 _AT_ONCE = 20
 """Spans of one batch of rows, the latest requests first: a batch has the requests of a second."""
 
-_PARTS = {"first": "until its first token", "gap": "between two tokens"}
+_DELAYED_BEFORE = {"first": "before its first token", "gap": "between two tokens"}
 
 
 @dataclass
@@ -86,7 +86,7 @@ class LateSpans:
             "name": f"{text('method')} {text('path')}",
             "begin_ns": int(row["ts_ns"]) + offset_ns,
             "end_ns": int(row["end_ns"]) + offset_ns,
-            "summary": f"{excess_ns / 1e6:.0f} ms late {_PARTS[part]}",
+            "summary": f"delayed by {excess_ns / 1e6:.0f} ms {_DELAYED_BEFORE[part]}",
             "attributes": {name: value for name, value in attributes.items() if value != ""},
             "is_request": True,
         }

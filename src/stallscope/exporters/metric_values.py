@@ -61,7 +61,7 @@ class Meter:
     def add(self, metric: Metric, by: float, *values: str) -> None:
         """Increase a counter. Raises ValueError for a negative step."""
         if by < 0 and metric.kind is Kind.COUNTER:
-            raise ValueError(f"{metric.name} cannot shrink")
+            raise ValueError(f"{metric.name} is a counter, which cannot decrease")
         with self._lock:
             numbers = self._numbers.setdefault(metric.name, {})
             key = self._key(metric, values, numbers)

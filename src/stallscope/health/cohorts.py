@@ -155,7 +155,7 @@ def _fresh(nodes: dict[tuple[str, str], Known], now_s: float) -> dict[tuple[str,
 def _checked(body: bytes) -> dict[str, Any]:
     """The fields of a report. Raises BadInput for another shape, an unknown state, or a number that is not finite."""
     if len(body) > _MAX_BYTES:
-        raise BadInput(f"a report on a machine's health has at most {_MAX_BYTES:,} bytes")
+        raise BadInput(f"the report on a machine's health is larger than {_MAX_BYTES:,} bytes")
     try:
         data = json.loads(body)
         if not isinstance(data["signals"], dict):
@@ -172,8 +172,8 @@ def _checked(body: bytes) -> dict[str, Any]:
     numbers = [*signals.values(), 0.0 if score is None else score]
     if not all(math.isfinite(number) and number >= 0 for number in numbers) or texts["state"] not in STATES:
         raise BadInput(
-            f"a report on a machine's health has finite signals, and a state of {', '.join(STATES)}"
+            f"a report on a machine's health needs finite signals and one of the states {', '.join(STATES)}"
         )
     if not texts["node"] or not texts["cohort"]:
-        raise BadInput("a report on a machine's health names its node and its cohort")
+        raise BadInput("a report on a machine's health needs the name of its node and its cohort")
     return texts | {"signals": signals, "score": score}

@@ -33,7 +33,7 @@ def _accepts(file: Path, head: bytes) -> bool:
 def _read(files: Sequence[Path], unread: Unread) -> Trace:
     verdicts = [verdict for part in each_readable(files, _verdicts, unread) for verdict in part]
     if not verdicts:
-        raise BadTrace(f"{files[0]} states no verdict: export the trace again")
+        raise BadTrace(f"{files[0]} contains no verdict: export the trace again")
     ranks = sorted({rank for verdict in verdicts for rank in verdict.ranks})
     processes = layout.empty(layout.PROCESSES, len(ranks))
     processes["pid"], processes["rank"] = np.array(ranks, np.int64), np.array(ranks, np.int64)

@@ -64,7 +64,7 @@ def _newest_attempt(dumps: list[Dump]) -> tuple[list[Dump], int]:
         other = latest.get(dump.rank)
         if other is not None and _first_ns(dump) <= _last_ns(other):
             raise BadTrace(
-                f"{dump.file} and {other.file.name} are both of rank {dump.rank} and overlap: keep one dump per rank"
+                f"{dump.file} and {other.file.name} both belong to rank {dump.rank} and overlap: keep one dump per rank"
             )
         latest[dump.rank] = dump
     if len(latest) == len(dumps):

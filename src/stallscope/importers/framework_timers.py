@@ -83,7 +83,8 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
     timers = _newest([_timers_of(file) for file in files])
     if timers is None:
         gap = Gap(
-            "the timers are of several jobs, at times that the logs do not state", "Give the log of one job."
+            "the timers come from several jobs, and the logs do not state their times",
+            "Give the log of one job.",
         )
         statements.gaps.append(gap)
         return

@@ -101,7 +101,7 @@ def _logs(files: Sequence[Path]) -> _Logs:
         raise BadTrace(
             f"{first_error}: copy the file again"
             if first_error
-            else f"{files[0]} holds no collectives: was NCCL_INSPECTOR_ENABLE set?"
+            else f"{files[0]} contains no collectives: check that NCCL_INSPECTOR_ENABLE was set"
         )
     rows = np.array(parts, dtype=_COLUMNS)
     rows["seq"] = _round_numbers(rows)

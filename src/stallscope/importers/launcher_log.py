@@ -39,7 +39,7 @@ _WORDS = (
 )
 _LOG_NAME = re.compile(r"\.(?:log|out|err|txt)$|stderr|stdout|slurm-")
 _SEVERAL = Gap(
-    "the logs are of several jobs or attempts, at times that the logs do not state",
+    "the logs come from several jobs or attempts and do not state the times",
     "Give the logs of one attempt.",
 )
 

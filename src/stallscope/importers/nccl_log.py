@@ -135,7 +135,7 @@ def _state(job: _Job, statements: Statements) -> None:
     if _are_several_jobs(job):
         statements.gaps.append(
             Gap(
-                "the NCCL logs are of several jobs or attempts",
+                "the NCCL logs come from several jobs or attempts",
                 "Give the logs of one attempt: remove older files.",
             )
         )
@@ -150,7 +150,9 @@ def _state(job: _Job, statements: Statements) -> None:
         )
     if not any(member.n_calls for member in job.members.values()) and not statements.progress:
         statements.gaps.append(
-            Gap("the NCCL logs hold no calls", "Log them with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL.")
+            Gap(
+                "the NCCL logs contain no calls", "Log them with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,COLL."
+            )
         )
     else:
         statements.gaps.append(

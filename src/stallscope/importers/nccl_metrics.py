@@ -40,7 +40,8 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
             statements.writers |= {int(rank) for rank in _PLUGIN_RANK.findall(head)}
             statements.gaps.append(
                 Gap(
-                    "traces of NCCL's example profiler plugin show when collectives were enqueued, not who waited",
+                    "traces of NCCL's example profiler plugin show when collectives were enqueued, "
+                    "not which rank waited",
                     "Load the Inspector plugin (libnccl-profiler-inspector.so), or profile with torch.profiler.",
                 )
             )
@@ -52,7 +53,7 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
     if len(jobs) > 1:
         statements.gaps.append(
             Gap(
-                f"the metrics are of several jobs ({', '.join(jobs[:4])})",
+                f"the metrics come from several jobs ({', '.join(jobs[:4])})",
                 "Give the files of one job: remove older files.",
             )
         )

@@ -76,7 +76,7 @@ def _columns(database: sqlite3.Connection, table: str) -> set[str]:
 
 def _read(files: Sequence[Path], unread: Unread) -> Trace:
     if len(files) != 1:
-        raise BadTrace(f"{len(files)} node databases are given: give one of them, or merge their traces")
+        raise BadTrace(f"got {len(files)} node databases: give only one, or merge their traces")
     (path,) = files
     try:
         with closing(_opened(path)) as database:

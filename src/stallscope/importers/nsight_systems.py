@@ -62,7 +62,7 @@ def _columns(db: sqlite3.Connection, table: str) -> set[str]:
 def _read(files: Sequence[Path], unread: Unread) -> Trace:
     profiles = [profile for report in each_readable(files, _report, unread) for profile in report]
     if not profiles:
-        raise BadTrace(f"{files[0]} holds no kernels: profile with --trace=cuda,nvtx")
+        raise BadTrace(f"{files[0]} contains no kernels: profile with --trace=cuda,nvtx")
     return trace_of(profiles, f"Nsight Systems reports of {len(profiles)} ranks")
 
 

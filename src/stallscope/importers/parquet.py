@@ -44,11 +44,13 @@ def coded(path: Path, name: str, *, max_rows: int = MAX_ROWS, max_bytes: int = 2
     """
     column = _columns(path, (name,), (name,), max_rows)[name]
     if not hasattr(column.type, "value_type"):
-        raise BadTrace(f"{path}: column {name} holds no words")
+        raise BadTrace(f"{path}: column {name} does not contain text")
     combined = column.unify_dictionaries().combine_chunks()
     words = combined.dictionary.to_pylist() if _longest(combined.dictionary) <= max_bytes else None
     if words is None or combined.null_count or not all(isinstance(word, str) for word in words):
-        raise BadTrace(f"{path}: column {name} holds values that are not short words")
+        raise BadTrace(
+            f"{path}: column {name} contains values that are not text of at most {max_bytes} bytes"
+        )
     return combined.indices.to_numpy(zero_copy_only=False).astype("int64"), words
 
 
@@ -74,19 +76,17 @@ def _check(file: Any, path: Path, wanted: tuple[str, ...], max_rows: int) -> Non
     """Raises BadTrace for a file that lacks columns or would take much memory, before any row is read."""
     missing = [name for name in wanted if name not in file.schema_arrow.names]
     if missing:
-        raise BadTrace(
-            f"{path} has no column {', '.join(missing)}: is it a recording of the documented kind?"
-        )
+        raise BadTrace(f"{path} has no column {', '.join(missing)}: check that it is a recording")
     metadata = file.metadata
     if metadata.num_rows > max_rows:
-        raise BadTrace(f"{path} has {metadata.num_rows:,} rows, at most {max_rows:,} can be read")
+        raise BadTrace(f"{path} has {metadata.num_rows:,} rows; at most {max_rows:,} rows can be read")
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     for name in wanted:
         size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == name)
         if size > MAX_BYTES:
             raise BadTrace(
-                f"{path}: column {name} unpacks to {size:,} bytes, at most {MAX_BYTES:,} can be read"
+                f"{path}: column {name} has {size:,} bytes unpacked; at most {MAX_BYTES:,} bytes can be read"
             )
 
 

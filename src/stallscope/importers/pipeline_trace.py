@@ -74,7 +74,7 @@ def _accepts(file: Path, head: bytes) -> bool:
 def _read(files: Sequence[Path], unread: Unread) -> Trace:
     if len(files) != 1:
         names = ", ".join(file.name for file in files[:4])
-        raise BadTrace(f"{len(files)} pipeline traces are given ({names}): give one of them")
+        raise BadTrace(f"got {len(files)} pipeline traces ({names}): give only one")
     rows = _rows(files[0])
     n_stages, n_replicas = int(rows.stage.max()) + 1, int(rows.replica.max()) + 1
     collectives = _collectives(rows, n_stages)
@@ -92,14 +92,14 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
 def _rows(file: Path) -> _Rows:
     columns = table(file, _NUMBERS, max_rows=_MAX_ROWS)
     if not len(columns["step"]):
-        raise BadTrace(f"{file} holds no operations")
+        raise BadTrace(f"{file} contains no operations")
     step, rank, stage, replica, seq = (
         _integers(columns[name], name, file) for name in ("step", "rank", "stage", "dp_rank", "seq_id")
     )
     begin_s, length_s = (_seconds(columns[name], name, file) for name in ("start_ts", "duration"))
     kind, kinds = coded(file, "optype", max_rows=_MAX_ROWS)
     if len(kinds) > _MAX_KINDS:
-        raise BadTrace(f"{file} has {len(kinds):,} types of operation: is it a pipeline trace?")
+        raise BadTrace(f"{file} has {len(kinds):,} types of operation: check that it is a pipeline trace")
     steps, number = np.unique(step, return_inverse=True)
     begin_ns, end_ns = _on_one_axis(number, begin_s, begin_s + length_s, n_steps=len(steps))
     order = np.lexsort((begin_ns, rank, number))
@@ -122,17 +122,17 @@ def _rows(file: Path) -> _Rows:
 def _integers(column: Array, name: str, file: Path) -> Array:
     if not np.issubdtype(column.dtype, np.integer) or column.min() < -1 or column.max() >= 1 << 31:
         raise BadTrace(
-            f"{file}: column {name} holds values that are not integers from 0 up: is it a pipeline trace?"
+            f"{file}: column {name} contains values that are not integers from 0 up: check that it is a pipeline trace"
         )
     return column.astype(np.int64)
 
 
 def _seconds(column: Array, name: str, file: Path) -> Array:
     if not np.issubdtype(column.dtype, np.number) or np.issubdtype(column.dtype, np.complexfloating):
-        raise BadTrace(f"{file}: column {name} holds no numbers: is it a pipeline trace?")
+        raise BadTrace(f"{file}: column {name} does not contain numbers: check that it is a pipeline trace")
     seconds = column.astype(np.float64)
     if not np.isfinite(seconds).all() or seconds.min() < -1.0 or seconds.max() > _MAX_SECONDS:
-        raise BadTrace(f"{file}: column {name} holds times that cannot be seconds of a step")
+        raise BadTrace(f"{file}: column {name} contains values that cannot be times in seconds within a step")
     return seconds
 
 
@@ -148,7 +148,7 @@ def _on_one_axis(step: Array, begin_s: Array, end_s: Array, *, n_steps: int) -> 
 def _places(rank: Array, stage: Array, replica: Array, file: Path) -> Array:
     """The order of each row's rank among the ranks of its stage and replica."""
     if min(stage.min(), replica.min(), rank.min()) < 0 or max(stage.max(), replica.max()) >= 1 << 20:
-        raise BadTrace(f"{file}: a rank, stage or replica is out of range: is it a pipeline trace?")
+        raise BadTrace(f"{file}: a rank, stage or replica is out of range: check that it is a pipeline trace")
     known = np.unique(np.stack([stage, replica, rank]), axis=1)
     ranks, counts = np.unique(known[2], return_counts=True)
     if (counts > 1).any():

@@ -75,8 +75,8 @@ class _Machine:
     def refuse(self, code: bytes) -> NoReturn:
         if code in _NAMES_OF_CODE:
             raise BadTrace(
-                f"{self.name} asks to run code ({_NAMES_OF_CODE[code]} at byte {self.at - 1}): "
-                "it is not a dump, do not open it"
+                f"{self.name} contains code to run ({_NAMES_OF_CODE[code]} at byte {self.at - 1}): "
+                "it is not a dump, and opening it is dangerous"
             )
         raise BadTrace(
             f"{self.name} is not a pickle of plain data (operation {code!r} at byte {self.at - 1}): check the path"
@@ -97,7 +97,7 @@ class _Machine:
     def count(self) -> None:
         self.n_values += 1
         if self.n_values > MAX_VALUES:
-            raise BadTrace(f"{self.name} holds more than {MAX_VALUES:,} values: it is not a dump")
+            raise BadTrace(f"{self.name} contains more than {MAX_VALUES:,} values: it is not a dump")
 
     def push(self, value: Any) -> None:
         self.count()

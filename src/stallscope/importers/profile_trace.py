@@ -78,7 +78,7 @@ def _one_per_rank(profiles: list[Profile]) -> list[Profile]:
             kept[key] = whole
         elif profile.span_ns[0] <= other.span_ns[1]:
             raise BadTrace(
-                f"{profile.file} and {other.file.name} are both of rank {profile.rank} and overlap: "
+                f"{profile.file} and {other.file.name} both belong to rank {profile.rank} and overlap: "
                 "keep one file per rank"
             )
         elif (profile.host, profile.pid) == (other.host, other.pid):
@@ -180,7 +180,9 @@ def _coverage(profiles: list[Profile], n_unnamed: int) -> Coverage:
         )
     elif not any(len(profile.kernels) for profile in profiles):
         gaps.append(
-            Gap("the profiles hold no collective", "Profile with ProfilerActivity.CUDA, over whole steps.")
+            Gap(
+                "the profiles contain no collectives", "Profile with ProfilerActivity.CUDA, over whole steps."
+            )
         )
     return Coverage(omitted=omitted, gaps=tuple(gaps))
 

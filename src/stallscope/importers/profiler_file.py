@@ -56,7 +56,7 @@ def profiles_of(file: Path) -> list[Profile]:
     match = re.search(r'"traceEvents"\s*:\s*\[', text)
     begin = match.end() if match else text.find("[") + 1 if text.lstrip("\ufeff \t\r\n")[:1] == "[" else 0
     if not begin:
-        raise BadTrace(f"{file} has no traceEvents: is it a torch.profiler trace?")
+        raise BadTrace(f"{file} has no traceEvents: check that it is a torch.profiler trace")
     try:
         with _no_collections():
             readers, end = _read(file, text, begin)

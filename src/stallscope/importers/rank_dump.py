@@ -157,9 +157,9 @@ def rank_of_dump(file: Path, groups: dict[str, Group]) -> int:
         return ranks[0]
     if numbers and memberships:
         raise BadTrace(
-            f"{file}: no number in its name is a rank of its process groups: name it after its rank, like _dump_3"
+            f"{file}: its name contains no rank of its process groups: name it after its rank, like _dump_3"
         )
-    raise BadTrace(f"{file}: its name holds no rank: name it after its rank, like _dump_3")
+    raise BadTrace(f"{file}: its name contains no rank: name it after its rank, like _dump_3")
 
 
 def _calls(entries: list[Any], groups: dict[str, Group]) -> tuple[list[Call], dict[str, str]]:

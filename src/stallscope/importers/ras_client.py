@@ -48,7 +48,7 @@ def _answer(connection: socket.socket, deadline_s: float) -> str:
     with connection.makefile("rb") as stream:
         connection.sendall(b"CLIENT PROTOCOL 2\n")
         if not stream.readline(4096).upper().startswith(b"SERVER PROTOCOL "):
-            raise OSError("no RAS service: it did not state its protocol")
+            raise OSError("not a RAS service: it did not answer with its protocol version")
         connection.sendall(b"SET FORMAT json\n")
         stream.readline(4096)  # OK, or ERROR by a service that answers in text
         connection.sendall(b"STATUS\n")
@@ -57,5 +57,5 @@ def _answer(connection: socket.socket, deadline_s: float) -> str:
             parts.append(part)
             n_bytes += len(part)
             if n_bytes > _MAX_BYTES or time.monotonic() > deadline_s:
-                raise OSError("the answer does not end")
+                raise OSError("the answer was too long or took too long")
     return b"".join(parts).decode("utf-8", "replace")

@@ -58,7 +58,7 @@ def _accepts(path: object, head: bytes) -> bool:
 def _read(files: Sequence[Path], unread: Unread) -> Trace:
     answers = [answer for parts in each_readable(files, answers_of, unread) for answer in parts]
     if not answers:
-        raise BadTrace(f"{files[0]} holds no complete answer of ncclras: ask again with -f json")
+        raise BadTrace(f"{files[0]} contains no complete answer of ncclras: ask again with -f json")
     return trace_of_answers(sorted(answers, key=lambda answer: answer.at_ns))
 
 
@@ -183,7 +183,7 @@ def _unplaced_gaps(members: list[Member]) -> Iterator[Gap]:
             for m in behind[:4]
         )
         yield Gap(
-            f"{names} is behind its peers in that communicator, and the text does not state its rank in the job",
+            f"{names} is behind its peers in that communicator; the text does not state its rank in the job",
             "Dump the stacks of that process (py-spy dump --pid PID). ncclras -f json (NCCL 2.28.7 or later) states "
             "the ranks of all processes.",
         )
@@ -278,9 +278,9 @@ def _gaps(change: _Change, comms: dict[int, _Comm], n_answers: int) -> Iterator[
     if not comms:
         yield Gap("the answer lists no communicator", "Run ncclras while the job runs.")
     if n_answers < 2:
-        yield Gap("there is only one answer, which cannot show whether the counts move", _ASK_AGAIN)
+        yield Gap("there is only one answer, which cannot show whether the counts increase", _ASK_AGAIN)
     elif not change.still and not change.moved:
-        yield Gap("no two answers 10 s or more apart show counts that stay or increase", _ASK_AGAIN)
+        yield Gap("no two answers taken 10 s or more apart show whether the counts increase", _ASK_AGAIN)
     frozen = [comm for comm in change.still if comm in comms]
     even = [comm for comm in frozen if len({member.entered for member in comms[comm]}) == 1]
     if frozen and not change.moved and len(even) == len(frozen):

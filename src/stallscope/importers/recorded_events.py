@@ -52,7 +52,7 @@ def raw_events(path: Path) -> Raw:
     """All events of a recording in order of time. Raises BadTrace."""
     columns = checked_table(path, _COLUMNS)
     if not len(columns["ts_ns"]):
-        raise BadTrace(f"{path} holds no events")
+        raise BadTrace(f"{path} contains no events")
     order = np.argsort(columns["ts_ns"], kind="stable")
     columns = {name: values[order] for name, values in columns.items()}
     arguments = np.stack([columns[f"a{i}"].astype(np.uint64) for i in range(7)])
@@ -84,7 +84,7 @@ def checked_table(path: Path, wanted: tuple[str, ...]) -> dict[str, Array]:
             wrong.append(name)
     if wrong:
         raise BadTrace(
-            f"{path}: column {', '.join(wrong)} has values that are not of the documented type: record it again"
+            f"{path}: column {', '.join(wrong)} contains values of an unexpected type: record it again"
         )
     return columns | texts
 

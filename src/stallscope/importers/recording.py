@@ -56,7 +56,7 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
     ]
     if not pids:
         raise BadTrace(
-            f"{path / 'events.parquet'} holds no NCCL collective: there is nothing to compare across ranks"
+            f"{path / 'events.parquet'} contains no NCCL collective: record a job with several ranks"
         )
     switches = raw.where(raw.kind == "sched_switch")
     symbols = ("", *sorted(set(raw.symbol[raw.kind == "enter"].tolist())))
@@ -95,7 +95,7 @@ def _truth(path: Path) -> tuple[dict[str, str], Clock | None, dict[int, int]]:
         reading = content.get("clock")
         clock = Clock(0, int(reading["monotonic_ns"]), int(reading["realtime_ns"])) if reading else None
         if clock and max(abs(clock.monotonic_ns), abs(clock.wall_ns)) >= OPEN_NS:
-            raise ValueError("the clock is beyond 64 bits")
+            raise ValueError("the clock exceeds 64 bits")
         facts = {
             name: " ".join(str(content[name]).split()) for name in ("hardware", "software") if name in content
         }

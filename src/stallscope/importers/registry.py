@@ -42,7 +42,7 @@ class Importer:
         """
         files = [source] if self.takes_folders and isinstance(source, Path) else self.files(source)
         if not files:
-            raise BadTrace(f"{source} holds no file of this kind ({self.name}): check the path")
+            raise BadTrace(f"{source} contains no file of this kind ({self.name}): check the path")
         if self.read_files:
             damaged: Unread = []
             trace = self.read_files(files, damaged)
@@ -113,5 +113,5 @@ def why_unknown(path: Path) -> str:
     from stallscope.importers.unreadable import remedy
 
     if path.is_dir():
-        return "holds no file of a kind that can be imported: `stallscope import --help` lists the kinds"
+        return "contains no file that can be imported: `stallscope import --help` lists the kinds"
     return remedy(path, head_of(path))

@@ -39,7 +39,7 @@ _COMMAND_RANK = re.compile(r"(?:--rank[= ]|--global[-_]rank[= ]|\bRANK=)(\d{1,7}
 _LOCAL_RANK = re.compile(r"(?:--local[-_]rank[= ]|LOCAL_RANK=)(\d{1,7})\b")
 _MAX_BYTES = 64 << 20
 _SEVERAL = Gap(
-    "several processes have one rank: the stacks are of several jobs or attempts",
+    "several processes have the same rank: the stacks come from several jobs or attempts",
     "Give the stacks of one attempt, with the rank in each file's name.",
 )
 _MAIN = ("MainThread", "main")

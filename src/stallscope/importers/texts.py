@@ -67,7 +67,7 @@ def _below(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         files.extend(path for name in names if (path := Path(parent, name)).is_file())
         if len(files) > _MAX_FILES:
-            raise BadTrace(f"{folder} holds more than {_MAX_FILES:,} files: give the folder of one job")
+            raise BadTrace(f"{folder} contains more than {_MAX_FILES:,} files: give the folder of one job")
     return sorted(files, key=natural_order)
 
 

@@ -18,7 +18,9 @@ def remedy(file: Path, head: bytes) -> str:
             f"is an Nsight Systems report: write a readable file with `nsys export --type sqlite {file.name}`"
         )
     if name.endswith(".ncu-rep"):
-        return "is an Nsight Compute report, which holds one kernel at a time and no waits between ranks"
+        return (
+            "is an Nsight Compute report, which covers one kernel at a time and shows no waits between ranks"
+        )
     if re.match(r"events\.out\.tfevents", file.name):
         return "is a TensorBoard event file: use torch.profiler's export_chrome_trace or tensorboard_trace_handler"
     if head[:4] == b"PK\x03\x04" and b"data.pkl" in head:
@@ -33,4 +35,4 @@ def remedy(file: Path, head: bytes) -> str:
         return "is an SQLite file without the tables of a node trace or an Nsight Systems export"
     if head[:1] == b"\x80":
         return "is a pickle without the fields of a flight-recorder dump"
-    return "is of no kind that can be imported: `stallscope import --help` lists the kinds"
+    return "is not a file that can be imported: `stallscope import --help` lists the kinds"

@@ -89,7 +89,8 @@ def take_stuck(log: LogState, writer: Writer, match: re.Match[str], line: Line) 
         words = f"NCCL's watchdog thread was stuck for {match[1]} s, inside CUDA or without the interpreter's lock"
         log.statements.add_failure(Failure(writer.rank, "remark", words, log.now_ns))
         gap = Gap(
-            f"rank {writer.rank} states that {words}", "Give the stacks of all ranks (py-spy dump --pid PID)."
+            f"the log of rank {writer.rank} reports that {words}",
+            "Give the stacks of all ranks (py-spy dump --pid PID).",
         )
         log.statements.gaps += [gap] if len(log.statements.gaps) < _MAX_GAPS else []
 

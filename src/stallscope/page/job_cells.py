@@ -174,7 +174,7 @@ class JobMemory:
         try:
             step()
         except Exception:  # noqa: BLE001 (logged; the rows of other jobs are still shown)
-            _LOG.exception("the page's memory left out some rows")
+            _LOG.exception("some rows could not be added to the data of the page")
 
     def _fill(self) -> None:
         """Add the stored rows of the last minutes."""

@@ -176,7 +176,9 @@ def _refusal(error: Exception, gate: _Gate, limits: Limits, statement: str) -> S
         action = _first_word(statement) or gate.refused[0]
         return RefusedQuery(f"a query may only read, and this query uses {action}: give one SELECT")
     if code == sqlite3.SQLITE_TOOBIG:
-        return BadInput(f"the query makes a value of more than {_MAX_VALUE_BYTES:,} bytes: narrow the query")
+        return BadInput(
+            f"the query produces a value of more than {_MAX_VALUE_BYTES:,} bytes: narrow the query"
+        )
     if "one statement" in str(error):
         return BadInput("there is more than one statement: give one SELECT")
     return BadInput(f"SQL: {error}")

@@ -45,7 +45,9 @@ def unpacked(content: bytes) -> Trace:
             tables = {table.name: arrays[table.name] for table in ARRAYS}
         for table in ARRAYS:
             if tables[table.name].dtype != layout.dtype(table):
-                raise BadTrace("the node runs another version of stallscope: make them the same")
+                raise BadTrace(
+                    "the node runs another version of stallscope: install the same version on both machines"
+                )
         return Trace(
             **tables,
             nodes=tuple(metadata["nodes"]),

@@ -96,7 +96,7 @@ def _rest(packed: memoryview, compression: str, *, n_announced: int, limit: int)
         return inflated
     rest = unpacked(packed, compression, limit=limit)
     if n_announced != len(rest):
-        raise BadInput(f"the head announces {n_announced:,} bytes, but the body has {len(rest):,}")
+        raise BadInput(f"the first line announces {n_announced:,} bytes, but the body has {len(rest):,}")
     return pa.py_buffer(rest)
 
 

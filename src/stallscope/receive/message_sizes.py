@@ -1,7 +1,8 @@
-"""The memory that the messages inside an OTLP request take while they are decoded, computed before decoding.
+"""Estimates the memory that decoding an OTLP request needs, before the request is decoded.
 
-An attribute of two bytes becomes an object or a row of a dozen columns, so the size of a body is no bound. Only a body
-that could exceed the limit is read field by field; resources and scopes, which are few, are always counted.
+An attribute of two bytes becomes an object or a row of a dozen columns, so the size of a body does not bound its
+memory. Only a body that could exceed the limit is read field by field; resources and scopes, which are few, are always
+counted.
 Field numbers: opentelemetry-proto 1.7, protobuf.dev "Encoding".
 """
 
@@ -9,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _GROUP_BYTES = 1024
-"""Of a resource or a scope: a Python object with its attributes."""
+"""Size of a resource or a scope: a Python object with its attributes."""
 
 _OBJECT_BYTES = 400
-"""Of a message that protobuf decodes to Python objects: of traces, metrics and nested values."""
+"""Size of a message that protobuf decodes to Python objects: traces, metrics and nested values."""
 
 _ROW_BYTES = 128
-"""Of an attribute of a log record, which is decoded to columns."""
+"""Size of an attribute of a log record, which is decoded to columns."""
 
 _NUMBER_BYTES = 64
-"""Of a number in a list."""
+"""Size of a number in a list."""
 
 _DELIMITED = 2
 _MAX_VARINT = 10
@@ -26,7 +27,7 @@ _MAX_VARINT = 10
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of message. inside: kinds of its fields. numbers: fields of packed numbers, with their least size."""
+    """A kind of message. inside: kinds of its fields. numbers: fields of packed numbers, with their minimum size."""
 
     n_bytes: int
     inside: Mapping[int, "_Kind"] = field(default_factory=dict)

@@ -105,7 +105,9 @@ def _write(path: Path, content: bytes, mode: int = 0o600) -> None:
     try:
         replace(path, content, mode)
     except OSError as error:
-        raise StorageFailed(f"{path} cannot be written ({error.strerror}); choose another --files") from error
+        raise StorageFailed(
+            f"{path} cannot be written ({error.strerror}); choose another folder with --files"
+        ) from error
 
 
 def _authority(

@@ -31,7 +31,9 @@ def prepared(folder: Path, names: tuple[str, ...] = ()) -> PreparedFiles:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise StorageFailed(f"{folder} cannot be created ({error.strerror}); choose another --db") from error
+        raise StorageFailed(
+            f"{folder} cannot be created ({error.strerror}); choose another path with --db"
+        ) from error
     tls = self_signed(folder / "tls", [*dict.fromkeys([*names, *own_names()])])
     tokens = Tokens(folder / FILE_NAME)
     ingest, read = folder / "ingest.token", folder / "read.token"

@@ -609,4 +609,6 @@ def _storage_errors(path: Path) -> Iterator[None]:
         sqlite3.DatabaseError,
         UnicodeDecodeError,
     ) as error:  # SQLite quotes damaged data in its errors
-        raise BadTrace(f"{path} is not a stallscope trace ({error}): choose another --db") from error
+        raise BadTrace(
+            f"{path} is not a stallscope trace ({error}): choose another path with --db"
+        ) from error

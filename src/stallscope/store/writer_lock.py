@@ -27,13 +27,15 @@ def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = _open_or_create(path, group)
     except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --db") from error
+        raise StorageFailed(
+            f"cannot write {path}: {error.strerror}; choose another path with --db"
+        ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
         raise StorageFailed(
-            f"another stallscope trace writes {path}: end it, or choose another --db"
+            f"another stallscope trace writes {path}: end it, or choose another path with --db"
         ) from error
     finally:
         os.close(fd)

@@ -114,7 +114,7 @@ def test_idle_gpus_are_listed_with_owner_and_price(context):
             "gpu": gpu,
             "since_ns": since_ns,
         }
-        | {"holder": holder, "is_idle": is_idle, "reason": "no GPU call"}
+        | {"holder": holder, "is_idle": is_idle, "reason": "no GPU calls"}
         | BOB
         for holder, gpu, ago_ns, since_ns, is_idle in (
             ("job 1", "0", 10**9, now_ns - 2 * hour_ns, 1),

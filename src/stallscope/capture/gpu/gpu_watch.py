@@ -118,7 +118,7 @@ def watch_gpus(node: int, note: Callable[[str], None]) -> Gpus | None:
     try:
         return Gpus(node)
     except CannotTrace as error:
-        note(f"the state of GPUs is not watched: {error}")
+        note(f"the state of the GPUs is not recorded: {error}")
         return None
 
 

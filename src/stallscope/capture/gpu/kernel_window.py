@@ -188,7 +188,7 @@ def _loaded(pid: int, library: Path, cupti: str, milliseconds: int) -> Iterator[
         fd = thread.call(address, cupti.encode(), milliseconds)
         if fd < 0:
             raise CannotTrace(
-                f"`stallscope look` runs already in process {pid}, or it has no memory: {os.strerror(-fd)}"
+                f"`stallscope look` already runs in process {pid}, or the process is out of memory: {os.strerror(-fd)}"
             )
         memory = _mapped(pid, fd)
         thread.call(functions["close"], fd)
@@ -268,5 +268,5 @@ def _mapped(pid: int, fd: int) -> mmap.mmap:
     if (header["magic"], header["version"]) != (_MAGIC, 1) or len(
         memory
     ) < _KERNELS_AT + _N_KERNELS * KERNEL.itemsize:
-        raise CannotTrace(f"the memory of process {pid} has another layout")
+        raise CannotTrace(f"the memory of process {pid} has an unexpected layout")
     return memory

@@ -22,7 +22,7 @@ _BUSY_CPU_SHARE = 0.03
 _BUSY_BYTES_PER_S = 100_000
 _UNUSED_AFTER_NS = 30 * 10**9
 """GPUs of a job without any process are listed after this time; a job with processes may be starting."""
-NO_PROCESS, NO_CALLS = "no process uses it", "no GPU call"
+NO_PROCESS, NO_CALLS = "no process uses it", "no GPU calls"
 _KEEPERS = frozenset({"slurmstepd", "pause", "sleep", "tail"})
 """Programs that keep an allocation, a container or a step open."""
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "tmux: server", "screen", "sshd", "slurm_script"})

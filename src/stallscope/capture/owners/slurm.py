@@ -224,7 +224,7 @@ def _run(*command: str) -> str:
     except FileNotFoundError:
         raise OSError(f"{command[0]} is not installed") from None
     except subprocess.TimeoutExpired:
-        raise OSError(f"{command[0]} gave no answer for {_TIMEOUT_S:g} s") from None
+        raise OSError(f"{command[0]} did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode and "--json" not in command:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
         raise OSError(f"{' '.join(command[:3])}: {reason[:200]}")

@@ -86,7 +86,7 @@ class Attacher:
     def _attach_library(self, library: Library) -> list[str]:
         with elf.open_image(library.path) as image:
             if image.key != library.key:
-                raise NotElf("the file was replaced during the reading")
+                raise NotElf("the file was replaced while it was read")
             governed = operations.GOVERNED if self.governor else ()
             always = (HookGroup.ALWAYS,) if self.governor else operations.ALWAYS
             function_names = operations.names(launches=self.launches, groups=(*always, *governed))

@@ -143,14 +143,14 @@ def address_of(image: Image, offset: int) -> int:
         is_code = segment.kind == _PT_LOAD and segment.flags & _PF_X
         if is_code and start <= offset < segment.offset + segment.n_bytes:
             return segment.address - segment.offset + offset
-    raise NotElf(f"no code holds the byte at {offset:#x}")
+    raise NotElf(f"no code contains the byte at {offset:#x}")
 
 
 def contents(image: Image, address: int, n_bytes: int) -> bytes:
     """The content of the file for an address: constants, and initial values of variables. Raises NotElf."""
     offset = _file_offset(image, address)
     if offset is None:
-        raise NotElf(f"no segment holds {address:#x}")
+        raise NotElf(f"no segment contains {address:#x}")
     return _read(image.fd, offset, n_bytes)
 
 
@@ -300,7 +300,7 @@ def _file_offset(image: Image, address: int, flags: int = 0) -> int | None:
 def _table_offset(image: Image, address: int) -> int:
     offset = _file_offset(image, address)
     if offset is None:
-        raise NotElf(f"no segment holds the table at {address:#x}")
+        raise NotElf(f"no segment contains the table at {address:#x}")
     return offset
 
 

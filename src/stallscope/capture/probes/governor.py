@@ -363,7 +363,7 @@ class Governor:
                 else:
                     self._detach(key, group)
             except KernelRefused as refusal:
-                self._note_once(f"probes on hot functions stay off: {refusal}")
+                self._note_once(f"probes on high-frequency functions stay off: {refusal}")
         if is_on:
             state.record_switch(self.clock_ns(), is_on=True)
 
@@ -396,7 +396,7 @@ class Governor:
         self._n_raised = n_times
         self.program.raise_thresholds(n_times)
         self._notes.append(
-            f"the threshold of slow calls is {1 << n_times} times higher: more calls arrive than can be recorded"
+            f"the threshold of slow calls was raised to {1 << n_times} times its default: too many slow calls to record"
             if n_times
             else "the threshold of slow calls is back to its default"
         )
@@ -405,7 +405,7 @@ class Governor:
         functions = "launches, events and stream waits" if group is HookGroup.HOT else "asynchronous copies"
         share = state.spent / max(now_ns - state.period_ns, 1)
         self._note_once(
-            f"counts of {functions} are estimates: probes on all of them would cost {share:.1%} of a thread"
+            f"counts of {functions} are estimates: counting all of them would cost {share:.1%} of a thread's time"
         )
 
     def _note_once(self, text: str) -> None:

@@ -98,7 +98,7 @@ def why_no_btf(sys: Path = Path("/sys"), proc: Path = Path("/proc"), boot: Path 
             f"this container hides {sys}/kernel/btf",
             "share the folder: docker run -v /sys/kernel/btf:/sys/kernel/btf:ro",
         )
-    return NoBtf("this kernel has none")
+    return NoBtf("this kernel was built without it")
 
 
 def _is_built_with_btf(proc: Path, boot: Path) -> bool:

@@ -150,9 +150,9 @@ class Labels:
         except (ValueError, KeyError, TypeError, AttributeError):
             return 'send {"label": ..., "value": ...}'
         if not isinstance(label, str) or not _LABEL.fullmatch(label):
-            return "a label is a word of at most 32 lowercase letters"
+            return "a label must be a word of at most 32 lowercase letters"
         if isinstance(value, bool) or not isinstance(value, str | int):
-            return "a value is a text or a whole number"
+            return "a value must be text or a whole number"
         if not isinstance(pid, int) or not self._is_of(peer, pid):
             return f"not allowed to set labels of process {pid}"
         now_ns = self.now_ns()
@@ -160,7 +160,7 @@ class Labels:
             ts_ns = now_ns
         with self._lock:
             if len(self._labels) >= _MAX_WAITING:
-                return "too many labels at once"
+                return "too many labels are waiting; send fewer"
             self._labels.append(Label(ts_ns, pid, label, str(value)[:_MAX_VALUE_LENGTH]))
         return "ok"
 
@@ -192,7 +192,9 @@ def _bound(path: Path, group: int | None) -> socket.socket:
     except OSError as error:
         listening.close()
         reason = error.strerror or str(error)
-        raise CannotTrace(f"cannot listen at {path}: {reason}; choose another --annotate-socket") from error
+        raise CannotTrace(
+            f"cannot listen at {path}: {reason}; choose another path with --annotate-socket"
+        ) from error
     except CannotTrace:
         listening.close()
         raise
@@ -204,7 +206,7 @@ def _check_path(path: Path) -> None:
     folder = path.parent.stat()
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
         raise CannotTrace(
-            f"cannot listen at {path}: its folder is writable for all users; choose another --annotate-socket"
+            f"cannot listen at {path}: its folder is writable for all users; choose another path with --annotate-socket"
         )
     try:
         status = path.lstat()
@@ -212,12 +214,12 @@ def _check_path(path: Path) -> None:
         return
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
         raise CannotTrace(
-            f"cannot listen at {path}: the file belongs to another user; choose another --annotate-socket"
+            f"cannot listen at {path}: the file belongs to another user; choose another path with --annotate-socket"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         if trial.connect_ex(str(path)) == 0:
             raise CannotTrace(
-                f"cannot listen at {path}: another agent listens there; choose another --annotate-socket"
+                f"cannot listen at {path}: another agent listens there; choose another path with --annotate-socket"
             )
 
 

@@ -90,7 +90,7 @@ def fetched(
         with opener.open(request, timeout=timeout_s) as response:
             body: bytes = response.read(max_bytes)
     except http.client.HTTPException as error:
-        raise OSError(f"an answer that is not HTTP, or is cut off ({type(error).__name__})") from error
+        raise OSError(f"the answer is not HTTP, or is cut off ({type(error).__name__})") from error
     return body
 
 

@@ -71,7 +71,7 @@ def frames(memory: Memory, python: Interpreter, state: int) -> list[Frame]:
         if second == first:
             return [frame for _, frame in first]
         first = second
-    raise InvalidFrames("the thread moved during the reading")
+    raise InvalidFrames("the thread ran while its stack was read")
 
 
 def frames_once(memory: Memory, python: Interpreter, state: int) -> list[Frame]:

@@ -13,7 +13,7 @@ def _advice(evidence: CauseEvidence) -> list[str]:
 
 CAUSE = Cause(
     name="driver_mismatch",
-    title="has a driver that does not fit its CUDA version",
+    title="has a driver that does not support its CUDA version",
     categories=(),
     advice=_advice,
 )

@@ -14,7 +14,7 @@ def _advice(evidence: CauseEvidence) -> list[str]:
 CAUSE = Cause(
     name="gpu_shared",
     title="has a GPU of irregular speed, as if another process shared it",
-    state="irregularly, as if another process shared the GPU",
+    state="on a GPU of irregular speed, as if another process shared it",
     noun="GPU of irregular speed",
     categories=(),
     advice=_advice,

@@ -7,9 +7,9 @@ from stallscope.diagnose.causes._registry import Cause
 
 CAUSE = Cause(
     name="gpu_throttled",
-    title="ran its GPU at a lowered clock",
-    state="with its GPU at a lowered clock",
-    noun="GPU at a lowered clock",
+    title="ran its GPU at a reduced clock",
+    state="with its GPU at a reduced clock",
+    noun="GPU at a reduced clock",
     categories=(),
     advice=lambda _: [
         "Check the power limit, the cooling and the power supply of this GPU (nvidia-smi -q -d PERFORMANCE)."

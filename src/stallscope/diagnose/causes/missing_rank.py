@@ -66,7 +66,7 @@ CAUSE = Cause(
     name="missing_rank",
     title="never entered the round",
     state="absent from the round",
-    noun="round not entered",
+    noun="missing rank",
     categories=(),
     advice=_advice,
 )

@@ -18,9 +18,9 @@ def _advice(evidence: CauseEvidence) -> list[str]:
 
 CAUSE = Cause(
     name="not_recorded",
-    title="spent the time on something that the source does not record",
+    title="spent the time in activity that the source does not record",
     state="in activity that this source does not record",
-    noun="not recorded by this source",
+    noun="activity that this source does not record",
     categories=(Category.OTHER_OFF,),
     advice=_advice,
     claims_ns=_claims_ns,

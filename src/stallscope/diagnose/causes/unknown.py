@@ -14,7 +14,7 @@ CAUSE = Cause(
     name="unknown",
     title="was late for a reason that the time ledger does not show",
     state="for a reason that the time ledger does not show",
-    noun="not shown by the time ledger",
+    noun="reason that the time ledger does not show",
     categories=(),
     advice=_advice,
 )

@@ -1,6 +1,6 @@
-"""How the driver's readings of one GPU differ from those of the job's other GPUs, as evidence of a verdict on it.
+"""Differences between the driver's readings of a slow GPU and of the job's other GPUs, as evidence for its verdict.
 
-A difference alone is no verdict: it shows in which respect the GPU is unlike its peers while it is slow.
+A difference alone does not make a verdict: it shows in which property the slow GPU differs from its peers.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 from stallscope.events.layout import UNKNOWN, Array
 
-_LEVELS = (  # column, name, unit, factor to the unit, least difference in the unit, least share of the others' value
+_LEVELS = (  # column, name, unit, factor to the unit, minimum difference in the unit, minimum share of the peers' value
     ("sm_mhz", "SM clock", "MHz", 1.0, 50.0, 0.05),
     ("memory_mhz", "memory clock", "MHz", 1.0, 50.0, 0.05),
     ("utilization_percent", "utilisation", "%", 1.0, 10.0, 0.1),
@@ -38,7 +38,7 @@ class Readings:
 
 
 def differences(own: Readings, others: list[Readings]) -> list[str]:
-    """Each reading in which a GPU differs, with the median of the others: empty without other GPUs."""
+    """Each reading in which a GPU differs from the median of its peers; empty for a job with one GPU."""
     out = []
     for column, name, unit, factor, least, least_share in _LEVELS:
         value, peers = _level(own, column), [_level(each, column) for each in others]
@@ -52,7 +52,7 @@ def differences(own: Readings, others: list[Readings]) -> list[str]:
         grown, peers_grown = _growth(own.rows, column), [_growth(each.rows, column) for each in others]
         typical = float(np.median(peers_grown)) if peers_grown else 0.0
         if grown > typical and others:
-            out.append(f"{grown} new {name}, other GPUs {typical:.0f}")
+            out.append(f"{name} +{grown}, other GPUs +{typical:.0f}")
     return out
 
 

@@ -27,14 +27,14 @@ _NO_PROCESSES = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class StuckRound:
-    """A round that cannot go on.
+    """A round that cannot complete.
 
     missing: processes that have not entered it and wait for no other process. waiting: the processes that wait for
     them, directly or through other rounds. since_ns: the last entry of a present process. for_ns: the time since then.
-    is_circle: the missing processes wait for each other, over several communicators. doing: the state of each missing
-    process. ranks, nodes: of the missing processes; some are not on the timeline (see absent). is_ahead: the missing
-    processes are the majority and ended with status 0, so the few that wait may have made an extra call.
-    n_unwatched: processes on nodes whose capture had ended before.
+    is_circle: the missing processes wait for each other in collectives of different communicators. doing: the state of
+    each missing process. ranks, nodes: of the missing processes; some are not on the timeline (see absent).
+    is_ahead: the missing processes are the majority and ended with status 0, so the few that wait may have made an
+    extra call. n_unwatched: processes on nodes whose capture had ended before.
     """
 
     comm: int

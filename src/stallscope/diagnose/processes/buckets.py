@@ -270,7 +270,10 @@ def _with_stacks(activity: Activity) -> tuple[Array, Array]:
 
 
 def _has_known_wait(activity: Activity, rows: Array) -> Array:
-    """Whether a sample's wait was read, or is that of other samples at its line; all True in a state without any."""
+    """Whether the wait of each sample is known: it was read, or it was read for another sample of the same line.
+
+    All True for a state in which no wait was read.
+    """
     lines = [user_line(activity.frames(row)) for row in rows]
     strata = [_stratum(activity, int(category)) for category in rows["category"]]
     known = {

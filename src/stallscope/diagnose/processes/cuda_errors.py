@@ -23,12 +23,12 @@ from stallscope.events.trace import Trace
 OUT_OF_MEMORY = 2
 CODES = {
     OUT_OF_MEMORY: ("out_of_memory", "out of memory"),
-    35: ("driver_mismatch", "the driver is older than the CUDA runtime needs"),
+    35: ("driver_mismatch", "the driver is too old for the CUDA runtime"),
     46: ("driver_mismatch", "all devices are busy or unavailable"),
     209: ("driver_mismatch", "no kernel image for this device"),
     214: ("gpu_fault", "uncorrectable ECC error"),
     220: ("gpu_fault", "uncorrectable NVLink error"),
-    222: ("driver_mismatch", "PTX of a newer toolchain than the driver knows"),
+    222: ("driver_mismatch", "PTX of a newer toolchain than the driver supports"),
     700: ("device_error", "illegal address"),
     702: ("device_error", "launch timed out"),
     710: ("device_error", "device-side assert"),

@@ -33,7 +33,7 @@ def allocation(case: Case) -> Fault | None:
         f"allocates and frees GPU memory {rate:,.0f} times a second",
         share,
         bucket.line,
-        ["Keep buffers between steps; call no empty_cache() in the loop; see expandable_segments."],
+        ["Keep buffers between steps; do not call empty_cache() in the loop; try expandable_segments."],
         replace(sampled(bucket), calls_per_second=round(rate, 1)),
         occupies_gpu=True,
     )
@@ -196,7 +196,7 @@ def launch_bound(case: Case) -> Fault | None:
     launches = case.activity.calls["launch"]
     return Fault(
         "launch_bound",
-        f"launches {launches.per_second:,.0f} small kernels a second: the GPU waits for the next one",
+        f"launches {launches.per_second:,.0f} small kernels a second: the GPU waits for the next kernel",
         bucket.share,
         bucket.line,
         ["Use CUDA graphs (torch.compile mode=reduce-overhead), fuse operations, or enlarge the batch."],
@@ -274,7 +274,7 @@ def low_utilisation(case: Case) -> Fault | None:
     bucket = case.bucket("gpu_wait")
     return Fault(
         "low_utilisation",
-        "keeps its GPU busy with short work only, while the host has no other work",
+        "gives its GPU only short work, although the host has nothing else to do",
         1 - busy,
         bucket.line,
         ["Enlarge the batch, or let the host run ahead of the GPU."],

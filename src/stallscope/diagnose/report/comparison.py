@@ -146,7 +146,7 @@ def _doubts(old: Measures, new: Measures) -> Iterator[str]:
         elif measured.lost_share is None:
             yield f"{name}: the cost of the fault is not known"
         elif measured.step_ms is None and not measured.stopped:
-            yield f"{name}: the data have no step times; annotate the steps (stallscope.annotate)"
+            yield f"{name}: the data has no step times; annotate the steps (stallscope.annotate)"
 
 
 def _doubt(report: Mapping[str, Any]) -> str:
@@ -156,7 +156,7 @@ def _doubt(report: Mapping[str, Any]) -> str:
         return str(report["gaps"][0]["reason"])
     if report["answer"] == "inconclusive":
         verdict: Mapping[str, Any] = next(iter(report["verdicts"]), {})
-        return str(verdict.get("abstained_because") or verdict.get("summary") or "the data show no cause")
+        return str(verdict.get("abstained_because") or verdict.get("summary") or "the data shows no cause")
     if SLOWNESS in evidence.get("blind_spots", ()):
         return "the source shows hangs only, and no times"
     if missing := evidence.get("n_ranks_unseen"):  # reports saved before gaps were listed with a found fault

@@ -1,4 +1,4 @@
-"""The evidence for an answer: how complete the examined data are, and why they may leave the answer inconclusive.
+"""The evidence for an answer: how complete the examined data is, and why they may leave the answer inconclusive.
 
 "Healthy" is an answer only where a fault would have been visible. gaps() lists what hides a fault, each with the next
 step that would decide. Pure: takes counts, reads nothing.
@@ -164,10 +164,10 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
         )
     if evidence.hosts_run_ahead:
         yield Gap(
-            "the hosts run ahead of their GPUs and do not wait for them in most steps, and the times of the GPUs were "
-            "not recorded: a slow GPU, or a delay that a launch queue hides, would not show",
-            "Record the GPUs as well (NCCL's profiler plugin: stallscope plugin), or read the loss in every step while "
-            "you trace.",
+            "the hosts run ahead of their GPUs and do not wait for them in most steps, and GPU times were not "
+            "recorded: a slow GPU, or a delay that a launch queue hides, would not show",
+            "Record the GPUs as well (NCCL's profiler plugin: stallscope plugin), or read the value of the loss in "
+            "every step while you trace.",
         )
 
 

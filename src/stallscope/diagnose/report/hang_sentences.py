@@ -45,7 +45,10 @@ def hang_sentence(verdict: Verdict) -> str:
     if verdict.evidence.by_stacks:
         return _by_stacks(verdict)
     if verdict.evidence.is_circle:
-        return f"The job hangs: {ranks_text(verdict.ranks)} wait for each other over several communicators{time}."
+        return (
+            f"The job hangs{time}: {ranks_text(verdict.ranks)} wait for each other in collectives of different "
+            "communicators."
+        )
     what = round_text(verdict) if verdict.first_round is not None else "a call"
     if verdict.abstained_because:
         return f"The job hangs{time}, and no rank can be named: {verdict.abstained_because}."

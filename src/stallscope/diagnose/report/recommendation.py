@@ -1,7 +1,7 @@
 """The recommended action on a verdict, for programs such as orchestrators.
 
 Conservative: an action that ends work or removes a machine needs a cause that names the machine or the process, high
-confidence and high severity. Every other verdict recommends a look.
+confidence and high severity. Every other verdict recommends only an inspection (`look`).
 """
 
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ACTIONS = ("none", "look", "restart_rank", "restart_job", "drain_node", "replace_gpu")
 CONFIDENCE = 0.9
-"""Confidence below which only a look is recommended."""
+"""Confidence below which only an inspection is recommended."""
 
 _OF_THE_GPU = frozenset({"gpu_fault", "device_error"})
 _OF_THE_MACHINE = frozenset({"gpu_throttled", "gpu_slow"})

@@ -46,10 +46,10 @@ def _idle(verdict: Verdict) -> str:
 def _straggler(verdict: Verdict) -> str:
     if stated := verdict.evidence.stated:
         return f"{ranks_text(verdict.ranks).capitalize()} is slower than the others: {stated}."
-    late = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    late = f"{ms_text(verdict.late_ms['median'])} late" if verdict.late_ms else "late"
     is_plural = len(verdict.ranks) > 1 and len(verdict.nodes) > 1
     verb = "slow down" if is_plural else "slows down"
-    return f"{_subject(verdict)} {verb} the job: {late} late {_how_often(verdict)}{_because(verdict)}."
+    return f"{_subject(verdict)} {verb} the job: {late} {_how_often(verdict)}{_because(verdict)}."
 
 
 def _subject(verdict: Verdict) -> str:
@@ -85,9 +85,9 @@ def _device(verdict: Verdict) -> str:
             f"The GPU of {ranks_text(verdict.ranks)}{identity_text(verdict)} runs at {held.clock_mhz} MHz instead of "
             f"{held.typical_mhz} MHz, held down by {', '.join(held.clock_held_by)}; the other ranks wait for it."
         )
-    late = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    late = f"{ms_text(verdict.late_ms['median'])} late" if verdict.late_ms else "late"
     return (
-        f"The GPU of {ranks_text(verdict.ranks)}{identity_text(verdict)} is {late} slower per step "
+        f"The GPU of {ranks_text(verdict.ranks)}{identity_text(verdict)} slows down the job: {late} "
         f"{_how_often(verdict)}{_because(verdict)}."
     )
 
@@ -113,20 +113,20 @@ def _ms_of(value: float | None) -> str:
     return "some time" if value is None else ms_text(value)
 
 
-_PARTS = {
-    "pickup": "until the server reads them",
-    "first": "until their first token",
+_DELAYED_BEFORE = {
+    "pickup": "before the server reads them",
+    "first": "before their first token",
     "gap": "between two tokens",
 }
 
 
 def _latency(verdict: Verdict) -> str:
     facts = verdict.evidence
-    late = ms_text(verdict.late_ms["median"]) if verdict.late_ms else "some time"
+    late = f"delayed by {ms_text(verdict.late_ms['median'])}" if verdict.late_ms else "delayed"
     name = f"{facts.engine} (model {facts.model})" if facts.model else facts.engine
     head = (
-        f"{facts.n_late_requests} of {facts.n_requests} requests to {name} are {late} late "
-        f"{_PARTS[facts.part or 'first']}"
+        f"{facts.n_late_requests} of {facts.n_requests} requests to {name} are {late} "
+        f"{_DELAYED_BEFORE[facts.part or 'first']}"
     )
     if verdict.abstained_because:
         return f"{head}: {verdict.abstained_because}."
@@ -197,14 +197,14 @@ def _inconclusive(verdict: Verdict) -> str:
     if verdict.evidence.largest_item:
         because = verdict.abstained_because
         return (
-            f"Process {verdict.evidence.pid} has no known fault, but the data do not show that it is healthy: "
+            f"Process {verdict.evidence.pid} has no known fault, but the data does not show that it is healthy: "
             f"{because}."
         )
     if verdict.cost is None and verdict.evidence.suspects and verdict.late_ms is None:
-        return f"The job makes no more calls: {verdict.abstained_because}."
+        return f"The job has stopped making calls: {verdict.abstained_because}."
     if verdict.cost is None and verdict.late_ms is None:
         return f"No rank can be named: {verdict.abstained_because}."
-    return f"Something is slow, but no rank can be named: {verdict.abstained_because}."
+    return f"The job is slowed down, but no rank can be named: {verdict.abstained_because}."
 
 
 def _change(verdict: Verdict) -> str:

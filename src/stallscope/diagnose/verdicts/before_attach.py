@@ -95,7 +95,7 @@ def _verdict(trace: Trace, ranks: list[StillRank], still_ns: int, usd_per_gpu_ho
 
 
 def _why_likely(apart: StillRank) -> str:
-    return f"only rank {apart.rank} is outside NCCL and CUDA; the data do not show whether the others wait for it"
+    return f"only rank {apart.rank} is outside NCCL and CUDA; the data does not show whether the others wait for it"
 
 
 def _why_no_rank(ranks: list[StillRank], apart: list[StillRank], waiting: list[StillRank]) -> str:

@@ -1,6 +1,6 @@
 """The verdict on a job in which several processes claim the same rank at the same time.
 
-Their calls cannot be assigned to ranks, so the data show neither a hang nor a straggler. Ranks come
+Their calls cannot be assigned to ranks, so the data shows neither a hang nor a straggler. Ranks come
 from the launcher's environment: a wrapper that starts a job twice, or a script that sets RANK itself, repeats them.
 """
 

@@ -1,4 +1,4 @@
-"""The report that an exported timeline or incident span states: its verdicts are repeated, not judged again."""
+"""The report of an exported timeline or of exported incident spans: their verdicts, without a new diagnosis."""
 
 from stallscope.diagnose.causes import Explained, all_causes
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
@@ -8,12 +8,12 @@ from stallscope.events.trace import Gap, Trace
 
 
 def is_for(trace: Trace) -> bool:
-    """Whether a trace holds the verdicts of an export."""
+    """Whether a trace contains the verdicts of an export."""
     return EXPORTED in trace.facts
 
 
 def report(trace: Trace) -> Report:
-    """The exported report. Only an export that states a healthy job is healthy."""
+    """The exported report. It is healthy only if the export states that the job is healthy."""
     stated = exported(trace.facts[EXPORTED])
     verdicts = [_verdict(each) for each in stated if each.kind != "healthy"]
     whole = empty_report(trace)

@@ -25,7 +25,7 @@ def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
     delays = delays_in_all(case, [late for late_steps in unproven.values() for late in late_steps])
     verdict = imbalance.moving_ranks(case, delays, examined=examined)
     ranks = sorted(int(case.timeline.rank[process]) for process in unproven)
-    because = "with this many ranks, so few late steps may be chance"
+    because = "with this many ranks, the few late steps may be coincidence"
     return [
         replace(
             verdict,
@@ -54,7 +54,7 @@ def silent(hang: Verdict) -> Verdict:
         cost=None,
         confidence=0.5,
         abstained_because=f"{waited} entered a round that the job has not completed, and no sender reports whether "
-        "the processes run: the job has ended, or it hangs",
+        "the processes still run: the job has ended, or it hangs",
         advice=["Run `stallscope trace` on its machines: it reports the state of each process every second."],
         evidence=replace(hang.evidence, suspects=hang.ranks, waited_s=None),
     )

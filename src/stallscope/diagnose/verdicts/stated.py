@@ -119,7 +119,7 @@ def _doubted(verdict: Verdict) -> Verdict:
         nodes=[],
         causes=[],
         confidence=0.4,
-        abstained_because=f"the others wait for some of {suspects}, and nothing is known of any of these ranks",
+        abstained_because=f"the others wait for some of {suspects}, and the files contain no data on these ranks",
         evidence=replace(verdict.evidence, doing=None, suspects=verdict.ranks),
     )
     return replace(doubted, summary=text.summary(doubted))

@@ -171,9 +171,9 @@ def _advice(failure: _Failure) -> list[str]:
     if "out-of-memory" in words or "out of memory (slurm)" in words:
         return ["Give the job more host memory, or reduce the memory of its data loaders."]
     if "xid" in words:
-        return ["Look up the Xid in NVIDIA's list, drain the node, and run dcgmi diag on that GPU."]
+        return ["Look up the Xid in NVIDIA's documentation, drain the node, and run dcgmi diag on that GPU."]
     if "cuda out of memory" in words or "outofmemoryerror" in words:
         return ["Compare this rank with its peers: the batch, and other processes on the GPU."]
     if failure.stack:
         return [f"Look at {user_frame.in_own_code(failure.stack)}: the traceback ends there."]
-    return ["Read the last lines of that rank's log before its end."]
+    return ["Read the last lines of that rank's log."]

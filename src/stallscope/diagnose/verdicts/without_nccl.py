@@ -37,14 +37,14 @@ def attributed(
     others = np.delete(waits, slow)
     size = int(trace.processes["nranks"].max())
     remark: dict[str, object] = {
-        "what": f"{len(ranks)} of {size} ranks make no NCCL call: if gloo, MPI or UCX connects them, its messages are "
-        "not read"
+        "what": f"{len(ranks)} of {size} ranks make no NCCL calls; messages of gloo, MPI and UCX are not "
+        "traced"
     }
     if np.median(others) - waits[slow] < _LESS:
         return verdicts, [remark]
     victims = sorted(activity.rank for activity in ranks if activity.rank != ranks[slow].rank)
     remark["what"] = (
-        f"{remark['what']}. By their waits, the other ranks wait for rank {ranks[slow].rank}: they wait "
+        f"{remark['what']}. Judging by the waits, the other ranks wait for rank {ranks[slow].rank}: they wait "
         f"{np.median(others):.0%} of the time for messages or other threads, and rank {ranks[slow].rank} "
         f"{waits[slow]:.0%}"
     )

@@ -290,13 +290,15 @@ def _locked(folder: Path) -> int:
             folder.chmod(0o700)
         lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StorageFailed(f"cannot use {folder}: {error.strerror}; choose another --db") from error
+        raise StorageFailed(
+            f"cannot use {folder}: {error.strerror}; choose another path with --db"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         raise StorageFailed(
-            f"another stallscope hub uses {folder}; stop it, or choose another --db"
+            f"another stallscope hub uses {folder}; stop it, or choose another path with --db"
         ) from None
     return lock
 

@@ -253,7 +253,7 @@ JOBS = HubTable(
         Column("members", "text", "JSON: node, pid and rank of each process"),
         Column("answer", "text", "healthy, found or inconclusive: as of explain"),
         Column("reasons", "text", "JSON: why the answer is inconclusive, with the next action"),
-        Column("evidence", "text", "JSON: how complete the examined data are"),
+        Column("evidence", "text", "JSON: how complete the examined data is"),
         Column("updated_at", "time", "time of the last change of this row"),
         *(Column(column(label), "text", f"owner: {OWNER_LABELS[label]}") for label in GROUP_LABELS),
     ),

@@ -149,7 +149,7 @@ class Membership:
         try:
             self._leases.leave()
         except StallscopeError as error:
-            _LOG.warning("the hub left without notice, its leases will run out: %s", error)
+            _LOG.warning("the hub could not announce its departure; its leases will expire: %s", error)
 
     def _run(self) -> None:
         while not self._ended.is_set():
@@ -157,13 +157,13 @@ class Membership:
             try:
                 self._turn()
             except StallscopeError as error:
-                _LOG.warning("the leases of the slots: %s", error)
+                _LOG.warning("the leases of the slots could not be renewed: %s", error)
                 with self._changed:
                     is_done = self._is_leaving and not self._is_connected_within(2.0)
                 if is_done:
                     self._abandon()
             except Exception:  # noqa: BLE001 (the next turn repeats it; without turns the leases run out)
-                _LOG.exception("the leases of the slots")
+                _LOG.exception("the leases of the slots could not be renewed")
             self._ended.wait(max(0.05, self._every_s - (time.monotonic() - begin_s)))
 
     def _is_connected_within(self, seconds: float) -> bool:
@@ -282,7 +282,7 @@ class Membership:
         try:
             self._leases.release(lease)
         except StallscopeError as error:
-            _LOG.warning("slot %d is not released, its lease will run out: %s", lease.slot, error)
+            _LOG.warning("slot %d could not be released; its lease will expire: %s", lease.slot, error)
 
 
 def _logged(done: "Future[None]") -> None:
