@@ -185,6 +185,10 @@ def run(python: str, kind: str, fault: str) -> dict[str, object]:
                 stop.set()
                 time.sleep(1.0)
         stop.set()
+        if server.refused:
+            raise SystemExit(
+                f"{kind} refused {server.refused} requests, so it did not show the fault {fault}"
+            )
         answer = explained(folder / "trace.db")
         if keep := os.environ.get("KEEP_TRACES"):
             (folder / "trace.db").rename(Path(keep) / f"{kind}-{fault}.db")

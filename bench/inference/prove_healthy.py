@@ -50,6 +50,8 @@ def main() -> None:
             for i, server in enumerate(servers):
                 send(server, words.requests // len(servers), seed=i)
             load_s = time.monotonic() - began_s
+            if n_refused := sum(server.refused for server in servers):
+                raise SystemExit(f"the servers refused {n_refused} requests")
             idle(servers, words.idle_s)
         if keep := os.environ.get("KEEP_TRACES"):
             shutil.copy(folder / "trace.db", Path(keep) / "healthy.db")
@@ -82,7 +84,8 @@ def send(server: Server, n: int, *, seed: int) -> None:
         for _ in range(n // N_CLIENTS + (number < n % N_CLIENTS)):
             n_words = int(10 ** chance.uniform(0.5, longest))
             streams = chance.random() < 0.75
-            request(server.port, "ab " * n_words, n=chance.randint(2, 24), streams=streams)
+            status = request(server.port, "ab " * n_words, n=chance.randint(2, 24), streams=streams)
+            server.refused += status != 200
             time.sleep(chance.uniform(0.0, 0.15))
 
     threads = [threading.Thread(target=client, args=(i,)) for i in range(N_CLIENTS)]

@@ -23,7 +23,10 @@ KINDS = ("uvicorn", "threads", "split", "llama.cpp")
 
 @dataclass
 class Server:
-    """A running server. Its core is the process that makes the tokens."""
+    """A running server. Its core is the process that makes the tokens.
+
+    refused: requests that it has answered with an error.
+    """
 
     kind: str
     fault: str
@@ -31,6 +34,7 @@ class Server:
     folder: Path
     process: subprocess.Popen[bytes] = field(init=False)
     port: int = field(init=False)
+    refused: int = 0
 
     def __post_init__(self) -> None:
         self.port = free_port()
@@ -80,12 +84,16 @@ def normal_priority() -> None:
 
 def request(
     port: int, prompt: str, *, n: int = 20, size: int = 1, timeout_s: float = 60, streams: bool = True
-) -> None:
+) -> int:
+    """Send a request and read its response. Returns the status; 0 without a response."""
     body = {"prompt": prompt, "n_predict": n, "stream": streams, "cache_prompt": False, "size": size}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        connection.getresponse().read()
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    return 0
 
 
 def load(
@@ -97,7 +105,8 @@ def load(
         chance = random.Random(number)
         while not stop.is_set():
             prompt = special if special and chance.random() < 1 / 12 else "ab cd ef gh"
-            request(server.port, prompt, n=n_tokens, timeout_s=5 if server.fault == "deadlock" else 60)
+            timeout_s = 5 if server.fault == "deadlock" else 60
+            server.refused += request(server.port, prompt, n=n_tokens, timeout_s=timeout_s) not in (0, 200)
             stop.wait(0.05 * chance.random())
 
     threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(n_clients)]

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 N_TOKENS, GAP_S = 24, 0.01
+CONTEXT = 65536
 DONE = b"data: [DONE]\n\n"
 
 
@@ -69,7 +70,7 @@ def write_model(path: Path) -> None:
     n_words, width, n_layers, n_heads, n_inner = 600, 256, 2, 4, 512
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("tiny")
-    writer.add_context_length(2048)
+    writer.add_context_length(CONTEXT)
     writer.add_embedding_length(width)
     writer.add_block_count(n_layers)
     writer.add_feed_forward_length(n_inner)
