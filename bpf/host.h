@@ -90,6 +90,8 @@ struct socket;
 
 struct sock {
 	struct sock_common __sk_common;
+	int sk_sndbuf;
+	int sk_wmem_queued;
 	struct dst_entry *sk_dst_cache;
 	struct socket *sk_socket;
 } CORE;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* Requests that the processes of an inference engine answer over HTTP/1.1, on TCP and Unix sockets. User space attaches
- * these programs when it finds an engine; its processes are in the map `engines`.
+/* Requests that the processes of an inference engine answer over HTTP/1.1 and gRPC, on TCP and Unix sockets. User space
+ * attaches these programs when it finds an engine; its processes are in the map `engines`. http2.h reads gRPC.
  *
  * A request begins when a read on a connection returns "METHOD /path HTTP/1.". Its response ends by its length, by its
  * last chunk, or with the connection. Each write of a body without a length is a token. The programs read headers and
@@ -13,6 +13,12 @@ const volatile struct {
 	struct request_event request_event[0];
 	struct token_event token_event[0];
 	struct connection connection[0];
+	struct stream_key stream_key[0];
+	struct stream stream[0];
+	struct frames frames[0];
+	struct fields fields[0];
+	struct message message[0];
+	struct http2 http2[0];
 } serving_layouts = { .n_bytes = sizeof(struct request_event) };
 
 #define N_CONNECTIONS 16384
@@ -89,6 +95,8 @@ INLINE bool is_serving_port(u16 port)
 struct scratch {
 	u8 header[2 * HEADER_BYTES];
 	struct connection fresh;
+	struct http2 fresh_http2;
+	struct stream fresh_stream;
 };
 
 struct {
@@ -218,7 +226,7 @@ INLINE bool request_line(struct scratch *s, struct waiting *w)
 
 /* ---- requests ---- */
 
-INLINE void report_request(struct connection *c)
+INLINE void report_request(const struct request_event *r)
 {
 	struct request_event *e = bpf_ringbuf_reserve(&served_requests, sizeof(*e), 0);
 
@@ -226,8 +234,30 @@ INLINE void report_request(struct connection *c)
 		count(LOST_REQUEST);
 		return;
 	}
-	__builtin_memcpy(e, &c->request, sizeof(*e));
+	__builtin_memcpy(e, r, sizeof(*e));
 	bpf_ringbuf_submit(e, wakeup(&served_requests));
+}
+
+/* The time between two tokens of a response. */
+INLINE void gap(struct request_event *r, s64 now)
+{
+	struct token_event *e;
+	s64 gap = now - r->last_ns;
+
+	if (gap > r->gap_ns) {
+		r->gap_ns = gap;
+		r->gap_at_ns = r->last_ns;
+	}
+	e = bpf_ringbuf_reserve(&served_tokens, sizeof(*e), 0);
+	if (!e) {
+		count(LOST_REQUEST);
+		return;
+	}
+	e->ts_ns = now;
+	e->gap_ns = gap;
+	e->pid = r->pid;
+	e->path_hash = r->path_hash;
+	bpf_ringbuf_submit(e, wakeup(&served_tokens));
 }
 
 INLINE void open_request(struct connection *c, const struct waiting *from, u8 flags)
@@ -258,7 +288,7 @@ INLINE void end_request(struct connection *c, s64 now, u8 flags)
 
 	c->request.end_ns = now;
 	c->request.flags |= flags;
-	report_request(c);
+	report_request(&c->request);
 	c->request.ts_ns = 0;
 	if (!c->n_waiting)
 		return;
@@ -365,6 +395,8 @@ static long read_part(u32 number, struct reading *r)
 /* The user memory of the read or write that the calling thread is in. */
 
 struct segments {
+	u64 iov; /* 0: a single segment */
+	u64 n_iov;
 	u64 first;
 	u64 second;
 	u64 last;
@@ -380,6 +412,7 @@ INLINE bool segments_of(u64 n, struct segments *out)
 	struct user_msghdr header;
 	struct user_iovec part;
 
+	out->iov = out->n_iov = 0;
 	switch (SYSCALL_NR(regs)) {
 	case __NR_read:
 	case __NR_write:
@@ -404,6 +437,8 @@ INLINE bool segments_of(u64 n, struct segments *out)
 	}
 	if (!n_iov || bpf_probe_read_user(&part, sizeof(part), (void *)iov))
 		return false;
+	out->iov = iov;
+	out->n_iov = n_iov;
 	out->first = part.base;
 	out->first_bytes = part.n_bytes < n ? part.n_bytes : n;
 	out->second_bytes = 0;
@@ -418,23 +453,63 @@ INLINE bool segments_of(u64 n, struct segments *out)
 	return true;
 }
 
-/* A connection on which a request begins, or NULL. */
-INLINE struct connection *new_connection(struct sock *sk, struct scratch *s, u64 base, u32 n)
+#include "http2.h"
+
+/* Data on these ports is of interest from now on. */
+INLINE void add_serving_port(struct sock *sk)
+{
+	u16 port = BPF_CORE_READ(sk, __sk_common.skc_num);
+
+	if (port && !is_serving_port(port))
+		__sync_fetch_and_or(&serving_ports[MASK(port >> 6, N_PORTS / 64 - 1)], 1ULL << (port & 63));
+}
+
+/* A connection on which a request begins, or NULL. The scratch area has the first bytes. */
+INLINE struct connection *new_connection(struct sock *sk, struct scratch *s)
 {
 	u64 key = (u64)sk;
-	u16 port;
 
-	n = n > FEW_BYTES ? FEW_BYTES : n;
-	if (n < FEW_BYTES || bpf_probe_read_user(s->header, FEW_BYTES, (void *)base))
-		return NULL;
 	if (!method_bytes(s))
 		return NULL;
 	__builtin_memset(&s->fresh, 0, sizeof(s->fresh));
 	bpf_map_update_elem(&connections, &key, &s->fresh, BPF_NOEXIST);
-	port = BPF_CORE_READ(sk, __sk_common.skc_num);
-	if (port && !is_serving_port(port))
-		__sync_fetch_and_or(&serving_ports[MASK(port >> 6, N_PORTS / 64 - 1)], 1ULL << (port & 63));
+	add_serving_port(sk);
 	return bpf_map_lookup_elem(&connections, &key);
+}
+
+INLINE bool read_first_bytes(struct scratch *s, const struct segments *g)
+{
+	return g->first_bytes >= FEW_BYTES && !bpf_probe_read_user(s->header, FEW_BYTES, (void *)g->first);
+}
+
+INLINE s64 arrival(s64 *arrived_ns, u64 key, s64 now)
+{
+	s64 *early = bpf_map_lookup_elem(&early_arrivals, &key);
+	s64 ts_ns = *arrived_ns ? *arrived_ns : early ? *early : now;
+
+	if (early)
+		bpf_map_delete_elem(&early_arrivals, &key);
+	*arrived_ns = 0;
+	return ts_ns;
+}
+
+INLINE int has_read_http2(struct sock *sk, struct scratch *s, const struct segments *g, long n, s64 now)
+{
+	struct http2 *h;
+	u64 key = (u64)sk;
+
+	h = bpf_map_lookup_elem(&http2s, &key);
+	if (!h) {
+		if (!is_http2(s))
+			return 0;
+		h = new_http2(key, s, now);
+		if (!h)
+			return 0;
+		add_serving_port(sk);
+	}
+	follow_thread();
+	http2_read(h, key, g, n, arrival(&h->arrived_ns, key, now), now);
+	return 0;
 }
 
 INLINE int has_read(struct sock *sk, long n, int flags)
@@ -443,7 +518,6 @@ INLINE int has_read(struct sock *sk, long n, int flags)
 	struct segments g;
 	struct scratch *s;
 	u64 key = (u64)sk;
-	s64 *early;
 
 	if (flags & MSG_PEEK || !is_engine() || !(s = scratch()))
 		return 0;
@@ -451,24 +525,25 @@ INLINE int has_read(struct sock *sk, long n, int flags)
 	if (n <= 0) {
 		if (n == 0 && r.c)
 			client_left(sk, r.c);
+		else if (n == 0 && BPF_CORE_READ(sk, __sk_common.skc_family) == AF_UNIX)
+			http2_closed(key);
 		return 0;
 	}
 	r.now = bpf_ktime_get_ns();
 	if (!segments_of(n, &g))
 		return 0;
-	early = bpf_map_lookup_elem(&early_arrivals, &key);
-	if (!r.c)
-		r.c = new_connection(sk, s, g.first, g.first_bytes);
-	if (!r.c)
-		return 0;
+	if (!r.c) {
+		if (!read_first_bytes(s, &g))
+			__builtin_memset(s->header, 0, FEW_BYTES);
+		r.c = new_connection(sk, s);
+		if (!r.c)
+			return has_read_http2(sk, s, &g, n, r.now);
+	}
 	follow_thread();
 	r.s = s;
 	r.base = g.first;
 	r.n = g.first_bytes;
-	r.ts_ns = r.c->arrived_ns ? r.c->arrived_ns : early ? *early : r.now;
-	if (early)
-		bpf_map_delete_elem(&early_arrivals, &key);
-	r.c->arrived_ns = 0;
+	r.ts_ns = arrival(&r.c->arrived_ns, key, r.now);
 	bpf_loop(2 * N_WAITING, read_part, &r, 0);
 	return 0;
 }
@@ -577,28 +652,12 @@ INLINE void examine_write(struct connection *c, struct scratch *s, u64 n)
 INLINE void token(struct connection *c, s64 now)
 {
 	struct request_event *r = &c->request;
-	struct token_event *e;
-	s64 gap = now - r->last_ns;
 
 	r->flags |= REQUEST_STREAMS;
-	if (!r->n_tokens++) {
+	if (!r->n_tokens++)
 		r->first_ns = now;
-		return;
-	}
-	if (gap > r->gap_ns) {
-		r->gap_ns = gap;
-		r->gap_at_ns = r->last_ns;
-	}
-	e = bpf_ringbuf_reserve(&served_tokens, sizeof(*e), 0);
-	if (!e) {
-		count(LOST_REQUEST);
-		return;
-	}
-	e->ts_ns = now;
-	e->gap_ns = gap;
-	e->pid = r->pid;
-	e->path_hash = r->path_hash;
-	bpf_ringbuf_submit(e, wakeup(&served_tokens));
+	else
+		gap(r, now);
 }
 
 /* n bytes of a response's body were sent. */
@@ -636,9 +695,29 @@ INLINE void header(struct connection *c, u64 n)
 		body(c, n - c->send_header_bytes, SEND_BODY);
 }
 
+/* Bytes that wait in a TCP socket, and its limit. A client that takes no data leaves a socket full: a server that polls
+ * until it can write never gets an error. */
+INLINE bool is_filled(struct sock *sk)
+{
+	int queued, limit;
+
+	if (BPF_CORE_READ(sk, __sk_common.skc_family) == AF_UNIX)
+		return false;
+	queued = BPF_CORE_READ(sk, sk_wmem_queued);
+	limit = BPF_CORE_READ(sk, sk_sndbuf);
+	return limit - queued < queued >> 1; /* as sk_stream_is_writeable() */
+}
+
+/* A client that takes the data has emptied the socket by the next write. */
+INLINE bool is_still_filled(struct sock *sk)
+{
+	return BPF_CORE_READ(sk, sk_wmem_queued) > BPF_CORE_READ(sk, sk_sndbuf) >> 2;
+}
+
 INLINE int has_sent(struct sock *sk, long n)
 {
 	struct connection *c;
+	struct http2 *h;
 	struct scratch *s;
 	u64 key = (u64)sk;
 	u8 kind;
@@ -646,20 +725,29 @@ INLINE int has_sent(struct sock *sk, long n)
 	if (!is_engine())
 		return 0;
 	c = bpf_map_lookup_elem(&connections, &key);
-	if (!c || !c->request.ts_ns || !(s = scratch()))
+	if (!c) {
+		h = bpf_map_lookup_elem(&http2s, &key);
+		if (h)
+			http2_sent(h, key, n);
+		return 0;
+	}
+	if (!c->request.ts_ns || !(s = scratch()))
 		return 0;
 	if (n <= 0) {
-		if (n == -EAGAIN && !c->full_since_ns)
-			c->full_since_ns = bpf_ktime_get_ns();
+		if (n == -EAGAIN) {
+			c->is_filled = 0;
+			if (!c->full_since_ns)
+				c->full_since_ns = bpf_ktime_get_ns();
+		}
 		return 0;
 	}
 	examine_write(c, s, n);
 	if (c->request.writer_tid != (u32)bpf_get_current_pid_tgid() || c->send_ns - c->request.last_ns > FOLLOW_AFTER_NS)
 		follow_thread();
-	if (c->full_since_ns) {
+	if (c->full_since_ns && (!c->is_filled || is_still_filled(sk)))
 		c->request.blocked_ns += c->send_ns - c->full_since_ns;
-		c->full_since_ns = 0;
-	}
+	c->is_filled = is_filled(sk);
+	c->full_since_ns = c->is_filled ? c->send_ns : 0;
 	kind = c->send_kind & ~SEND_LAST;
 	c->request.response_bytes += n;
 	c->request.writer_tid = bpf_get_current_pid_tgid();
@@ -695,8 +783,10 @@ int BPF_PROG(serving_state, struct sock *sk, int before, int after)
 	/* The kernel reuses the addresses of sockets, and the end of a connection arrives as data, too. */
 	if (after == TCP_ESTABLISHED || after == TCP_CLOSE)
 		bpf_map_delete_elem(&early_arrivals, &key);
-	if (after == TCP_FIN_WAIT1 || after == TCP_LAST_ACK || after == TCP_CLOSE)
+	if (after == TCP_FIN_WAIT1 || after == TCP_LAST_ACK || after == TCP_CLOSE) {
+		http2_closed(key);
 		return has_closed(sk);
+	}
 	return 0;
 }
 
@@ -705,6 +795,7 @@ SEC("?tp_btf/sk_data_ready")
 int BPF_PROG(serving_arrival, struct sock *sk)
 {
 	struct connection *c;
+	struct http2 *h;
 	u64 key = (u64)sk;
 	u16 port;
 	s64 now;
@@ -718,9 +809,12 @@ int BPF_PROG(serving_arrival, struct sock *sk)
 			c->arrived_ns = bpf_ktime_get_ns();
 		return 0;
 	}
-	if (!port)
-		return 0;
 	now = bpf_ktime_get_ns();
+	h = bpf_map_lookup_elem(&http2s, &key);
+	if (h && !h->arrived_ns)
+		h->arrived_ns = now;
+	if (h || !port)
+		return 0;
 	bpf_map_update_elem(&early_arrivals, &key, &now, BPF_NOEXIST);
 	return 0;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* Records of requests that a server answers over HTTP/1.1. Their only definition, as in events.h. */
+/* Records of requests that a server answers over HTTP/1.1 or gRPC. Their only definition, as in events.h. */
 #ifndef STALLSCOPE_SERVING_H
 #define STALLSCOPE_SERVING_H
 
@@ -37,7 +37,7 @@ struct request_event { /* times are 0 until they are known */
 	u32 path_hash;
 	u16 status;
 	u8 flags;
-	u8 spare;
+	u8 huffman_bytes; /* of path, if it has the code of HTTP/2's headers; 0: it is text */
 	char method[N_METHOD];
 	char path[N_PATH];
 	u64 spare2[6];
@@ -81,8 +81,91 @@ struct connection {
 	u8 has_header;	    /* the header of the response has been sent */
 	u8 is_chunked;
 	u8 n_waiting;
-	u8 spare[5];
+	u8 is_filled;	    /* full_since_ns is a write that filled the socket, not a write that failed */
+	u8 spare[4];
 	struct waiting waiting[N_WAITING];
+};
+
+/* ---- HTTP/2 ---- */
+
+#define N_FRAME_HEADER 9
+#define N_PREFIX 5 /* of a gRPC message: is it compressed, and its length */
+
+struct frames { /* the bytes of one direction of a connection */
+	u32 left;	   /* bytes of the payload that are still to come */
+	u32 stream;
+	u64 value;	   /* the last bytes of a payload that is a number */
+	u8 header[32];	   /* N_FRAME_HEADER bytes, and room for the largest read */
+	u8 n_header;	   /* bytes of the header that have come */
+	u8 type;
+	u8 flags;
+	u8 padding;	   /* bytes at the end of the payload */
+	u8 needs_padding;  /* the next byte is their number */
+	u8 skip;	   /* bytes of the priority before the fields */
+	u8 n_value;	   /* bytes of a setting that have come */
+	u8 spare;
+};
+
+struct fields { /* the state of HPACK (RFC 7541): the fields of requests */
+	u64 name;	/* of at most 8 letters */
+	u32 n_inserted; /* into the dynamic table */
+	u32 number;	/* being read */
+	u32 text_left;
+	u32 path_hash;
+	u8 state;
+	u8 shift;
+	u8 is_path;
+	u8 is_inserted; /* the field goes into the dynamic table */
+	u8 is_huffman;
+	u8 has_short_name;
+	u8 path_bytes;
+	u8 huffman_bytes;
+	u8 kind;
+	u8 spare[7];
+	char path[N_PATH]; /* of the request whose fields are being read */
+};
+
+struct http2 { /* a connection */
+	u64 id;		/* of this connection; the kernel reuses the addresses of sockets */
+	s64 arrived_ns; /* as in struct connection */
+	s64 full_since_ns;
+	s64 blocked_ns; /* sum of the times in which the socket was full */
+	s64 window;	/* bytes that the client takes, on all streams */
+	s64 opened_ns;	/* the window was used up, and the client has opened it again */
+	s64 stream_window; /* of a new stream */
+	u32 ends_stream;   /* the request whose fields are being read has no body */
+	u32 n_open;
+	u8 knows_windows; /* the connection is known from its begin on */
+	u8 spare[7];
+	struct frames in;
+	struct frames out;
+	struct fields fields;
+};
+
+struct stream_key {
+	u64 connection;
+	u32 stream;
+	u32 spare;
+};
+
+struct message { /* the gRPC messages of one direction of a stream */
+	u32 left;
+	u8 n_prefix;
+	u8 prefix[15]; /* N_PREFIX bytes, and room for the largest read */
+};
+
+struct stream { /* a request on it */
+	struct request_event request;
+	s64 blocked_before_ns; /* of the connection, at its begin */
+	s64 credit;	       /* bytes that the client takes beyond stream_window, less the bytes sent */
+	s64 stalled_ns;	       /* the client takes no data since; 0: it does */
+	s64 opened_ns;
+	struct message in;
+	struct message out;
+	u32 n_messages; /* of the response */
+	u8 is_half_closed; /* the client has sent the whole request */
+	u8 is_plain;	   /* the body does not consist of gRPC messages */
+	u8 spare[2];
 };
 
 #endif

@@ -307,7 +307,7 @@ REQUEST = np.dtype(
         *((name, "<u4") for name in ("pid", "tid", "writer_tid", "n_tokens", "path_hash")),
         ("status", "<u2"),
         ("flags", "u1"),
-        ("spare", "u1"),
+        ("huffman_bytes", "u1"),
         ("method", "S8"),
         ("path", "S64"),
         ("spare2", "<u8", (6,)),
@@ -337,11 +337,68 @@ CONNECTION = np.dtype(
         ("send_header_bytes", "<u4"),
         ("send_status", "<u2"),
         *((name, "u1") for name in ("send_kind", "send_is_chunked", "has_header", "is_chunked", "n_waiting")),
-        ("spare", "u1", (5,)),
+        ("is_filled", "u1"),
+        ("spare", "u1", (4,)),
         ("waiting", WAITING, (4,)),
     ]
 )
 """struct connection: a connection to a server, with the request that is open (ts_ns 0: none)."""
+
+FRAMES = np.dtype(
+    [
+        *((name, "<u4") for name in ("left", "stream")),
+        ("value", "<u8"),
+        ("header", "u1", (32,)),
+        *((name, "u1") for name in ("n_header", "type", "flags", "padding", "needs_padding", "skip")),
+        *((name, "u1") for name in ("n_value", "spare")),
+    ]
+)
+"""struct frames: the bytes of one direction of an HTTP/2 connection."""
+
+FIELDS = np.dtype(
+    [
+        ("name", "<u8"),
+        *((name, "<u4") for name in ("n_inserted", "number", "text_left", "path_hash")),
+        *((name, "u1") for name in ("state", "shift", "is_path", "is_inserted", "is_huffman")),
+        *((name, "u1") for name in ("has_short_name", "path_bytes", "huffman_bytes", "kind")),
+        ("spare", "u1", (7,)),
+        ("path", "S64"),
+    ]
+)
+"""struct fields: the state of HPACK."""
+
+HTTP2 = np.dtype(
+    [
+        ("id", "<u8"),
+        *((name, "<i8") for name in ("arrived_ns", "full_since_ns", "blocked_ns", "window", "opened_ns")),
+        ("stream_window", "<i8"),
+        *((name, "<u4") for name in ("ends_stream", "n_open")),
+        ("knows_windows", "u1"),
+        ("spare", "u1", (7,)),
+        ("in", FRAMES),
+        ("out", FRAMES),
+        ("fields", FIELDS),
+    ]
+)
+"""struct http2: an HTTP/2 connection to a server."""
+
+STREAM_KEY = np.dtype([("connection", "<u8"), *((name, "<u4") for name in ("stream", "spare"))])
+
+MESSAGE = np.dtype([("left", "<u4"), ("n_prefix", "u1"), ("prefix", "u1", (15,))])
+"""struct message: the gRPC messages of one direction of a stream."""
+
+STREAM = np.dtype(
+    [
+        ("request", REQUEST),
+        *((name, "<i8") for name in ("blocked_before_ns", "credit", "stalled_ns", "opened_ns")),
+        ("in", MESSAGE),
+        ("out", MESSAGE),
+        ("n_messages", "<u4"),
+        *((name, "u1") for name in ("is_half_closed", "is_plain")),
+        ("spare", "u1", (2,)),
+    ]
+)
+"""struct stream: an open request on an HTTP/2 connection."""
 
 STRUCTS = {
     "arrival": ARRIVAL,
@@ -378,6 +435,12 @@ STRUCTS = {
     "token_event": TOKEN,
     "waiting": WAITING,
     "connection": CONNECTION,
+    "frames": FRAMES,
+    "fields": FIELDS,
+    "http2": HTTP2,
+    "stream_key": STREAM_KEY,
+    "message": MESSAGE,
+    "stream": STREAM,
 }
 """The dtype of each C struct, by its name."""
 

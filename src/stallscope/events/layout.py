@@ -427,7 +427,7 @@ GPU_USE = Table(
 
 REQUESTS = Table(
     "requests",
-    "A request over HTTP/1.1 to an inference engine: one row at its end. No contents are recorded.",
+    "A request over HTTP/1.1 or gRPC to an inference engine: one row at its end. No contents are recorded.",
     (
         Field("ts_ns", "i8", "its first byte reached the socket of the server"),
         *_PROCESS_FIELDS,
@@ -436,8 +436,10 @@ REQUESTS = Table(
         Field("engine", "S16", "vllm, sglang, triton, tgi, tensorrt-llm, llama.cpp, ollama or python"),
         Field("model", "S64", "name of the model, by the path or by the command line of the engine"),
         Field("method", "S8", "GET, POST, PUT or HEAD"),
-        Field("path", "S64", "path without its query part"),
-        Field("status", "i4", "status code of the response", True),
+        Field(
+            "path", "S64", "path without its query part; (unknown) on a gRPC connection from before the trace"
+        ),
+        Field("status", "i4", "HTTP status code of the response", True),
         Field("flags", "u1", "names.RequestFlag"),
         Field("request_bytes", "i8", "header and body"),
         Field("response_bytes", "i8", "header and body that were sent"),

@@ -1,4 +1,4 @@
-"""A server for tests that answers by the path of a request: /stream, /sized, /closing, /lines, /pieces, /slow.
+"""A server for tests that answers by the path of a request; answer() has the paths.
 
     python scripted_server.py ADDRESS     (a port of 127.0.0.1, or the path of a Unix socket)
 
@@ -7,6 +7,7 @@ It prints its process number, and the address once it listens. Each thread serve
 
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
@@ -65,6 +66,14 @@ def answer(connection: socket.socket, path: bytes) -> bool:
                 data = data[connection.send(data) :]
             except BlockingIOError:
                 time.sleep(0.002)
+        connection.setblocking(True)
+    elif path == b"/polled":
+        connection.sendall(CHUNKED)
+        connection.setblocking(False)
+        data = memoryview(chunk(b"data: " + b"x" * (8 << 20) + b"\n\n") + b"0\r\n\r\n")
+        while data:
+            select.select([], [connection], [])
+            data = data[connection.send(data[:10_000]) :]
         connection.setblocking(True)
     return True
 

@@ -238,6 +238,14 @@ class Program:
         """The connections to inference engines: kernel.CONNECTION (n,). Raises CannotTrace."""
         return self.entries("connections", np.dtype("<u8"), kernel.CONNECTION).values
 
+    def http2_connections(self) -> Array:
+        """The HTTP/2 connections to inference engines: kernel.HTTP2 (n,). Raises CannotTrace."""
+        return self.entries("http2s", np.dtype("<u8"), kernel.HTTP2).values
+
+    def streams(self) -> Entries:
+        """Their open requests: kernel.STREAM by kernel.STREAM_KEY. Raises CannotTrace."""
+        return self.entries("streams", kernel.STREAM_KEY, kernel.STREAM)
+
     def walk_python(self, pid: int, python: Array) -> None:
         """Report the Python stacks of a process with its events from now on. python: one row of kernel.PYTHON."""
         self._update_map("pythons", pid, python)

@@ -9,11 +9,12 @@ from stallscope.capture.probes.program import Program
 from stallscope.capture.serving.engines import PYTHON, Engine, Engines
 from stallscope.capture.serving.requests import (
     new_server_rows,
-    open_requests,
+    open_rows,
     request_rows,
     server_rows,
     still_since_ns,
     token_rows,
+    with_text_paths,
 )
 from stallscope.events import kernel, layout
 from stallscope.events.layout import UNKNOWN, Array, Table
@@ -51,7 +52,7 @@ class Serving:
         if not self._is_supported:
             return
         if len(requests):
-            self._requests.append(requests)
+            self._requests.append(with_text_paths(requests))
         if len(tokens):
             self._tokens.append(tokens)
 
@@ -91,16 +92,18 @@ class Serving:
                 self._note(f"process {engine.pid} belongs to an inference engine: {engine.name}{model}")
 
     def _rows(self, now_ns: int, engines: Mapping[int, Engine]) -> Iterator[tuple[Table, Array]]:
-        connections = self._probes.connections()
+        waiting = open_rows(
+            self._probes.connections(), self._probes.http2_connections(), self._probes.streams()
+        )
         requests, self._requests = layout.joined([*self._requests, np.empty(0, kernel.REQUEST)]), []
         tokens, self._tokens = layout.joined([*self._tokens, np.empty(0, kernel.TOKEN)]), []
         self._keep_paths(requests)
-        self._keep_paths(open_requests(connections))
+        self._keep_paths(waiting["request"])
         yield layout.REQUESTS, request_rows(requests, engines, self._node)
         yield layout.TOKENS, token_rows(tokens, self._paths, now_ns, self._node)
-        servers = server_rows(connections, engines, now_ns, self._node)
-        waiting = servers[servers["oldest_progress_ns"] != UNKNOWN]
-        self._still_since_ns = still_since_ns(waiting, self._still_since_ns, requests, tokens)
+        servers = server_rows(waiting, engines, now_ns, self._node)
+        stuck = servers[servers["oldest_progress_ns"] != UNKNOWN]
+        self._still_since_ns = still_since_ns(stuck, self._still_since_ns, requests, tokens)
         yield layout.SERVERS, servers
 
     def _keep_paths(self, requests: Array) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from stallscope.capture.probes.maps import Entries
 from stallscope.capture.serving.engines import Engine
+from stallscope.capture.serving.huffman import decoded
 from stallscope.events import kernel, layout
 from stallscope.events.histograms import histogram
 from stallscope.events.layout import UNKNOWN, Array
@@ -15,6 +17,13 @@ _SAME = (
     *("ts_ns", "pid", "tid", "writer_tid", "method", "path", "flags", "n_tokens", "request_bytes"),
     *("response_bytes", "read_ns", "end_ns", "gap_ns", "blocked_ns"),
 )
+OPEN = np.dtype([("request", kernel.REQUEST), ("full_since_ns", "<i8")])
+"""An open request, and since when its client takes no data; 0: it does."""
+
+_HEALTH_WATCH = b"/grpc.health.v1.Health/Watch"
+"""A response that lasts as long as its connection."""
+
+_UNKNOWN_PATH = b"(unknown)"
 _IN_PATH = re.compile(r"/models/([^/]+)/")
 
 
@@ -53,10 +62,10 @@ def token_rows(events: Array, paths: Mapping[tuple[int, int], bytes], now_ns: in
     return rows
 
 
-def server_rows(connections: Array, engines: Mapping[int, Engine], now_ns: int, node: int) -> Array:
-    """Rows of SERVERS for the processes that have open requests. connections: kernel.CONNECTION."""
-    is_open = (connections["request"]["ts_ns"] > 0) & (connections["request"]["end_ns"] == 0)
-    connections = connections[is_open & np.isin(connections["request"]["pid"], list(engines))]
+def server_rows(open_rows: Array, engines: Mapping[int, Engine], now_ns: int, node: int) -> Array:
+    """Rows of SERVERS for the processes that have open requests. open_rows: of OPEN."""
+    is_open = (open_rows["request"]["ts_ns"] > 0) & (open_rows["request"]["end_ns"] == 0)
+    connections = open_rows[is_open & np.isin(open_rows["request"]["pid"], list(engines))]
     pids = np.unique(connections["request"]["pid"])
     rows = layout.empty(layout.SERVERS, len(pids))
     rows["ts_ns"], rows["node"], rows["pid"] = now_ns, node, pids
@@ -110,10 +119,40 @@ def _name(row: Array, engine: Engine) -> None:
     )
 
 
-def open_requests(connections: Array) -> Array:
-    """The open requests of connections: kernel.REQUEST (n,)."""
-    requests: Array = connections["request"]
-    return requests[requests["ts_ns"] > 0]
+def open_rows(connections: Array, http2s: Array, streams: Entries) -> Array:
+    """The open requests: rows of OPEN. connections: kernel.CONNECTION. http2s: kernel.HTTP2.
+
+    A stream on which the client may send further requests waits only until the first message of the response.
+    """
+    plain = connections[connections["request"]["ts_ns"] > 0]
+    rows, by_id = streams.values, np.argsort(http2s["id"])
+    order = np.searchsorted(http2s["id"], streams.keys["connection"], sorter=by_id)
+    is_known = order < len(http2s)
+    rows, order, keys = rows[is_known], order[is_known], streams.keys[is_known]
+    of_stream = http2s[by_id[order]]
+    is_same = of_stream["id"] == keys["connection"]
+    waits = (rows["request"]["first_ns"] == 0) | (rows["is_half_closed"] > 0)
+    waits &= is_same & (rows["request"]["path"] != _HEALTH_WATCH)
+    rows, of_stream = rows[waits], of_stream[waits]
+    out = np.zeros(len(plain) + len(rows), OPEN)
+    out["request"] = with_text_paths(np.concatenate([plain["request"], rows["request"]]))
+    stalled_ns = np.where(
+        np.maximum(rows["opened_ns"], of_stream["opened_ns"]) <= rows["stalled_ns"], rows["stalled_ns"], 0
+    )
+    out["full_since_ns"] = np.concatenate(
+        [plain["full_since_ns"], np.maximum(stalled_ns, of_stream["full_since_ns"])]
+    )
+    return out
+
+
+def with_text_paths(requests: Array) -> Array:
+    """kernel.REQUEST with paths as text: paths of gRPC may have the code of HTTP/2's header fields."""
+    requests = requests.copy()
+    for i in np.flatnonzero((requests["huffman_bytes"] > 0) | (requests["path"] == b"")).tolist():
+        n = int(requests["huffman_bytes"][i])
+        path = decoded(bytes(requests["path"][i]).ljust(n, b"\0")[:n])
+        requests["path"][i] = path.partition("?")[0].encode() or _UNKNOWN_PATH
+    return requests
 
 
 __all__ = ["kernel", "request_rows", "server_rows", "token_rows"]

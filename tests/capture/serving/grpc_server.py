@@ -1,0 +1,65 @@
+"""A gRPC server for tests: python grpc_server.py
+
+It prints its process number, and its port once it listens. Methods of the service `tests.Engine`: Whole (one message),
+Tokens (N_TOKENS messages, GAP_S apart), Chat (N_TOKENS messages for each message of the client), Large (messages of
+LARGE_BYTES), Never (no message).
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+N_TOKENS = 5
+GAP_S = 0.03
+LARGE_BYTES = 1 << 18
+
+
+def whole(_request: bytes, _context: grpc.ServicerContext) -> bytes:
+    time.sleep(GAP_S)
+    return b"whole"
+
+
+def tokens(_request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
+    for i in range(N_TOKENS):
+        time.sleep(GAP_S)
+        yield b"token %d" % i
+
+
+def chat(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    for request in requests:
+        yield from tokens(request, context)
+
+
+def large(_request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
+    for _ in range(N_TOKENS):
+        yield bytes(LARGE_BYTES)
+
+
+def never(_request: bytes, context: grpc.ServicerContext) -> bytes:
+    while context.is_active():
+        time.sleep(GAP_S)
+    return b""
+
+
+def main() -> None:
+    server = grpc.server(ThreadPoolExecutor(32))
+    methods = {
+        "Whole": grpc.unary_unary_rpc_method_handler(whole),
+        "Tokens": grpc.unary_stream_rpc_method_handler(tokens),
+        "Chat": grpc.stream_stream_rpc_method_handler(chat),
+        "Large": grpc.unary_stream_rpc_method_handler(large),
+        "Never": grpc.unary_unary_rpc_method_handler(never),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tests.Engine", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(os.getpid(), flush=True)
+    print(port, flush=True)
+    server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()
