@@ -5,6 +5,7 @@
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import io
 import itertools
@@ -302,7 +303,7 @@ def _causes() -> tuple[str, str]:
 
 def _module_doc(cause: _registry.Cause) -> str:
     """The first paragraph of the docstring of a cause's file."""
-    module = inspect.getmodule(cause.evidence)
+    module = importlib.import_module(f"stallscope.diagnose.causes.{cause.name}")
     return (inspect.getdoc(module) or "").partition("\n\n")[0].replace("\n", " ")
 
 
@@ -397,7 +398,7 @@ def _tools() -> tuple[str, str]:
     head = (
         "The tools that an assistant can call over MCP. For one machine: `stallscope mcp` on standard input and\n"
         "output, or `/mcp` of `stallscope serve`. For a cluster: `/mcp` of the hub or `stallscope hub mcp`; HTTP\n"
-        "and `stallscope ask` offer the same tools. All tools only read.\n"
+        "and `stallscope ask` offer the same tools. All tools are read-only.\n"
     )
     of_node = "".join(_tool(tool) for tool in mcp_server.tools().values())
     of_hub = "".join(_tool(tool) for tool in collected(hub_tools).values())

@@ -54,7 +54,12 @@ SHOWN = (
         "processor time to explain {sizes[2][n_collectives]:,} collectives, from file to answer",
         "{:.1f} s",
     ),
-    Number("explain", "sizes.2.read_cpu_us_per_collective", "of that, to read a collective", "{:.1f} us"),
+    Number(
+        "explain",
+        "sizes.2.read_cpu_us_per_collective",
+        "of which, per collective, to read it from the file",
+        "{:.1f} us",
+    ),
     Number(
         "scale",
         "sizes.3.diagnose_s",

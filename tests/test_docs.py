@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope import cli, settings
+from stallscope.diagnose.causes import all_causes
 from stallscope.events import layout, names
 
 
@@ -53,6 +54,12 @@ def test_every_category_has_a_description(generate: ModuleType):
     )
     assert len(rows) == len(names.Category)
     assert all(rows)
+
+
+def test_every_cause_has_a_description_of_its_own(generate: ModuleType):
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", generate.pages()["reference/causes.md"], re.MULTILINE)
+    assert {name for name, _ in rows} == {cause.name for cause in all_causes()}
+    assert len({meaning for _, meaning in rows}) == len(rows)
 
 
 def test_every_link_between_pages_leads_somewhere(our_files: list[Path], repository: Path):

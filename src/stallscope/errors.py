@@ -10,7 +10,7 @@ from stallscope.credentials import masked
 
 
 class StallscopeError(Exception):
-    """The root: anything that ends a command with one clear line."""
+    """The root of all errors that end a command with one line."""
 
     exit_code = 1
     http_status = 500
@@ -27,7 +27,7 @@ class BadInput(StallscopeError):
 
 
 class BadTrace(BadInput):
-    """A file that should hold events is broken, incomplete or of another kind."""
+    """A file of events is damaged, incomplete or of another kind."""
 
 
 class NewerSchema(BadInput):
@@ -46,14 +46,14 @@ class NotFound(StallscopeError):
 
 
 class StorageFailed(StallscopeError):
-    """The trace cannot be written: read-only, full, or in use. The data stored before stays."""
+    """A file cannot be written: read-only, full, or in use. Data that was stored before is kept."""
 
     exit_code = 4
     http_status = 507
 
 
 class TokensUnreadable(StorageFailed):
-    """The file of tokens is damaged, or open to others: no token is accepted until it is repaired."""
+    """The token file is damaged, or other users can access it: no token is accepted until it is repaired."""
 
     http_status = 503
 
@@ -80,20 +80,20 @@ class NotAllowed(StallscopeError):
 
 
 class TooMany(StallscopeError):
-    """More requests than a token may make; a later request is answered again."""
+    """A token made more requests than it may make in a minute; later requests are answered."""
 
     exit_code = 8
     http_status = 429
 
 
 class TooLarge(BadInput):
-    """A request beyond the limit in bytes."""
+    """A request is larger than the limit in bytes."""
 
     http_status = 413
 
 
 class Unreachable(StallscopeError):
-    """A hub does not answer, or the answer is not a hub's."""
+    """A hub does not answer, or another program answers at its address."""
 
     exit_code = 9
     http_status = 502
@@ -107,14 +107,14 @@ class TookTooLong(StallscopeError):
 
 
 class RefusedQuery(StallscopeError):
-    """SQL that does more than read the tables of the tenant, or that might."""
+    """SQL that does more, or could do more, than read the tables of the tenant."""
 
     exit_code = 11
     http_status = 403
 
 
 class OverLimits(StallscopeError):
-    """A query needed more memory, or a larger answer, than one query may have."""
+    """A query needed more memory, or returned a larger answer, than the limits allow."""
 
     exit_code = 12
     http_status = 504
@@ -146,7 +146,7 @@ class Overloaded(StallscopeError):
 
 
 def yaml_complaint(error: Any) -> str:
-    """Problem and line of a YAML error, without the text of the line, which may hold a secret."""
+    """Problem and line of a YAML error, without the text of the line, which may contain a secret."""
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "it holds characters that YAML does not allow"
+    problem = getattr(error, "problem", None) or "it contains characters that YAML does not allow"
     return f"{problem}, line {mark.line + 1}" if mark else str(problem)

@@ -104,7 +104,7 @@ class Settings:
     gpu_ioctls: Annotated[
         int,
         About(
-            "1: count calls into the GPU's driver (ioctl) by process and number; experimental",
+            "1: count calls into the GPU driver (ioctl) by process and number; experimental",
             "--gpu-ioctls",
             minimum=0,
             maximum=1,
@@ -166,7 +166,7 @@ class Settings:
     owner_hash_key: Annotated[
         str,
         About(
-            "secret text for owner_hash; machines with one text give one hash for equal values",
+            "secret text for owner_hash; machines with the same text produce the same hash for equal values",
             is_secret=True,
         ),
     ] = ""
@@ -201,7 +201,9 @@ class Settings:
     ] = 0.5
     hang_after_s: Annotated[
         float,
-        About("a rank that its peers wait for is called hung only after this time", unit="s", minimum=0.1),
+        About(
+            "a rank that its peers wait for is reported as hung only after this time", unit="s", minimum=0.1
+        ),
     ] = 10.0
     hang_gap_factor: Annotated[
         float,

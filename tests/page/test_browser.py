@@ -484,11 +484,11 @@ def test_an_inconclusive_answer_shows_its_reasons_and_the_data_that_would_decide
     appended(hub.store, tenant="y", collectives=rows)
     appended(hub.store, tenant="y", jobs=job_row(rows, answer="inconclusive", reasons=reasons))
     page = signed_in(context(browser), hub, problems, hub.token(tenant="y"))
-    page.wait_for_selector("text=1 job cannot be judged yet")
+    page.wait_for_selector("text=no answer yet for 1 job")
     assert "only 2 steps examined" in page.locator("tr.row").inner_text()
     page.click("tr.row a")
     card = page.locator("section[aria-label=Verdict]")
-    card.locator("text=what would decide it").wait_for()
+    card.locator("text=how to get an answer").wait_for()
     assert "only 2 steps examined" in card.inner_text() and "Trace at least 20 steps." in card.inner_text()
 
 

@@ -76,7 +76,7 @@ def test_requests_that_ended_are_not_open():
 
 
 def test_a_client_that_takes_no_data_is_stated():
-    assert "2 with a client that does not take data" in screen(
+    assert "2 with a client that does not read" in screen(
         state(replace(Trace(), servers=server(100 * SECOND, 2, n_full=2)))
     )
 

@@ -7,7 +7,7 @@ export async function request(path, body, method = body === undefined ? 'GET' : 
   try {
     answer = await fetch(path, options)
   } catch {
-    throw new Error('The hub does not answer. The page tries again.')
+    throw new Error('The hub does not answer. The page will retry.')
   }
   if (answer.ok) return answer
   if (answer.status === 401 && about.value) about.value = { ...about.value, user: null }

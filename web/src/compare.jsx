@@ -123,7 +123,7 @@ function Difference({ a, b }) {
     <section class="card" aria-label="Difference">
       <h2>Difference</h2>
       <dl class="facts">
-        <div><dt>worst lateness of a second (median)</dt><dd>{worstText(a)} → {worstText(b)}</dd></div>
+        <div><dt>worst lateness per second (median)</dt><dd>{worstText(a)} → {worstText(b)}</dd></div>
         <div><dt>waiting for collectives</dt><dd>{cost(a)} → {cost(b)}</dd></div>
       </dl>
       <div class="two">

@@ -197,7 +197,7 @@ function Map({ m, v, rows, kind }) {
         <div class="frame">
           <canvas
             ref={canvas} class="map" style={{ height: `${HEIGHT}px` }} tabIndex={0} role="application"
-            aria-label={`Heat map of ${m.ranks} ranks and ${m.n} time steps. Arrow keys move the mark, plus and minus zoom, zero shows all, Enter opens the round, Escape removes the mark.`}
+            aria-label={`Heat map of ${m.ranks} ranks and ${m.n} time steps. Arrow keys move the marker, plus and minus zoom, zero shows all, Enter opens the round, Escape removes the marker.`}
             onKeyDown={onKey} onPointerDown={onDown} onPointerMove={onMove} onPointerUp={onUp} onPointerLeave={leave} onBlur={leave}
             onDblClick={() => { view.value = whole(m) }}
           />

@@ -97,8 +97,8 @@ function NoJob() {
   if (!overview.value) return <section class="card" aria-label="Verdict"><p class="dim" role="status">Loading the job</p></section>
   return (
     <section class="card" aria-label="Verdict">
-      <p>This job has sent nothing in the last minutes, and no verdict about it is open.</p>
-      <p class="dim">Its earlier incidents are below. SQL over its stored rows: the button SQL.</p>
+      <p>This job has sent no data in the last minutes, and it has no open verdict.</p>
+      <p class="dim">Its earlier incidents are below. Use the SQL button to query its stored rows.</p>
     </section>
   )
 }
@@ -132,7 +132,7 @@ function Verdict({ row }) {
         {howOften(verdict) !== '–' && <Fact name="how often">{howOften(verdict)}</Fact>}
         {row.ended_ms ? <Fact name="lost">{gpuTime(row.gpu_seconds_lost)}</Fact> : <Fact name="GPUs lost now">{range(row.gpus_lost)}</Fact>}
         {row.ended_ms ? row.usd_lost && <Fact name="dollars">{range(row.usd_lost, '$')}</Fact> : row.usd_per_hour && <Fact name="dollars an hour">{range(row.usd_per_hour, '$')}</Fact>}
-        <Fact name="ranks that wait">{verdict ? num(verdict.n_victims, 0) : '–'}</Fact>
+        <Fact name="waiting ranks">{verdict ? num(verdict.n_victims, 0) : '–'}</Fact>
         <Fact name="confidence">{verdict ? percent(verdict.confidence) : '–'}</Fact>
       </dl>
       <p class="dim">Since {when(row.since_ms)}.{!row.ended_ms && ` Last confirmed ${when(row.confirmed_ms)}.`}</p>
@@ -152,9 +152,9 @@ function WithoutVerdict({ row }) {
   const text = {
     healthy: isProcess ? 'No fault slows down this process.' : 'No rank slows down this job.',
     recovered: 'No fault slows down this job now. The incidents below have ended.',
-    ended: 'The job has ended. No verdict about it is open.',
-    quiet: 'No data arrives, and no verdict is open.',
-    unknown: 'The data cannot decide whether this job is healthy.',
+    ended: 'The job has ended and has no open verdict.',
+    quiet: 'The job sends no data and has no open verdict.',
+    unknown: 'The data does not show whether this job is healthy.',
   }
   return (
     <section class="card" aria-label="Verdict">
@@ -219,7 +219,7 @@ function Longest({ rows, title }) {
           <li key={at}>
             <b class="num">{millis(row.ms)}</b>
             <span>
-              {nameOf(row.name)} <span class="dim" title={when(row.time_ms)}>at {clock(row.time_ms)}{row.taken_by && `; the CPU went to ${row.taken_by}`}</span>
+              {nameOf(row.name)} <span class="dim" title={when(row.time_ms)}>at {clock(row.time_ms)}{row.taken_by && `; CPU taken by ${row.taken_by}`}</span>
               {row.stack.length > 0 && <><br /><code>{row.stack.slice(0, 2).join(' < ')}</code></>}
             </span>
           </li>

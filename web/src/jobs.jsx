@@ -12,7 +12,7 @@ const byUrgency = (a, b) =>
 function headline(all) {
   const nFaulty = all.filter(isFault).length
   const nUnknown = all.filter(row => row.state === 'unknown' || row.state === 'inconclusive').length
-  const rest = nUnknown ? `; ${plural(nUnknown, 'job')} cannot be judged yet` : ''
+  const rest = nUnknown ? `; no answer yet for ${plural(nUnknown, 'job')}` : ''
   if (nFaulty) return `${nFaulty} of ${plural(all.length, 'job')} ${nFaulty === 1 ? 'is' : 'are'} slowed down or stopped${rest}`
   if (nUnknown || all.some(row => row.state === 'quiet')) return `No fault in ${plural(all.length, 'job')}${rest}`
   const running = all.filter(row => !row.ended_ms)
@@ -131,10 +131,10 @@ function RecentIncidents() {
 function Health() {
   const now = health.value
   if (!now) return null
-  if (now.trace) return <p class="dim">Trace {now.trace}: {now.is_live ? 'it grows, and the page follows it' : 'the recording has ended'}.</p>
-  const facts = [`${num(now.rows_per_s, 0)} collectives a second arrive`]
+  if (now.trace) return <p class="dim">Trace {now.trace}: {now.is_live ? 'it is still growing, and the page updates' : 'the recording has ended'}.</p>
+  const facts = [`${num(now.rows_per_s, 0)} collectives per second`]
   if (now.lag_s != null) facts.push(`the diagnosis is ${duration(now.lag_s * 1000)} behind`)
-  if (now.queue_rows != null) facts.push(`${plural(now.queue_rows, 'row')} wait, ${num(now.batches_refused, 0)} batches refused, ${plural(now.rows_not_examined, 'row')} not examined`)
+  if (now.queue_rows != null) facts.push(`${plural(now.queue_rows, 'row')} waiting, ${num(now.batches_refused, 0)} batches refused, ${plural(now.rows_not_examined, 'row')} not examined`)
   if (now.rows_left_out) facts.push(`the page left out ${plural(now.rows_left_out, 'row')}`)
   if (now.tls) facts.push(now.tls === 'none' ? 'no TLS' : `TLS ${now.tls}`)
   return (

@@ -66,7 +66,7 @@ function LiveMark() {
   const { trace, is_live: isLive } = state.health.value ?? {}
   if (trace && !isLive) return <span class="dim">■ recording, ended</span>
   if (state.isPaused.value) return <span class="dim">❚❚ paused</span>
-  if (!state.isConnected.value) return <span class="inconclusive" role="status">◆ no connection to the hub; trying again</span>
+  if (!state.isConnected.value) return <span class="inconclusive" role="status">◆ no connection to the hub; retrying</span>
   return <span class="dim"><span class="live" aria-hidden="true">●</span> live</span>
 }
 

@@ -39,7 +39,7 @@ export function Reasons({ of }) {
   if (!of?.length) return null
   return (
     <div>
-      <h3>Why it is unknown, and what would decide it</h3>
+      <h3>Reasons, and how to get an answer</h3>
       <ul>{of.map(each => typeof each === 'string' ? <li key={each}>{each}</li> : <li key={each.reason}>{each.reason}{each.action && <><br /><b>Next:</b> {each.action}</>}</li>)}</ul>
     </div>
   )

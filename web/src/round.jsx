@@ -53,7 +53,7 @@ export function Round() {
             )}
           </g>
         ))}
-        <text class="dim" x={LEFT} y={drawn.length * ROW + 14}>mark: arrival; bar: waits for the last rank; number: against the median arrival</text>
+        <text class="dim" x={LEFT} y={drawn.length * ROW + 14}>mark: arrival; bar: wait for the last rank; number: lateness against the median arrival</text>
       </svg>
       </Scroll>
     </section>

@@ -83,7 +83,7 @@ export function Sql() {
           <textarea id="statement" rows="7" spellcheck={false} value={text.value ?? ''} onInput={event => { text.value = event.target.value }} onKeyDown={onKey} />
           <div class="tools">
             <button onClick={run} disabled={isRunning.value || !mayRun}>Run (Ctrl+Enter)</button>
-            <label>Rows at most <select value={limit.value} onChange={event => { limit.value = +event.target.value }}>{ROWS.map(n => <option key={n} value={n}>{num(n, 0)}</option>)}</select></label>
+            <label>Maximum rows <select value={limit.value} onChange={event => { limit.value = +event.target.value }}>{ROWS.map(n => <option key={n} value={n}>{num(n, 0)}</option>)}</select></label>
             <label>Example <select value="" onChange={event => { text.value = EXAMPLES[event.target.value] ?? text.value; event.target.value = '' }}>
               <option value="">choose</option>
               {Object.keys(EXAMPLES).map(name => <option key={name}>{name}</option>)}
@@ -100,7 +100,7 @@ export function Sql() {
 
 function summary(answer) {
   const parts = [`${plural(answer.rows.length, 'row')} in ${num(answer.ms, 0)} ms`]
-  if (answer.rows.length > MAX_SHOWN) parts.push(`the first ${MAX_SHOWN} are listed; the files contain all of them`)
+  if (answer.rows.length > MAX_SHOWN) parts.push(`the first ${MAX_SHOWN} are listed; saved files contain all rows`)
   if (answer.truncated) parts.push('more rows exist')
   if (answer.note) parts.push(answer.note)
   return `${parts.join('; ')}.`

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stallscope.alerts.state import AlertState
 
 alerts_app = typer.Typer(
-    help="Check, try and manage alerts, even while the hub runs.",
+    help="Check, test and manage alerts, even while the hub runs.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -24,7 +24,7 @@ StateDb = Annotated[
     Path | None,
     typer.Option("--db", help="The hub's folder, or a node trace (default: hub folder of the settings)."),
 ]
-User = Annotated[str, typer.Option("--user", help="Your name, for the other users (default: $USER).")]
+User = Annotated[str, typer.Option("--user", help="Your name, shown to other users (default: $USER).")]
 
 
 def _state(db: Path | None, settings: Path | None) -> AlertState:
@@ -155,7 +155,7 @@ def acknowledge(
             state.end_acknowledgement(key)
         else:
             state.acknowledge(key, user or _user(), time.time_ns())
-    typer.echo(f"{key} is {'not acknowledged any more' if undo else 'acknowledged'}")
+    typer.echo(f"{key} is {'no longer acknowledged' if undo else 'acknowledged'}")
 
 
 @alerts_app.command()
@@ -170,12 +170,12 @@ def silence(
         list[str] | None, typer.Option(help="Users, accounts, workloads or units; * and ? match.")
     ] = None,
     namespace: Annotated[list[str] | None, typer.Option(help="Namespaces; * and ? match.")] = None,
-    comment: Annotated[str, typer.Option(help="Reason, for the other users.")] = "",
+    comment: Annotated[str, typer.Option(help="Reason, shown to other users.")] = "",
     user: User = "",
     db: StateDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Send no alerts on matching incidents for some time."""
+    """Send no alerts about matching incidents for a given time."""
     import time
     from contextlib import closing
 

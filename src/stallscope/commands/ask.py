@@ -22,7 +22,9 @@ DEFAULT_HUB = "https://localhost:8081"
 def ask(
     tool: Annotated[
         str | None,
-        typer.Argument(help="The tool; fleet.cluster. may be omitted. Without a tool: list the tools."),
+        typer.Argument(
+            help="The tool; its prefix fleet.cluster. may be omitted. Without a tool: list the tools."
+        ),
     ] = None,
     param: Annotated[
         list[str] | None,

@@ -38,7 +38,7 @@ def compare(
 ) -> None:
     """Compare two jobs, or one job before and after a change.
 
-    Exit codes: 0 no regression, 21 the data cannot show it, 23 a regression; others: an error.
+    Exit codes: 0 no regression, 21 inconclusive, 23 a regression; others: an error.
     """
     from stallscope.commands.ask import client_from
     from stallscope.commands.hub_job import report_of_job

@@ -103,7 +103,7 @@ def _chains(trace: Trace, report: Report) -> str:
     for chain in chains(trace):
         groups.setdefault((chain.node, chain.pid, chain.function or chain.op.name.lower()), []).append(chain)
     if not groups:
-        return "Slow calls\nnone took ten times its typical duration\n"
+        return "Slow calls\nno call took ten times its typical duration\n"
     return "Slow calls and their causes\n" + "".join(
         f"{_chain_line(name, group, report)}\n" for (_, _, name), group in groups.items()
     )

@@ -56,7 +56,8 @@ def explain(
         bool, typer.Option("--per-container", help="Add the same table by container.")
     ] = False,
     chains: Annotated[
-        bool, typer.Option("--chains", help="Add the calls that took far longer than typical, and the cause.")
+        bool,
+        typer.Option("--chains", help="Add the calls that took far longer than typical, with their causes."),
     ] = False,
     min_late: Annotated[
         float | None, typer.Option("--min-late", help="Lateness in ms below which nothing is reported.")

@@ -22,7 +22,7 @@ KINDS = (
     Kind(
         "stacks of all ranks: py-spy dump (text, --json), faulthandler, gdb 'thread apply all bt', cuda-gdb "
         "'info cuda kernels'",
-        "the ranks that are elsewhere than most ranks, with their line",
+        "the ranks whose stacks differ from most ranks, with their line",
         "stallscope explain stacks/",
     ),
     Kind(

@@ -54,7 +54,7 @@ def gate(
 ) -> None:
     """Check a job against limits, in one line.
 
-    Exit codes: 0 within the limits, 21 the data cannot show it, 23 a limit is exceeded; others: an error.
+    Exit codes: 0 within the limits, 21 inconclusive, 23 a limit is exceeded; others: an error.
     """
     from stallscope.commands.hub_job import report_of_job
     from stallscope.diagnose import Answer, measures

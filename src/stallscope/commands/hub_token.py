@@ -52,7 +52,7 @@ def create(
     db: HubDb = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Create a token. It is printed only now, alone on the last line."""
+    """Create a token. It is printed once, alone on the last line."""
     expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
     with _tokens(db, settings) as tokens:
         token = tokens.create(scope.split(","), tenant, expires_in_s=expires_s)
@@ -72,7 +72,7 @@ def accept(
 ) -> None:
     """Accept a token that was generated elsewhere, as a Secret.
 
-    A token that the hub knows gets these scopes in addition, and stays revoked if it was.
+    If the hub already knows the token, these scopes are added. A revoked token stays revoked.
     """
     from stallscope.serve.tokens import token_in
 
@@ -128,7 +128,7 @@ def rotate(
 ) -> None:
     """Replace a token by a new token of the same tenant and scopes.
 
-    The new token is alone on the last line.
+    The new token is printed alone on the last line.
     """
     expires_s = None if expires is None else duration_ns(expires, "--expires") / 1e9
     with _tokens(db, settings) as tokens:

@@ -18,19 +18,18 @@ _NAME_LENGTH = 72
 
 
 def look(
-    pid: Annotated[int, typer.Option("--pid", help="The process, one rank of a job for example.")],
+    pid: Annotated[int, typer.Option("--pid", help="The process, for example one rank of a job.")],
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=60, help="Record for this time.")] = 5.0,
     top: Annotated[int, typer.Option("--top", min=1, help="Kernels to list for each GPU.")] = 15,
     as_json: AsJson = False,
 ) -> None:
     """Record all kernels of a running process (intrusive).
 
-    Loads CUPTI into the process.
-    Needs no restart of the job. One waiting thread of the process is stopped for some milliseconds to load a library;
-    while it records, each kernel costs the process about 1 us of CPU time, and no other profiler can start. A profiler
-    that is active already is never disturbed: look refuses. At the end CUPTI leaves the process; the library stays
-    loaded, without a thread. Needs root (or CAP_SYS_PTRACE) and x86-64. Prefer `stallscope trace` and NCCL's plugin
-    (`stallscope plugin path`) for anything but a short look.
+    Loads CUPTI into the process, without a restart of the job. One waiting thread of the process is stopped for a few
+    milliseconds to load the library. While the library records, each kernel costs the process about 1 us of CPU time,
+    and no other profiler can start. If another profiler is already active, look refuses to start. At the end CUPTI is
+    detached; the library stays loaded, without a thread. Needs root (or CAP_SYS_PTRACE) and x86-64. For longer
+    recordings use `stallscope trace` and NCCL's plugin (`stallscope plugin path`).
     """
     from stallscope.capture.gpu import kernel_window
     from stallscope.diagnose.views import gpu_windows

@@ -60,7 +60,7 @@ def query(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Query a trace in SQL (SQLite dialect, read-only).
+    """Query a trace with SQL (SQLite dialect, read-only).
 
     With --nodes, the exit code is 22 if nodes are missing, and --json prints an object with `rows` and `missing`.
     """

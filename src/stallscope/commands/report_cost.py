@@ -61,7 +61,7 @@ def goodput(
     ca_cert: CaFile = None,
     settings: SettingsFile = None,
 ) -> None:
-    """Productive GPU time, and the time lost by reason, by group and day."""
+    """Print productive and lost GPU time, by group and day."""
     from stallscope.commands import goodput_page
 
     check_format(form, goodput_page.FORMATS)
@@ -90,7 +90,7 @@ def cost(
     ca_cert: CaFile = None,
     settings: SettingsFile = None,
 ) -> None:
-    """The GPU time and the money that stalls have cost, by group."""
+    """Print the GPU time and money lost to stalls, by group."""
     from stallscope.commands import cost_page
 
     check_format(form, FORMATS)

@@ -33,7 +33,7 @@ def job(
     ca_cert: CaFile = None,
     settings: SettingsFile = None,
 ) -> None:
-    """The post-mortem of one job: timeline, incidents, cost and changes."""
+    """Print the post-mortem of one job: timeline, incidents, cost."""
     from stallscope.commands import job_page, job_report
     from stallscope.commands.compare import report_of
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def trace(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="Start this job, trace it alone, and end with it: -- python train.py."),
+        typer.Argument(help="Start this job, trace only this job, and end when it ends: -- python train.py."),
     ] = None,
     db: Db = None,
     pid: Annotated[
@@ -60,7 +60,7 @@ def trace(
         typer.Option(help="Send metrics and incidents by OTLP: HOST:4317 (gRPC), HOST:4318 (HTTP), a URL."),
     ] = "",
     serve: Annotated[
-        str, typer.Option(help="Answer `--nodes` of other machines and assistants at ADDR:PORT: :8443.")
+        str, typer.Option(help="Serve the trace to other machines and to assistants at ADDR:PORT: :8443.")
     ] = "",
     no_tls: Annotated[
         bool, typer.Option("--no-tls", help="Use clear text for --serve, the token included.")
@@ -72,7 +72,7 @@ def trace(
         ),
     ] = None,
     hub: Annotated[
-        str | None, typer.Option(help="Send to the hub at HOST:PORT (its OTLP over gRPC).")
+        str | None, typer.Option(help="Send to the hub at HOST:PORT (its port for OTLP over gRPC).")
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File with the token for sending to the hub.")
@@ -136,7 +136,9 @@ def trace(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print every record as a line of JSON instead of the page.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only notable events: for a service.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print only notable events, for use as a service.")
+    ] = False,
     settings: SettingsFile = None,
 ) -> None:
     """Trace this machine's GPU jobs with eBPF until Ctrl-C (root).

@@ -33,10 +33,10 @@ class Thresholds:
     """A late rank is slow itself if its own excess explains this share of its lateness; otherwise it is a victim."""
 
     steady_steps: int = 8
-    """... and only with this many judged steps: healthy hosts vary, and can be slow for a few steps."""
+    """... and only with this many examined steps: healthy hosts vary, and can be slow for a few steps."""
 
     min_late_steps: int = 3
-    """A rank is named after this many late steps: one or two can be chance."""
+    """A rank is named after this many late steps: one or two can be coincidence."""
 
     chance: float = 0.015
     """... if, at the rate of the other ranks, this many late steps have at most this probability (Poisson)."""
@@ -76,13 +76,13 @@ class Thresholds:
     such delays too."""
 
     cause_share: float = 0.8
-    """A cause is called certain when it explains this share of the excess."""
+    """A cause is certain when it explains this share of the excess."""
 
     absorbed_share: float = 0.5
     """Lateness of which the victims waited less than this share was absorbed and costs nothing."""
 
     warm_up_steps: int = 3
-    """Steps at the start that are never judged: compilers, caches, first use of communicators (200-300 ms)."""
+    """Steps at the start that are never examined: compilers, caches, first use of communicators (200-300 ms)."""
 
     warm_up_factor: float = 3.0
     """Further steps at the start, up to ten, are warm-up while they take this many times the typical step."""
@@ -94,30 +94,30 @@ class Thresholds:
     """... and this many times the job's typical gap between rounds: a validation or a compilation is not a hang."""
 
     dead_after_ns: int = 1_000_000_000
-    """A missing rank whose process has ended needs no more patience than this."""
+    """A missing rank whose process has ended is a hang after this time."""
 
     imbalance_share: float = 0.15
-    """A stage is called slow when the others wait for it this share of every step."""
+    """A stage is slow when the others wait for it this share of every step."""
 
     late_factor_alone: float = 3.0
     """A process without peers is compared with its own better half: its steps differ by more than ranks do."""
 
     change_share: float = 0.1
-    """The whole job has become slower when its steps take this share longer, for good ..."""
+    """A slowdown of the whole job is reported when its steps take this share longer until the end ..."""
 
     slowdown_factor: float = 1.15
     """... by at least `min_late_ns`, or by this factor where steps are short: the median of all ranks over ten steps or
     more varies far less than one step of one rank ..."""
 
     slowdown_steps: int = 10
-    """... for at least this many steps, after as many steps at the former pace."""
+    """... for at least this many steps, after the same number of steps at the earlier pace."""
 
     run_ahead_steps: int = 64
-    """Steps in which no rank waited count as the former pace only if there are this many: until its launch queue
+    """Steps in which no rank waited count as the earlier pace only if there are this many: until its launch queue
     (1,024 entries) is full, a host runs ahead of its GPU."""
 
     released_late_share: float = 0.03
-    """A GPU is called slow when its rank is released this share of a step after the others in four steps of five ..."""
+    """A GPU is slow when its rank is released this share of a step after the others in four steps of five ..."""
 
     released_late_ns: int = 100_000
     """... and by at least this: healthy ranks are released within some ten microseconds of each other."""
@@ -126,7 +126,8 @@ class Thresholds:
     """Lateness below this many clock errors does not count."""
 
     fault_share: float = 0.1
-    """A fault of a process without peers is named from this share of its wall clock on: less would gain little ..."""
+    """A fault of a process without peers is named from this share of its wall-clock time on: a smaller fault is rarely
+    worth a repair ..."""
 
     wait_share: float = 0.07
     """... and a wait for a disk, a lock, a program or the network from this share on: the time ledger is exact. The
@@ -139,7 +140,7 @@ class Thresholds:
     """... the process waits for its GPU for at least this share: a smaller part may overlap with the GPU's work."""
 
     busy_gpu_share: float = 0.85
-    """Below this share of busy time a GPU waits for its host: launches and small work are then worth naming."""
+    """Below this share of busy time a GPU waits for its host, so launches and small work are named."""
 
     healthy_gpu_share: float = 0.95
     """A process that keeps its GPU busy for this share of the time is healthy: its host cannot make it faster."""
@@ -170,14 +171,14 @@ class Thresholds:
     maximum. A power cap at the default limit is not named: dense matrix products reach it."""
 
     whole_round_share: float = 0.8
-    """Healthy is an answer where at least this share of the rounds is matched on all members ..."""
+    """The answer is healthy only if at least this share of the rounds is matched on all members ..."""
 
     hidden_step_share: float = 1.5
-    """... where the clocks hide no lateness of more than this share of a step: smaller delays show in the ranks' self
+    """... and the clocks hide no lateness of more than this share of a step: smaller delays show in the ranks' self
     times, which need no common clock ..."""
 
     lost_share: float = 0.05
-    """... where at most this share of the records was lost by the capture, or left out by the reader of a source ..."""
+    """... and at most this share of the records was lost by the capture, or left out by the reader of a source."""
 
     job_share: float = 0.3
     """A category other than computing or waiting for GPUs in which all ranks spend this share of their time is pointed
@@ -205,13 +206,13 @@ class Thresholds:
     """... and by at least this time: users notice delays from about 0.1 s on."""
 
     min_late_requests: int = 3
-    """Late requests are explained from this number on: one or two can be chance."""
+    """Late requests are explained from this number on: one or two can be coincidence."""
 
     late_request_share: float = 0.01
     """... and if their delays are at least this share of the time of all requests."""
 
     min_requests: int = 20
-    """An engine with fewer requests is not judged: the typical time of a request is not known."""
+    """An engine with fewer requests is not evaluated: the typical time of a request is not known."""
 
     dead_server_ns: int = 5_000_000_000
     """An engine without progress for this time, and for three times its longest pause before, no longer answers."""

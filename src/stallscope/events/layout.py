@@ -226,7 +226,7 @@ OWNERS = Table(
 
 IDLE_GPUS = Table(
     "idle_gpus",
-    "A GPU that a job holds without using it: a row at the begin, every minute, and at the end.",
+    "A GPU that a job holds without using it: a row at the start, every minute, and at the end.",
     (
         Field("ts_ns", "i8", "time of observation"),
         _PROCESS_FIELDS[0],
@@ -474,7 +474,7 @@ TOKENS = Table(
 
 SERVERS = Table(
     "servers",
-    "A process of an inference engine: a row at first, and one per second while it has open requests.",
+    "A process of an inference engine: a row when it is found, and a row per second while it has open requests.",
     (
         Field("ts_ns", "i8", "when"),
         *_PROCESS_FIELDS,

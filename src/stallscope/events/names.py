@@ -60,7 +60,7 @@ class Op(IntEnum):
     ONE_SIDED = 12  # puts, signals and waits for them: no round of a communicator
     COMM_INIT = 16
     COMM_SPLIT = 17
-    COMM_DESTROY = 18  # finalize, revoke, abort too
+    COMM_DESTROY = 18  # also finalize, revoke and abort
     COMM_SETUP = 19  # setup of a communicator: buffers, windows; suspended and resumed
     SYNC = 32
     ALLOC = 33
@@ -178,7 +178,7 @@ class HostMemory(IntEnum):
 
     UNKNOWN = 0  # no host memory, or perhaps pinned before the capture began
     PAGEABLE = 1
-    PINNED = 2  # by cudaHostAlloc, cudaMallocHost, cudaHostRegister or the driver's own
+    PINNED = 2  # by cudaHostAlloc, cudaMallocHost, cudaHostRegister or their driver equivalents
 
 
 class MemoryKind(IntEnum):

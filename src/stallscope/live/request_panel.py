@@ -29,7 +29,7 @@ def _open_text(line: OpenLine) -> Text:
     name = " ".join(part for part in (line.engine, line.model) if part)
     text = f"{name} {line.pid}: {counted(line.n_open, 'request')} open"
     if line.n_full:
-        text += f", {line.n_full} with a client that does not take data"
+        text += f", {line.n_full} with a client that does not read"
     if line.oldest_s is not None:
         text += f"; the oldest, {line.oldest_path}, is {line.oldest_s:g} s old"
         text += f" and {line.awaits} since {line.still_s:g} s"

@@ -251,7 +251,7 @@ def _stream(context: PageContext) -> Endpoint:
     async def stream(request: Request) -> Response:
         identity = reader(request)
         if not context.feeds.has_room(identity.tenant):
-            raise TooMany("too many browsers follow this tenant; close a window and reload")
+            raise TooMany("this tenant has too many open pages; close a window and reload")
         events = context.feeds.events(
             identity.tenant,
             request.headers.get("last-event-id", "")[:80],

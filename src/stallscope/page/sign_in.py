@@ -166,7 +166,7 @@ class SignIn:
         """The one-time link of a dashboard."""
         secret = request.path_params["secret"]
         if self.local is None or self._is_used or not secrets.compare_digest(secret, self.once):
-            raise NotAuthenticated("the link is not valid any more; start stallscope dashboard again")
+            raise NotAuthenticated("the link is no longer valid; start stallscope dashboard again")
         self._is_used = True
         identity = self.local
         session = await anyio.to_thread.run_sync(lambda: self.sessions.begin(identity))

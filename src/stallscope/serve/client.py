@@ -51,7 +51,7 @@ class HubClient:
             raise TookTooLong(f"{self.url} did not answer within {_TIMEOUT_S:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(
-                f"{self.url}: {_reason(error)}; is it the hub's address, and is the hub up?"
+                f"{self.url}: {_reason(error)}; check the address, and that the hub is running"
             ) from None
         finally:
             connection.close()

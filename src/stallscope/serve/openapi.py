@@ -39,7 +39,7 @@ def document(tools: Tools, *, sql_tool: str) -> dict[str, Any]:
         "info": {
             "title": "stallscope hub",
             "version": __version__,
-            "summary": "Which rank slows down a GPU job, since when, why, and at which cost?",
+            "summary": "Which rank slows down a GPU job, since when, why, and at what cost?",
         },
         "servers": [{"url": "/"}],
         "security": [{"token": []}],

@@ -1,4 +1,4 @@
-"""The driver, its services and the CUDA version of the program do not fit together."""
+"""The driver, its services and the CUDA version of the program are incompatible."""
 
 from stallscope.diagnose.causes._registry import Cause
 from stallscope.diagnose.evidence_fields import CauseEvidence

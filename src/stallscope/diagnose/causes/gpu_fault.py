@@ -1,4 +1,4 @@
-"""The rank's GPU, its memory or one of its links is broken, as CUDA calls report."""
+"""CUDA calls report an error of the rank's GPU, of its memory or of one of its links."""
 
 from stallscope.diagnose.causes._registry import Cause
 from stallscope.diagnose.evidence_fields import CauseEvidence

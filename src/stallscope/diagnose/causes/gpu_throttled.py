@@ -1,4 +1,4 @@
-"""The GPU's clock is lowered by its power limit or its temperature.
+"""The GPU's clock is reduced by its power limit or its temperature.
 
 Found in the time budget of one process (diagnose/processes), so it claims no category of a rank's excess.
 """

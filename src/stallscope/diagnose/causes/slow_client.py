@@ -1,4 +1,4 @@
-"""The client of an inference server does not take the response, or sends its request slowly.
+"""The client of an inference server does not read the response, or sends its request slowly.
 
 Found by diagnose/serving, so it claims no category of a rank's excess.
 """

@@ -96,7 +96,7 @@ def cost_of(
 
 
 def between(case: Case, least: float, most: float, *, observed_ns: float) -> VerdictCost:
-    """The cost from least to most GPU seconds; one number where both ends are within 10 % of it."""
+    """The cost from least to most GPU seconds; one number where both ends are within 4 % of their mean."""
     if least >= _EXACT * most:
         return priced(case, (least + most) / 2, is_lower_bound=False, observed_ns=observed_ns)
     lower = priced(case, least, is_lower_bound=True, observed_ns=observed_ns)

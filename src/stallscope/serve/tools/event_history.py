@@ -96,7 +96,9 @@ def event_history(context: TenantContext, params: EventHistoryParams) -> EventHi
     page, more = rows[: params.limit], len(rows) > params.limit
     cursor = _cursor(page, before_ns, n_skipped) if more else None
     text = (
-        f"{counted(len(page), 'event')}{', and older ones' if more else ''}." if page else "No event matches."
+        f"{counted(len(page), 'event')}{', and older events exist' if more else ''}."
+        if page
+        else "No event matches."
     )
     return EventHistory(summary=text, rows=[_flat(row) for row in page], next_cursor=cursor)
 

@@ -61,7 +61,7 @@ class Outliers(Result):
 
 
 def find_outlier_nodes(context: TenantContext, params: OutlierParams) -> Outliers:
-    """Ranks that arrive late in the rounds they share with others (not by call duration), most lag first.
+    """Ranks that arrive late in the rounds they share with others (not by call duration), latest rank first.
 
     Lateness is by the senders' clocks. A late rank is not always the culprit: fleet.cluster.verdicts follows the waits.
     With metric: machines or ranks whose median of a numeric event, such as a health score, is an outlier.

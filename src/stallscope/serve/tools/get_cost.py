@@ -73,7 +73,7 @@ class Cost(Result):
     summary: str
     answer: Answer = Field(description="On all jobs: the cost may lack the losses of an inconclusive job.")
     rows: list[CostRow]
-    usd: float | None = Field(description="Cost of everything with a known price; null if nothing has one.")
+    usd: float | None = Field(description="Cost of all losses with a known price; null if no price is known.")
     at_most_usd: float | None = Field(description="The upper end of usd, if a range is known.")
     usd_per_hour: float | None
     gpu_seconds: float

@@ -36,7 +36,9 @@ class GoodputRow(Row):
     group: str | None = Field(description="The job or the owner; null where unknown.")
     day: str | None
     n_jobs: int
-    gpu_hours: float = Field(description="GPU hours held: of jobs, of pauses before restarts, of idle GPUs.")
+    gpu_hours: float = Field(
+        description="GPU hours held by jobs, by pauses before restarts, and by idle GPUs."
+    )
     goodput: float | None = Field(
         description="Share of gpu_hours without a known loss, 0 to 1: an upper bound."
     )

@@ -38,7 +38,7 @@ class Idle(Result):
     rows: list[IdleRow]
     n_gpus: int
     usd_per_hour: float | None = Field(
-        description="Of the GPUs with a known price; null if none has a price."
+        description="Price of the GPUs with a known price; null if no price is known."
     )
 
 

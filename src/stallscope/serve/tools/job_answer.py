@@ -19,7 +19,7 @@ _MAX_JOBS = 100
 
 class Reason(Row):
     reason: str
-    action: str = Field(description="The next step that would decide.")
+    action: str = Field(description="The next step to get an answer.")
 
 
 class JobRow(Row):

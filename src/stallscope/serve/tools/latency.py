@@ -44,7 +44,7 @@ class OpenRow(Row):
     engine: str | None
     model: str | None
     n_open: int
-    n_full: int = Field(description="Of n_open: the client does not take data.")
+    n_full: int = Field(description="Part of n_open: requests whose client does not read the response.")
     oldest_path: str | None
     oldest_s: float | None = Field(description="Age of the oldest request.")
     still_s: float | None = Field(description="Time since its last token; the age if it has no token.")
@@ -58,7 +58,7 @@ class Latency(Result):
 
 
 def latency(context: TenantContext, params: LatencyParams) -> Latency:
-    """Requests to inference engines by model and path: rate, time to first token, time between tokens, whole time.
+    """Requests to inference engines by model and path: rate, time to first token, time between tokens, total time.
 
     Default: the last five minutes. Percentiles are at most 9 % too large. fleet.cluster.verdicts with kind latency or
     dead_server names the cause of late requests.

@@ -37,7 +37,8 @@ class Copies(Result):
 def memcpy_bandwidth_summary(context: TenantContext, params: CopiesParams) -> Copies:
     """Bandwidth of memory copies by machine, rank, function and size class, most time first.
 
-    Covers only copies that agents sent, by default the slow ones: compare ranks with each other, not with a data sheet.
+    Covers only the copies that agents sent, by default slow copies: compare ranks with each other, not with a data
+    sheet.
     """
     rows = context.rows(
         "copies",
