@@ -2,9 +2,10 @@
 
 import json
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +16,13 @@ from hypothesis import strategies as st
 from stallscope.errors import BadInput, Overloaded
 from stallscope.events import layout
 from stallscope.exporters import hub_arrow
-from stallscope.receive import arrow, arrow_batches
-from stallscope.receive.micro_batches import MicroBatches
-from stallscope.receive.otlp_requests import Decoded, Decoder
+from stallscope.receive import arrow, arrow_batches, otlp_requests
+from stallscope.receive.admission import SharedLimit
+from stallscope.receive.micro_batches import MicroBatches, Waiting
+from stallscope.receive.otlp_requests import Decoded, DecodedTogether, Decoder
+from stallscope.receive.receiver import Accepted, Receiver
 from stallscope.store.hub import schema
+from stallscope.store.hub.batches import Batch, BatchMember, Receipt, separated
 
 from .requests import NOW_NS, add_logs, logs
 from .test_logs import KEYS, RECORDS, VALUES
@@ -26,16 +30,66 @@ from .test_logs import KEYS, RECORDS, VALUES
 DECODER = Decoder(now_ns=lambda: NOW_NS)
 
 
-def of_logs() -> MicroBatches[bytes, Decoded]:
-    return MicroBatches(lambda body, tenant: DECODER.decode("logs", body, tenant), DECODER.logs_together)
-
-
 def told(decoded: Decoded) -> object:
     """All that a request became; texts, as NaN is not equal to itself."""
-    tables = {
-        name: str(schema.conformed(name, rows).to_pylist()) for name, rows in decoded.batch.tables.items()
-    }
-    return decoded.n_records, decoded.n_rejected, decoded.why_rejected, decoded.batch.batch_id, tables
+    return decoded.n_records, decoded.n_rejected, stored(decoded.batch)
+
+
+def stored(batch: Batch) -> object:
+    """The stored form of a request's rows."""
+    tables = {name: str(schema.conformed(name, rows).to_pylist()) for name, rows in batch.tables.items()}
+    return batch.batch_id, batch.tenant, tables
+
+
+def told_together(together: DecodedTogether) -> list[object]:
+    """The same of requests that were decoded together."""
+    members = [
+        BatchMember(batch_id, n_rows)
+        for batch_id, n_rows in zip(together.batch_ids, together.n_rows, strict=True)
+    ]
+    batches = [stored(batch) for batch, _ in separated(together.batch, members)]
+    return list(zip(together.n_records, together.n_rejected, batches, strict=True))
+
+
+class StoreInMemory:
+    """The store of a receiver: remembers the rows of each request, by the future that it resolves."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Future[Receipt], object] = {}
+        self.sizes: list[int] = []
+
+    def check_room(self) -> None:
+        return None
+
+    def announced(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def append_together(self, batch: Batch, members: Sequence[BatchMember]) -> None:
+        self.sizes.append(len(members))
+        for part, member in separated(batch, members):
+            self.rows[member.stored] = stored(part)
+            member.stored.set_result(Receipt(member.n_all_rows, False, 1))
+
+
+def receiver_of(store: StoreInMemory) -> Receiver:
+    return Receiver(store, lambda headers: pytest.fail("not asked"))  # type: ignore[arg-type]
+
+
+def answers(sent: Sequence[Callable[[], Accepted]]) -> list[Accepted | str]:
+    """What became of requests that are sent at the same time."""
+    barrier = threading.Barrier(len(sent))
+
+    def send(one: Callable[[], Accepted]) -> Accepted | str:
+        barrier.wait()
+        try:
+            accepted = one()
+            accepted.future.result(20)
+            return accepted
+        except BadInput as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(sent)) as pool:
+        return list(pool.map(send, sent))
 
 
 @settings(max_examples=60, deadline=None)
@@ -56,7 +110,7 @@ def test_requests_decoded_together_equal_requests_decoded_separately(requests):
     if together is None:  # a record without a time tells nothing that a retry is known by
         assert any(entry.counts for entry in alone) or not any(entry.n_records for entry in alone)
         return
-    assert [told(entry) for entry in together] == [told(entry) for entry in alone]
+    assert told_together(together) == [told(entry) for entry in alone]
 
 
 def test_records_for_several_tables_stay_with_their_request():
@@ -69,8 +123,8 @@ def test_records_for_several_tables_stay_with_their_request():
     ]
     together = DECODER.logs_together(bodies, "a")
     assert together is not None
-    assert [told(body) for body in together] == [told(DECODER.decode("logs", body, "a")) for body in bodies]
-    assert [sorted(body.batch.tables) for body in together] == [
+    assert told_together(together) == [told(DECODER.decode("logs", body, "a")) for body in bodies]
+    assert [sorted(n_rows) for n_rows in together.n_rows] == [
         ["calls", "collectives", "events", "nodes"],
         ["calls"],
         [],
@@ -82,7 +136,7 @@ def test_an_oversized_record_is_rejected_in_its_own_request():
     small, large = logs([{"body": "small"}]), logs([{"body": "y"}, {"attributes": {"x": "y" * (2 << 20)}}])
     together = DECODER.logs_together([small.SerializeToString(), large.SerializeToString()], "a")
     assert together is not None
-    assert [(entry.n_records, entry.n_rejected) for entry in together] == [(1, 0), (2, 1)]
+    assert (together.n_records, together.n_rejected) == ([1, 2], [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -104,54 +158,74 @@ def test_an_incomplete_request_is_not_joined_with_another_request(wrong):
 def test_a_malformed_request_does_not_affect_concurrent_requests():
     good = [logs([{"body": str(i)}]).SerializeToString() for i in range(30)]
     bodies = [*good[:15], b"\x0a\x02\xff\xff", *good[15:]]
-    gathering, barrier = of_logs(), threading.Barrier(len(bodies))
-
-    def send(body: bytes) -> object:
-        barrier.wait()
-        try:
-            return told(gathering.decode(body, "a", n_bytes=len(body)))
-        except BadInput as error:
-            return str(error)
-
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        result = list(pool.map(send, bodies))
+    store = StoreInMemory()
+    receiver = receiver_of(store)
+    result = answers([partial(receiver.otlp, "logs", body, "a") for body in bodies])
     assert "not a valid OTLP logs message" in str(result.pop(15))
-    assert result == [told(DECODER.decode("logs", body, "a")) for body in good]
+    for number, accepted in enumerate(result):
+        assert f"'value_text': '{number}'" in str(store.rows[accepted.future])
+    assert receiver.counters.read()["logs_received"] == 30
+
+
+def test_rejected_records_are_reported_to_their_own_sender():
+    bodies = [logs([{"body": "x"}, {"attributes": {"x": "y" * (80 << 10)}}]).SerializeToString()] * 3
+    receiver = receiver_of(StoreInMemory())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(otlp_requests, "MAX_ATTRS_BYTES", 1000)
+        accepted = answers([partial(receiver.otlp, "logs", body, "a") for body in bodies])
+    for each in accepted:
+        message = each.answer(each.future.result())
+        assert message.partial_success.rejected_log_records == 1
+        assert "exceed" in message.partial_success.error_message
 
 
 def test_tenants_are_never_decoded_together():
-    gathering, barrier = of_logs(), threading.Barrier(20)
-
-    def send(number: int) -> Decoded:
-        barrier.wait()
-        tenant = "ab"[number % 2]
-        body = logs([{"body": tenant}]).SerializeToString()
-        return gathering.decode(body, tenant, n_bytes=len(body))
-
-    with ThreadPoolExecutor(20) as pool:
-        result = list(pool.map(send, range(20)))
-    for number, decoded in enumerate(result):
-        tenant = "ab"[number % 2]
-        assert decoded.batch.tenant == tenant
-        assert decoded.batch.tables["events"]["value_text"].to_pylist() == [tenant]
+    store = StoreInMemory()
+    receiver = receiver_of(store)
+    bodies = {tenant: logs([{"body": tenant}]).SerializeToString() for tenant in "ab"}
+    result = answers([partial(receiver.otlp, "logs", bodies["ab"[i % 2]], "ab"[i % 2]) for i in range(20)])
+    for number, accepted in enumerate(result):
+        _, tenant, tables = store.rows[accepted.future]
+        assert tenant == "ab"[number % 2] and f"'value_text': '{tenant}'" in tables["events"]
 
 
 def test_no_tenant_waits_for_anothers_requests():
     begun, may_end = threading.Event(), threading.Event()
 
-    def alone(request: str, tenant: str) -> str:
+    def store(group: list[Waiting[str]], tenant: str) -> None:
         if tenant == "slow":
             begun.set()
             assert may_end.wait(20)
-        return request
+        for entry in group:
+            entry.stored.set_result(Receipt(1, False, 1))
 
-    gathering: MicroBatches[str, str] = MicroBatches(alone, lambda requests, tenant: None)
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(gathering.decode, "x", "slow", n_bytes=1)
-        assert begun.wait(20)
-        assert gathering.decode("y", "quick", n_bytes=1) == "y" and not slow.done()
-        may_end.set()
-        assert slow.result(20) == "x"
+    gathering = MicroBatches(store, room=SharedLimit(100, "bytes"))
+    slow = gathering.submit("x", "slow", n_bytes=1)
+    assert begun.wait(20)
+    assert gathering.submit("y", "quick", n_bytes=1).result(20) and not slow.done()
+    may_end.set()
+    assert slow.result(20)
+
+
+def test_requests_that_arrive_during_a_turn_are_the_next_turn():
+    sizes: list[int] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def store(group: list[Waiting[int]], tenant: str) -> None:
+        sizes.append(len(group))
+        begun.set()
+        assert may_end.wait(20)
+        for entry in group:
+            entry.stored.set_result(Receipt(1, False, entry.request))
+
+    room = SharedLimit(1000, "bytes")
+    gathering = MicroBatches(store, room=room)
+    first = gathering.submit(0, "a", n_bytes=1)
+    assert begun.wait(20)
+    later = [gathering.submit(number, "a", n_bytes=1) for number in range(1, 100)]
+    may_end.set()
+    assert [each.result(20).received_us for each in [first, *later]] == list(range(100))
+    assert sizes == [1, 64, 35]
 
 
 def test_an_overloaded_request_is_refused_and_later_requests_are_decoded():
@@ -164,15 +238,36 @@ def test_an_overloaded_request_is_refused_and_later_requests_are_decoded():
         yield
 
     observed: list[str] = []
-    gathering: MicroBatches[str, str] = MicroBatches(
-        lambda request, tenant: observed.append(request) or request,
-        lambda requests, tenant: None,
-        at_work=at_work,
-    )
+
+    def store(group: list[Waiting[str]], tenant: str) -> None:
+        for entry in group:
+            observed.append(entry.request)
+            entry.stored.set_result(Receipt(1, False, 1))
+
+    gathering = MicroBatches(store, room=SharedLimit(100, "bytes"), at_work=at_work)
     with pytest.raises(Overloaded, match="no place"):
-        gathering.decode("first", "a", n_bytes=1)
-    assert gathering.decode("second", "a", n_bytes=1) == "second"
-    assert observed == ["second"], "what was refused is not decoded later"
+        gathering.submit("first", "a", n_bytes=1).result(20)
+    gathering.submit("second", "a", n_bytes=1).result(20)
+    assert observed == ["second"], "a refused request is not decoded later"
+
+
+def test_waiting_requests_are_bounded_by_their_bytes():
+    may_end, begun = threading.Event(), threading.Event()
+
+    def store(group: list[Waiting[str]], tenant: str) -> None:
+        begun.set()
+        assert may_end.wait(20)
+        for entry in group:
+            entry.stored.set_result(Receipt(1, False, 1))
+
+    room = SharedLimit(100, "bytes of requests")
+    gathering = MicroBatches(store, room=room)
+    futures = [gathering.submit("x", "a", n_bytes=50)]
+    assert begun.wait(20)
+    with pytest.raises(Overloaded, match="bytes of requests"):
+        gathering.submit("y", "a", n_bytes=50)
+    may_end.set()
+    assert futures[0].result(20)
 
 
 def arrow_request(node: str, *, about: dict[str, str] | None = None, **n_rows: int) -> bytes:
@@ -212,31 +307,50 @@ def arrow_bodies() -> list[bytes]:
 
 def test_arrow_requests_decoded_together_equal_separate_requests():
     bodies = arrow_bodies()
-    together = arrow_batches.batches([arrow.read(body, limit=1 << 24) for body in bodies], "a")
-    assert together is not None
-    assert [arrow_told(entry) for entry in together] == [
+    requests = [arrow.read(body, limit=1 << 24) for body in bodies]
+    groups = arrow_batches.alike(requests)
+    assert groups == [[0, 1, 2], [3], [4], [5]]
+    observed: dict[int, Batch] = {}
+    for numbers in groups:
+        batch, n_rows = arrow_batches.together([requests[number] for number in numbers], "a")
+        members = [
+            BatchMember(requests[number].batch_id, rows) for number, rows in zip(numbers, n_rows, strict=True)
+        ]
+        observed |= zip(numbers, [part for part, _ in separated(batch, members)], strict=True)
+    assert [arrow_told(observed[number]) for number in range(6)] == [
         arrow_told(arrow.decode(body, "a", limit=1 << 24)) for body in bodies
     ]
-    assert [[row["node_id"] for row in entry.tables["calls"].to_pylist()] for entry in together[:4]] == [
-        *([f"n{i}"] * 3 for i in range(3)),
-        ["own"],
-    ]
+    assert [
+        [row["node_id"] for row in observed[number].tables["calls"].to_pylist()] for number in range(4)
+    ] == [*([f"n{i}"] * 3 for i in range(3)), ["own"]]
 
 
 def test_an_invalid_arrow_request_does_not_affect_concurrent_requests():
-    good = [arrow.read(body, limit=1 << 24) for body in arrow_bodies()]
-    wrong = arrow.Request("w", "n", "c", None, {"calls": pa.table({"ts_ns": [1], "pid": ["no number"]})}, 1)
-    requests = [*good, wrong]
-    gathering, barrier = MicroBatches(arrow.batch, arrow_batches.batches), threading.Barrier(len(requests))
+    good = arrow_bodies()
+    table = pa.table({"ts_ns": [1], "pid": ["no number"]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    stream = sink.getvalue().to_pybytes()
+    head = {"batch_id": "w", "tables": [{"name": "calls", "n_bytes": len(stream)}]}
+    wrong = [json.dumps(head).encode() + b"\n" + stream, good[0][: len(good[0]) // 2]]
+    store = StoreInMemory()
+    receiver = receiver_of(store)
+    result = answers([partial(receiver.arrow, body, "a") for body in [*good, *wrong]])
+    for body, accepted in zip(good, result, strict=False):
+        batch = arrow.decode(body, "a", limit=1 << 24)
+        assert not batch.tables or store.rows[accepted.future] == stored(batch)
+    assert "the rows for table calls have wrong types" in str(result[-2])
+    assert isinstance(result[-1], str)
 
-    def send(request: arrow.Request) -> object:
-        barrier.wait()
-        try:
-            return arrow_told(gathering.decode(request, "a", n_bytes=1))
-        except BadInput as error:
-            return str(error)
 
-    with ThreadPoolExecutor(len(requests)) as pool:
-        result = list(pool.map(send, requests))
-    assert result[:-1] == [arrow_told(arrow.batch(entry, "a")) for entry in good]
-    assert "the rows for table calls have wrong types" in str(result[-1])
+def test_a_small_request_with_many_rows_is_stored_alone():
+    rows = layout.empty(layout.COLLECTIVES, 40_000)
+    names = [field.name for field in layout.COLLECTIVES.fields if field.name != "node"]
+    rows["ts_ns"] = NOW_NS
+    large = hub_arrow.request({"collectives": rows[names]}, batch_id="l", node="n", cluster="c", about={})
+    assert len(large) < 1 << 18
+    store = StoreInMemory()
+    receiver = receiver_of(store)
+    result = answers([partial(receiver.arrow, body, "a") for body in [large, *arrow_bodies()[:3]]])
+    assert result[0].future.result().n_rows == 40_000

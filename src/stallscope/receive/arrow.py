@@ -6,9 +6,10 @@ store/hub/schema.py; see docs/decisions/arrow-endpoint.md.
 """
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from stallscope.errors import BadInput
 from stallscope.events import layout
 from stallscope.events.names import CATEGORY_NAMES, Datatype, Op
 from stallscope.receive import sender_aliases
-from stallscope.receive.decoded_size import batch_bytes, check_types, too_large, unpacked_bytes
+from stallscope.receive.decoded_size import batch_bytes, check_types, messages_of, too_large
 from stallscope.receive.unpacking import inflated_to, unpacked
 from stallscope.store.hub import schema
 from stallscope.store.hub.arrow_tables import repeated
@@ -30,6 +31,7 @@ VERSION = 1
 """The value of the hub's capability `arrow`."""
 
 _MAX_HEAD_BYTES = 64 << 10
+_MAX_SCHEMA_BYTES = 64 << 10
 _MAX_ROWS = 1_000_000
 _MAX_TEXT = 1000
 _MAX_GPUS = 1_000_000
@@ -120,7 +122,12 @@ def with_about(request: Request, tables: dict[str, pa.Table]) -> dict[str, pa.Ta
     """The tables, with a row of `nodes` if the sender describes its machine."""
     if not request.about:
         return tables
-    return tables | {"nodes": pa.Table.from_pylist([request.about], schema=_about_schema())}
+    return tables | {"nodes": about_rows([request.about])}
+
+
+def about_rows(about: list[dict[str, Any]]) -> pa.Table:
+    """Rows of `nodes` from the machines' descriptions of themselves."""
+    return pa.Table.from_pylist(about, schema=_about_schema())
 
 
 @cache
@@ -171,24 +178,72 @@ def _checked_tables(declared: Any) -> list[tuple[str, int]]:
 
 def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> tuple[pa.Table, int]:
     """The rows of one Arrow IPC stream, and their decoded size in bytes. Raises BadInput, TooLarge before decoding."""
-    if unpacked_bytes(buffer, limit) > limit:
-        raise too_large(limit)
-    batches, n_bytes, n_rows = [], 0, 0
     try:
-        with pa.ipc.open_stream(buffer) as reader:
-            _check_names(reader.schema.names, name)
-            check_types((field.name, field.type) for field in reader.schema)
-            for batch in reader:
-                batch.validate(full=True)  # also checks that text is UTF-8: stored text must be readable
-                n_bytes += batch_bytes(batch, name) + batch.num_rows * n_place_bytes
-                n_rows += batch.num_rows
-                if n_bytes > limit or n_rows > _MAX_ROWS:
-                    raise too_large(limit)
-                batches.append(batch)
-            return pa.Table.from_batches(batches, reader.schema), n_bytes
+        messages, n_unpacked = messages_of(buffer, limit)
+        if n_unpacked > limit:
+            raise too_large(limit)
+        if not messages:
+            raise BadInput(f"the rows for table {name} are not a valid Arrow stream: it has no schema")
+        columns = _columns(name, messages[0].metadata.to_pybytes())
+        batches, n_bytes, n_rows = [], 0, 0
+        for batch in _record_batches(buffer, messages, columns):
+            batch.validate(full=True)  # also checks that text is UTF-8: stored text must be readable
+            n_bytes += batch_bytes(batch, name, columns.wide) + batch.num_rows * n_place_bytes
+            n_rows += batch.num_rows
+            if n_bytes > limit or n_rows > _MAX_ROWS:
+                raise too_large(limit)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, columns.schema), n_bytes
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise BadInput(f"the rows for table {name} are not a valid Arrow stream: {reason}") from error
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The checked columns of a stream. wide: the numbers of the columns whose size depends on their content."""
+
+    schema: pa.Schema
+    wide: tuple[int, ...]
+    has_dictionaries: bool
+
+
+@lru_cache(maxsize=256)
+def _columns(table: str, schema_message: bytes) -> _Columns:
+    """The columns that a stream's first message declares. Cached: an agent sends the same columns in each request.
+
+    Raises BadInput, pyarrow's errors.
+    """
+    if len(schema_message) > _MAX_SCHEMA_BYTES:
+        raise BadInput(
+            f"the columns for table {table} take more than {_MAX_SCHEMA_BYTES:,} bytes to describe"
+        )
+    columns = pa.ipc.read_schema(pa.py_buffer(_framed(schema_message)))
+    _check_names(columns.names, table)
+    check_types((field.name, field.type) for field in columns)
+    return _Columns(
+        columns,
+        tuple(number for number, field in enumerate(columns) if not pa.types.is_primitive(field.type)),
+        any(pa.types.is_dictionary(field.type) for field in columns),
+    )
+
+
+def _framed(metadata: bytes) -> bytes:
+    """A message without a body as a stream has it: a mark, the length, the metadata (format/Columnar.rst of Arrow)."""
+    padded = metadata + bytes(-len(metadata) % 8)
+    return struct.pack("<Ii", 0xFFFFFFFF, len(padded)) + padded
+
+
+def _record_batches(
+    buffer: pa.Buffer, messages: list[pa.ipc.Message], columns: _Columns
+) -> Iterator[pa.RecordBatch]:
+    """The record batches; a reader, which parses the schema again, is necessary only for dictionaries."""
+    if columns.has_dictionaries:
+        with pa.ipc.open_stream(buffer) as reader:
+            yield from reader
+        return
+    for message in messages[1:]:
+        yield pa.ipc.read_record_batch(message, columns.schema)
 
 
 def _check_names(names: list[str], table: str) -> None:

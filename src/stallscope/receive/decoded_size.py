@@ -6,7 +6,8 @@ request itself declares.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -83,13 +84,14 @@ def check_types(names_and_types: Iterator[tuple[str, pa.DataType]]) -> None:
             raise BadInput(f"column {name} has the unsupported type {str(kind)[:80]}; send numbers or text")
 
 
-def batch_bytes(batch: pa.RecordBatch, table: str) -> int:
-    """Bytes of a batch's rows after its dictionaries are decoded."""
+def batch_bytes(batch: pa.RecordBatch, table: str, wide: Sequence[int]) -> int:
+    """Bytes of a batch's rows after its dictionaries are decoded. wide: the numbers of its non-primitive columns."""
     n_bytes = batch.num_rows * row_bytes(table)
-    for column in batch.columns:
+    for number in wide:
+        column = batch.column(number)
         if pa.types.is_dictionary(column.type) and not pa.types.is_primitive(column.type.value_type):
             n_bytes += _text_bytes(column)
-        elif not pa.types.is_primitive(column.type):
+        else:
             n_bytes += column.nbytes
     return n_bytes
 
@@ -106,14 +108,13 @@ def _text_bytes(coded: pa.DictionaryArray) -> int:
     return int((counts * np.asarray(lengths).astype(np.int64)).sum())
 
 
-def unpacked_bytes(stream: pa.Buffer, limit: int) -> int:
-    """Bytes of an Arrow IPC stream after decompression, as its buffers declare, and of its messages.
+def messages_of(stream: pa.Buffer, limit: int) -> tuple[list[pa.ipc.Message], int]:
+    """The messages of an Arrow IPC stream, and their bytes after decompression, as their buffers declare.
 
-    Counting ends soon after the limit.
-
-    Layout: format/Message.fbs of Arrow; a compressed buffer begins with its unpacked length, int64, -1 for plain.
-    Raises BadInput for an unreadable stream.
+    Reading ends soon after the limit. Layout: format/Message.fbs of Arrow; a compressed buffer begins with its unpacked
+    length, int64, -1 for plain. Raises BadInput for an unreadable stream.
     """
+    messages: list[pa.ipc.Message] = []
     total = 0
     try:
         reader = pa.ipc.MessageReader.open_stream(stream)
@@ -123,35 +124,46 @@ def unpacked_bytes(stream: pa.Buffer, limit: int) -> int:
             except StopIteration:
                 break
             total += _MESSAGE_BYTES
+            messages.append(message)
             if message.body is not None:
-                sizes = _buffer_sizes(memoryview(message.metadata), memoryview(message.body))
-                total += sum(size + _BUFFER_BYTES for size in sizes)
-        return total
+                total += _body_bytes(memoryview(message.metadata), memoryview(message.body))
+        return messages, total
     except (pa.ArrowException, OSError, struct.error, ValueError) as error:
         raise BadInput(f"the request is not a valid Arrow stream: {str(error)[:200]}") from error
 
 
-def _buffer_sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
+def _body_bytes(metadata: memoryview, body: memoryview) -> int:
+    """Bytes of a message's buffers after decompression, with the memory of each buffer."""
     root = struct.unpack_from("<I", metadata)[0]
     kind_at, batch_at = _field(metadata, root, 1), _field(metadata, root, 2)
     if not kind_at or not batch_at or metadata[kind_at] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
-        return
+        return 0
     batch = _target(metadata, batch_at)
     if metadata[kind_at] == _DICTIONARY_BATCH:
         data_at = _field(metadata, batch, 1)
         if not data_at:
-            return
+            return 0
         batch = _target(metadata, data_at)
     buffers_at = _field(metadata, batch, 2)
-    is_compressed = bool(_field(metadata, batch, 3))
     if not buffers_at:
-        return
+        return 0
     vector = _target(metadata, buffers_at)
     (n_buffers,) = struct.unpack_from("<I", metadata, vector)
-    for number in range(n_buffers):
-        offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
-        size = struct.unpack_from("<q", body, offset)[0] if is_compressed and length >= 8 else length
-        yield length if size < 0 else size
+    buffers = np.frombuffer(metadata, "<i8", 2 * n_buffers, vector + 4).reshape(n_buffers, 2)
+    total = _BUFFER_BYTES * n_buffers
+    if not _field(metadata, batch, 3):  # not compressed
+        return total + _sum_of(buffers[:, 1])
+    for offset, length in buffers.tolist():
+        size = struct.unpack_from("<q", body, offset)[0] if length >= 8 else length
+        total += length if size < 0 else size
+    return total
+
+
+def _sum_of(lengths: np.ndarray[Any, Any]) -> int:
+    """The sum of lengths, which a sender may choose so that a sum in 64 bits overflows."""
+    if lengths.size and (lengths.min() < 0 or lengths.max() > 1 << 40):
+        raise ValueError("a buffer has an impossible length")
+    return int(lengths.sum())
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:

@@ -1,8 +1,8 @@
 """Decodes small waiting requests together.
 
-The cost of decoding a small request hardly depends on its size. The first thread decodes the waiting requests;
-requests that arrive during that time wait for the next turn. So a single sender never waits for others, and the
-groups grow with the load. Each tenant has its own queue: no tenant waits for another tenant's requests.
+The cost of decoding and storing a small request hardly depends on its size. A thread per tenant decodes the waiting
+requests; requests that arrive during that time are in its next group, so the groups grow with the load. A request's
+own thread waits only once, for the commit. No tenant waits for another tenant's requests.
 """
 
 import threading
@@ -10,104 +10,137 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from stallscope.receive.admission import SharedLimit
+from stallscope.store.hub.batches import Receipt
 
 SMALL_BYTES = 1 << 18
 """Larger requests are decoded alone: decoding them together would not be faster."""
 
 _MAX_BYTES = 1 << 21  # of requests that are decoded together
 _MAX_REQUESTS = 64
-_GATHER_S = 0.01
-"""Wait if several requests came together before: senders that get their answers together send together again."""
+_GATHER_S, _PAUSE_S = 0.01, 0.002
+"""If several requests came together before, the thread waits while further requests arrive: senders that get their
+answers together send together again."""
+
+_IDLE_S = 10.0
 
 Request = TypeVar("Request")
-Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, eq=False)
-class _Waiting(Generic[Request, Decoded]):
+class Waiting(Generic[Request]):
+    """A request in the queue. stored: resolves once its rows are on disk."""
+
     request: Request
     n_bytes: int
-    decoded: "Future[Decoded]" = field(default_factory=Future)
+    stored: "Future[Receipt]" = field(default_factory=Future)
 
 
-@dataclass
-class _Line(Generic[Request, Decoded]):
-    """A tenant's requests. n_last: size of the last group."""
+@dataclass(eq=False)
+class _Line(Generic[Request]):
+    """A tenant's requests. n_last: size of the last group. is_idle: whether its thread waits for a request."""
 
-    waiting: deque[_Waiting[Request, Decoded]] = field(default_factory=deque)
-    decoding: threading.Lock = field(default_factory=threading.Lock)
+    waiting: deque[Waiting[Request]] = field(default_factory=deque)
+    changed: threading.Condition = field(default_factory=threading.Condition)
     n_last: int = 0
+    is_idle: bool = False
+    has_thread: bool = False
 
 
-class MicroBatches(Generic[Request, Decoded]):
+class MicroBatches(Generic[Request]):
     """Thread-safe. Tenants come from the tokens, so their number is small."""
 
     def __init__(
         self,
-        alone: Callable[[Request, str], Decoded],
-        together: Callable[[list[Request], str], list[Decoded] | None],
+        store: Callable[[list[Waiting[Request]], str], None],
         *,
+        room: SharedLimit,
         at_work: Callable[[], AbstractContextManager[object]] = nullcontext,
+        announced: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
-        """alone: decodes one request of a tenant; together: decodes several requests of one tenant, None if each
-        must be decoded alone. at_work: reserves a decoding slot; may raise.
+        """store: decodes and stores requests of one tenant, and resolves their futures; if it raises, the unresolved
+        futures get its error. room: bounds the bytes of the waiting requests. at_work: reserves a decoding slot; may
+        raise. announced: announces rows to the store.
         """
-        self._alone, self._together, self._at_work = alone, together, at_work
-        self._changing = threading.Lock()
-        self._lines: dict[str, _Line[Request, Decoded]] = {}
+        self._store, self._room, self._at_work, self._announced = store, room, at_work, announced
+        self._lines: dict[str, _Line[Request]] = {}
+        self._adding_line = threading.Lock()
 
-    def decode(self, request: Request, tenant: str, *, n_bytes: int) -> Decoded:
-        """The decoded request. Raises the errors of decoding it alone, and of at_work()."""
-        entry: _Waiting[Request, Decoded] = _Waiting(request, n_bytes)
-        with self._changing:
-            line = self._lines.setdefault(tenant, _Line())
+    def submit(self, request: Request, tenant: str, *, n_bytes: int) -> "Future[Receipt]":
+        """Queue a request. Raises Overloaded."""
+        self._room.take(tenant, n_bytes)
+        entry: Waiting[Request] = Waiting(request, n_bytes)
+        line = self._lines.get(tenant)
+        if line is None:
+            with self._adding_line:
+                line = self._lines.setdefault(tenant, _Line())
+        with line.changed:
             line.waiting.append(entry)
+            if line.is_idle:
+                line.is_idle = False
+                line.changed.notify()
+            elif not line.has_thread:
+                line.has_thread = True
+                threading.Thread(
+                    target=self._run, args=(line, tenant), name="small-requests", daemon=True
+                ).start()
+        return entry.stored
+
+    def _run(self, line: _Line[Request], tenant: str) -> None:
+        while _has_requests(line):
+            with self._announced():
+                _gather(line)
+                while group := _next_group(line):
+                    self._settle(group, tenant)
+
+    def _settle(self, group: list[Waiting[Request]], tenant: str) -> None:
         try:
-            while not entry.decoded.done():
-                with line.decoding:
-                    if not entry.decoded.done():
-                        self._decode_some(line, tenant)
-        except BaseException:
-            with self._changing, suppress(ValueError):
-                line.waiting.remove(entry)
-            raise
-        return entry.decoded.result()
-
-    def _decode_some(self, line: _Line[Request, Decoded], tenant: str) -> None:
-        if line.n_last > 1:
-            time.sleep(_GATHER_S)
-        with self._at_work():
-            group = self._next_group(line)
-            line.n_last = len(group)
-            self._settle(group, tenant)
-
-    def _next_group(self, line: _Line[Request, Decoded]) -> list[_Waiting[Request, Decoded]]:
-        """The requests to decode next, at least one."""
-        with self._changing:
-            waiting = line.waiting
-            group = [waiting.popleft()]
-            n_bytes = group[0].n_bytes
-            while waiting and len(group) < _MAX_REQUESTS and n_bytes + waiting[0].n_bytes <= _MAX_BYTES:
-                group.append(waiting.popleft())
-                n_bytes += group[-1].n_bytes
-        return group
-
-    def _settle(self, group: list[_Waiting[Request, Decoded]], tenant: str) -> None:
-        """Decode the requests; an invalid request does not affect the others."""
-        together: list[Decoded] | None = None
-        try:
-            if len(group) > 1:
-                together = self._together([entry.request for entry in group], tenant)
-        except Exception as error:  # noqa: BLE001 (each of their threads raises it)
+            with self._at_work():
+                self._store(group, tenant)
+        except Exception as error:  # noqa: BLE001 (the senders of the requests get it)
             for entry in group:
-                entry.decoded.set_exception(error)
-            return
-        for index, entry in enumerate(group):
-            try:
-                decoded = together[index] if together else self._alone(entry.request, tenant)
-                entry.decoded.set_result(decoded)
-            except Exception as error:  # noqa: BLE001 (its thread raises it)
-                entry.decoded.set_exception(error)
+                if not entry.stored.done():
+                    entry.stored.set_exception(error)
+        finally:
+            self._room.give(tenant, sum(entry.n_bytes for entry in group))
+
+
+def _has_requests(line: _Line[Request]) -> bool:
+    """Wait for a request. False if none arrives for a while: the thread ends, and the next request starts another."""
+    with line.changed:
+        if not line.waiting:
+            line.is_idle = True
+            line.changed.wait_for(lambda: line.waiting, timeout=_IDLE_S)
+            line.is_idle = False
+        line.has_thread = bool(line.waiting)
+        return line.has_thread
+
+
+def _gather(line: _Line[Request]) -> None:
+    """Wait briefly while requests arrive, if the last group had several."""
+    end_s, n_before = time.monotonic() + _GATHER_S, 0
+    while n_before < len(line.waiting) < line.n_last and time.monotonic() < end_s:
+        n_before = len(line.waiting)
+        time.sleep(_PAUSE_S)
+
+
+def _next_group(line: _Line[Request]) -> list[Waiting[Request]]:
+    """The requests to decode next, if any."""
+    group: list[Waiting[Request]] = []
+    n_bytes = 0
+    with line.changed:
+        waiting = line.waiting
+        while (
+            waiting
+            and len(group) < _MAX_REQUESTS
+            and (not group or n_bytes + waiting[0].n_bytes <= _MAX_BYTES)
+        ):
+            group.append(waiting.popleft())
+            n_bytes += group[-1].n_bytes
+        if group:
+            line.n_last = len(group)
+    return group

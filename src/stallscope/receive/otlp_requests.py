@@ -5,7 +5,7 @@ and round is a collective; metric points go to `node_metrics`; all other records
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from stallscope.receive.decoded import Array, Attributes, FlatRecords, Group
 from stallscope.receive.decoded_size import check_flat, check_json_body, check_otlp_body
 from stallscope.receive.rows import REQUEST, about_nodes, table_rows
 from stallscope.store.hub import schema
-from stallscope.store.hub.arrow_tables import parted
 from stallscope.store.hub.batches import Batch
 
 SIGNALS = ("logs", "metrics", "traces")
@@ -35,13 +34,25 @@ _FIRST_FIELD = 1 << 3 | 2  # of a message: field number 1, length-delimited
 
 @dataclass(frozen=True)
 class Decoded:
-    """A request, ready to store. n_rejected: records left out, with the reason. counts: irregularities, by counter."""
+    """A request, ready to store. n_rejected: records left out, as too long. counts: irregularities, by counter."""
 
     batch: Batch
     n_records: int
     n_rejected: int = 0
-    why_rejected: str = ""
     counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DecodedTogether:
+    """Several requests in one batch without an id, and for each request: its batch id, its rows by table, and its
+    numbers of records and of rejected records.
+    """
+
+    batch: Batch
+    batch_ids: list[str]
+    n_rows: list[dict[str, int]]
+    n_records: list[int]
+    n_rejected: list[int]
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ class Decoder:
         if about := about_nodes(flat, [0] * len(flat.groups)):
             accepted["nodes"] = pa.Table.from_pylist(about[0])
         batch = Batch(_batch_id(flat.groups), tenant, accepted)
-        return Decoded(batch, flat.n, n_rejected, _TOO_LONG if n_rejected else "", flat.counts)
+        return Decoded(batch, flat.n, n_rejected, flat.counts)
 
     def _flat(self, signal: str, body: bytes, tenant: str) -> FlatRecords:
         if signal not in SIGNALS:
@@ -83,7 +94,7 @@ class Decoder:
             return otlp_metrics.decode(body, now_ns, tenant=tenant, series=self.series)
         return otlp_spans.decode(body, now_ns)
 
-    def logs_together(self, bodies: Sequence[bytes], tenant: str) -> list[Decoded] | None:
+    def logs_together(self, bodies: Sequence[bytes], tenant: str) -> DecodedTogether | None:
         """Several logs requests, decoded as one, in little more time than one of them. None if each must be decoded
         alone.
 
@@ -98,7 +109,7 @@ class Decoder:
         except BadInput:
             return None
 
-    def _parted(self, bodies: Sequence[bytes], tenant: str, ends: Array) -> list[Decoded] | None:
+    def _parted(self, bodies: Sequence[bytes], tenant: str, ends: Array) -> DecodedTogether | None:
         whole = b"".join(bodies)
         check_otlp_body("logs", whole, self.max_bytes)
         flat = self.of_logs(whole, self.now_ns())
@@ -111,24 +122,21 @@ class Decoder:
         groups: list[list[Group]] = [[] for _ in bodies]
         for number, group in zip(of_group.tolist(), flat.groups, strict=True):
             groups[number].append(group)
-        parts: list[dict[str, pa.Table]] = [{} for _ in bodies]
-        n_bytes = [0] * len(bodies)
+        tables: dict[str, pa.Table] = {}
+        n_rows: list[dict[str, int]] = [{} for _ in bodies]
         for name, rows in _tables_of_logs(flat).items():
-            for number, part, n in _by_request(name, _of_bearable_size(rows)):
-                parts[number][name] = part
-                n_bytes[number] += n
-        nodes = about_nodes(flat, of_group.tolist())
+            tables[name], of_request = _by_request(name, _of_bearable_size(rows))
+            numbers, lengths = np.unique(of_request, return_counts=True)
+            for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
+                n_rows[number][name] = length
         n_records = np.bincount(request, minlength=len(bodies)).tolist()
-        out = []
-        for number, tables in enumerate(parts):
-            n_rejected = n_records[number] - sum(len(rows) for rows in tables.values())
-            if about := nodes.get(number):
-                tables["nodes"] = pa.Table.from_pylist(about)
-            batch_id = _batch_id(groups[number])
-            why = _TOO_LONG if n_rejected else ""
-            batch = Batch(batch_id, tenant, tables, n_bytes[number])
-            out.append(Decoded(batch, n_records[number], n_rejected, why))
-        return out
+        n_rejected = [n - sum(rows.values()) for n, rows in zip(n_records, n_rows, strict=True)]
+        if about := sorted(about_nodes(flat, of_group.tolist()).items()):
+            tables["nodes"] = pa.Table.from_pylist([row for _, rows in about for row in rows])
+            for number, rows in about:
+                n_rows[number]["nodes"] = len(rows)
+        batch = Batch("", tenant, tables, sum(rows.nbytes for rows in tables.values()))
+        return DecodedTogether(batch, [_batch_id(each) for each in groups], n_rows, n_records, n_rejected)
 
 
 def _n_parts(body: bytes) -> int | None:
@@ -149,16 +157,13 @@ def _n_parts(body: bytes) -> int | None:
     return n if at == len(body) else None
 
 
-def _by_request(table: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table, int]]:
-    """The rows of each request, in the store's format, and their approximate size in bytes."""
+def _by_request(table: str, rows: pa.Table) -> tuple[pa.Table, Array]:
+    """The rows in the store's format, ordered by request, and the request of each."""
     request = rows[REQUEST].to_numpy()
     if (np.diff(request) < 0).any():
         order = np.argsort(request, kind="stable")
         rows, request = rows.take(pa.array(order)), request[order]
-    rows = schema.conformed(table, rows.drop_columns(REQUEST))
-    numbers, lengths = np.unique(request, return_counts=True)
-    for number, (part, n_bytes) in zip(numbers.tolist(), parted(rows, lengths.tolist()), strict=True):
-        yield number, part, n_bytes
+    return schema.conformed(table, rows.drop_columns(REQUEST)), request
 
 
 def _tables_of_logs(flat: FlatRecords) -> dict[str, pa.Table]:
@@ -310,7 +315,7 @@ def _message(signal: str) -> Any:
     return kinds[signal]()
 
 
-def response(signal: str, decoded: Decoded) -> Any:
+def response(signal: str, n_rejected: int) -> Any:
     """The Export...ServiceResponse; with a partial success if records were rejected."""
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
@@ -323,7 +328,7 @@ def response(signal: str, decoded: Decoded) -> Any:
     }
     kind, name = kinds[signal]
     message = kind()
-    if decoded.n_rejected:
-        setattr(message.partial_success, name, decoded.n_rejected)
-        message.partial_success.error_message = decoded.why_rejected
+    if n_rejected:
+        setattr(message.partial_success, name, n_rejected)
+        message.partial_success.error_message = _TOO_LONG
     return message

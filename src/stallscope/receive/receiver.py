@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from stallscope.errors import (
+    BadInput,
     NotAllowed,
     NotAuthenticated,
     Overloaded,
@@ -21,14 +24,18 @@ from stallscope.errors import (
 from stallscope.health.cohorts import Cohorts
 from stallscope.receive import arrow, arrow_batches, otlp_requests
 from stallscope.receive.admission import SharedLimit
+from stallscope.receive.arrow import Request as ArrowRequest
 from stallscope.receive.counters import Counters
 from stallscope.receive.error_status import Refusal, refusal
-from stallscope.receive.micro_batches import SMALL_BYTES, MicroBatches
-from stallscope.store.hub.batches import Batch, Receipt
+from stallscope.receive.micro_batches import SMALL_BYTES, MicroBatches, Waiting
+from stallscope.store.hub.batches import Batch, BatchMember, Receipt
 from stallscope.store.hub.store_protocol import Store
 
 CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp_requests.SIGNALS), "arrow": arrow.VERSION}
 """The capabilities that senders can read without a token."""
+
+_SMALL_ARROW_BYTES = 1 << 16
+"""As sent: a larger request has more than SMALL_BYTES after decompression."""
 
 _LOG = logging.getLogger(__name__)
 _LOG_EVERY_S = 60.0
@@ -97,6 +104,14 @@ class Accepted:
     answer: Callable[[Receipt], Any]
 
 
+@dataclass(eq=False)
+class _SmallLogs:
+    """A logs request that waits for its decoding. n_rejected: its rejected records, once it is decoded."""
+
+    body: bytes
+    n_rejected: int = 0
+
+
 class Receiver:
     """The part shared by both OTLP ports and the Arrow endpoint. Thread-safe.
 
@@ -122,11 +137,11 @@ class Receiver:
         self._decoder = otlp_requests.Decoder(max_bytes=self.bounds.max_decoded_bytes)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
         self._small_logs = MicroBatches(
-            lambda body, tenant: self._decoder.decode("logs", body, tenant),
-            self._decoder.logs_together,
-            at_work=self._at_work,
+            self._store_logs, room=self.bodies, at_work=self._at_work, announced=store.announced
         )
-        self._small_arrow = MicroBatches(arrow.batch, arrow_batches.batches, at_work=self._at_work)
+        self._small_arrow = MicroBatches(
+            self._store_arrow, room=self.bodies, at_work=self._at_work, announced=store.announced
+        )
 
     def sender(self, headers: Mapping[str, str]) -> Sender:
         """The sender, authenticated before the body is read. Raises NotAuthenticated, NotAllowed."""
@@ -142,41 +157,110 @@ class Receiver:
         """An OTLP request, decompressed. Raises StallscopeError."""
         self._check_size(body)
         self.check_room()
-        are_gathered = signal == "logs" and not is_json and len(body) <= SMALL_BYTES
-        with self._store.announced(), nullcontext() if are_gathered else self._at_work():
-            if are_gathered:
-                decoded = self._small_logs.decode(body, tenant, n_bytes=len(body))
-            else:
-                if is_json and len(body) > self.bounds.max_json_bytes:
-                    raise TooLarge(
-                        f"a JSON request may have at most {self.bounds.max_json_bytes:,} bytes; use protobuf"
-                    )
-                limit = self.bounds.max_decoded_bytes
-                plain = otlp_requests.json_to_protobuf(signal, body, limit=limit) if is_json else body
-                decoded = self._decoder.decode(signal, plain, tenant)
-            self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
+        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
+            request = _SmallLogs(body)
+            future = self._small_logs.submit(request, tenant, n_bytes=len(body))
+            return Accepted(future, lambda _receipt: otlp_requests.response(signal, request.n_rejected))
+        with self._store.announced(), self._at_work():
+            if is_json and len(body) > self.bounds.max_json_bytes:
+                raise TooLarge(
+                    f"a JSON request may have at most {self.bounds.max_json_bytes:,} bytes; use protobuf"
+                )
+            limit = self.bounds.max_decoded_bytes
+            plain = otlp_requests.json_to_protobuf(signal, body, limit=limit) if is_json else body
+            decoded = self._decoder.decode(signal, plain, tenant)
+            self._count(signal, decoded)
             future = self._appended(decoded.batch)
-        if decoded.n_rejected:
-            self.counters.add(records_rejected=decoded.n_rejected)
-        return Accepted(future, lambda _receipt: otlp_requests.response(signal, decoded))
+        return Accepted(future, lambda _receipt: otlp_requests.response(signal, decoded.n_rejected))
 
     def arrow(self, body: bytes, tenant: str) -> Accepted:
         """A request of the Arrow endpoint. Raises StallscopeError."""
         self._check_size(body)
         self.check_room()
-        with self._store.announced():
-            with self._at_work():
+        if len(body) <= _SMALL_ARROW_BYTES:
+            future = self._small_arrow.submit(body, tenant, n_bytes=len(body))
+        else:
+            with self._store.announced(), self._at_work():
                 request = arrow.read(body, limit=self.bounds.max_decoded_bytes)
-                n_bytes = request.n_bytes
-                are_gathered = n_bytes <= SMALL_BYTES
-                if not are_gathered:
-                    future = self._arrow_appended(arrow.batch(request, tenant))
-            if are_gathered:
-                future = self._arrow_appended(self._small_arrow.decode(request, tenant, n_bytes=n_bytes))
+                future = self._appended(self._arrow_batch(request, tenant))
         return Accepted(
             future,
             lambda receipt: {"n_rows": receipt.n_rows, "is_duplicate": receipt.is_duplicate},
         )
+
+    def _store_logs(self, group: "list[Waiting[_SmallLogs]]", tenant: str) -> None:
+        """Store small logs requests of a tenant together, or each alone if they cannot be decoded together."""
+        bodies = [entry.request.body for entry in group]
+        together = self._decoder.logs_together(bodies, tenant) if len(group) > 1 else None
+        if together is None:
+            for entry in group:
+                self._store_alone(entry, partial(self._decoded_logs, entry.request, tenant))
+            return
+        self.counters.add(logs_received=sum(together.n_records), records_rejected=sum(together.n_rejected))
+        members = []
+        for number, entry in enumerate(group):
+            entry.request.n_rejected = together.n_rejected[number]
+            members.append(BatchMember(together.batch_ids[number], together.n_rows[number], entry.stored))
+        self._append_together(together.batch, members)
+
+    def _decoded_logs(self, request: "_SmallLogs", tenant: str) -> Batch:
+        decoded = self._decoder.decode("logs", request.body, tenant)
+        self._count("logs", decoded)
+        request.n_rejected = decoded.n_rejected
+        return decoded.batch
+
+    def _store_arrow(self, group: list[Waiting[bytes]], tenant: str) -> None:
+        """Store small requests of a tenant together if they have the same tables and columns."""
+        small: list[tuple[Waiting[bytes], ArrowRequest]] = []
+        for entry in group:
+            try:
+                request = arrow.read(entry.request, limit=self.bounds.max_decoded_bytes)
+            except StallscopeError as error:
+                entry.stored.set_exception(error)
+                continue
+            if len(group) > 1 and request.n_bytes <= SMALL_BYTES:
+                small.append((entry, request))
+            else:
+                self._store_alone(entry, partial(self._arrow_batch, request, tenant))
+        for numbers in arrow_batches.alike([request for _, request in small]):
+            self._store_alike([small[number] for number in numbers], tenant)
+
+    def _store_alike(self, group: list[tuple[Waiting[bytes], ArrowRequest]], tenant: str) -> None:
+        """Store requests with the same tables and columns; decoding each alone finds an invalid request."""
+        requests = [request for _, request in group]
+        try:
+            batch, n_rows = arrow_batches.together(requests, tenant)
+        except (BadInput, pa.ArrowException):
+            for entry, request in group:
+                self._store_alone(entry, partial(self._arrow_batch, request, tenant))
+            return
+        members = [
+            BatchMember(request.batch_id, rows, entry.stored)
+            for (entry, request), rows in zip(group, n_rows, strict=True)
+        ]
+        self.counters.add(arrow_received=batch.n_rows)
+        self._append_together(batch, members)
+
+    def _store_alone(self, entry: Waiting[Any], decoded: Callable[[], Batch]) -> None:
+        try:
+            batch = decoded()
+            n_rows = {name: len(rows) for name, rows in batch.tables.items()}
+            self._append_together(batch, [BatchMember(batch.batch_id, n_rows, entry.stored)])
+        except Exception as error:  # noqa: BLE001 (its sender gets it)
+            entry.stored.set_exception(error)
+
+    def _append_together(self, batch: Batch, members: list[BatchMember]) -> None:
+        """Store the rows of requests; a request without rows succeeds."""
+        if batch.tables:
+            self._store.append_together(batch, members)
+            return
+        for member in members:
+            member.stored.set_result(Receipt(0, False, 0))
+
+    def _count(self, signal: str, decoded: otlp_requests.Decoded) -> None:
+        self.counters.add(**{f"{signal}_received": decoded.n_records, **decoded.counts})
+        if decoded.n_rejected:
+            self.counters.add(records_rejected=decoded.n_rejected)
 
     def refused(self, error: Exception, *, peer: str) -> Refusal:
         """The answer to an error. Counts the error, and audits refused tokens. peer: its address."""
@@ -220,9 +304,10 @@ class Receiver:
             "listener_failures": stored.listener_failures,
         }
 
-    def _arrow_appended(self, batch: Batch) -> "Future[Receipt]":
+    def _arrow_batch(self, request: ArrowRequest, tenant: str) -> Batch:
+        batch = arrow.batch(request, tenant)
         self.counters.add(arrow_received=batch.n_rows)
-        return self._appended(batch)
+        return batch
 
     def _appended(self, batch: Batch) -> "Future[Receipt]":
         if batch.tables:

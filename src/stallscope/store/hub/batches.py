@@ -1,8 +1,9 @@
 """Batches from senders, and their forms in the store: entries of the journal, and rows for queries."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -41,6 +42,44 @@ class Receipt:
     n_rows: int
     is_duplicate: bool
     received_us: int
+
+
+@dataclass(frozen=True)
+class BatchMember:
+    """A request whose rows are in a batch together with the rows of other requests.
+
+    n_rows: its rows by table; in each table they follow the rows of the previous members. stored: resolves once they
+    are on disk.
+    """
+
+    batch_id: str
+    n_rows: Mapping[str, int]
+    stored: "Future[Receipt]" = field(default_factory=Future)
+
+    @property
+    def n_all_rows(self) -> int:
+        """Rows in all tables."""
+        return sum(self.n_rows.values())
+
+
+def sole_member(batch: Batch) -> BatchMember:
+    """The batch of one request."""
+    return BatchMember(batch.batch_id, {name: len(rows) for name, rows in batch.tables.items()})
+
+
+def separated(batch: Batch, members: Sequence[BatchMember]) -> list[tuple[Batch, BatchMember]]:
+    """A batch for each member."""
+    begins = dict.fromkeys(batch.tables, 0)
+    a_row = None if batch.n_bytes is None else batch.n_bytes / max(batch.n_rows, 1)
+    out = []
+    for member in members:
+        tables = {}
+        for name, n_rows in member.n_rows.items():
+            tables[name] = batch.tables[name].slice(begins[name], n_rows)
+            begins[name] += n_rows
+        n_bytes = None if a_row is None else int(a_row * member.n_all_rows)
+        out.append((Batch(member.batch_id, batch.tenant, tables, n_bytes), member))
+    return out
 
 
 def packed_early(batch: Batch) -> dict[str, memoryview]:

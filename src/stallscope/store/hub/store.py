@@ -1,7 +1,7 @@
 """The hub's store for other packages: append batches, run named questions, get a tenant's files and hot rows."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.store.hub import schema, views
-from stallscope.store.hub.batches import Batch, Receipt, completed
+from stallscope.store.hub.batches import Batch, BatchMember, Receipt, completed
 from stallscope.store.hub.compactor import Compactor, CompactorTotals
 from stallscope.store.hub.damage import Damage, Position
 from stallscope.store.hub.duck_journal import DuckJournal
@@ -117,6 +117,13 @@ class HubStore:
         Raises BadInput for rows that do not match their table, Overloaded if the queue is full.
         """
         return self._writer.submit(batch)
+
+    def append_together(self, batch: Batch, members: Sequence[BatchMember]) -> None:
+        """Store the rows of several requests, each all or nothing; the future of each resolves once they are on disk.
+
+        Raises the errors of append(); then nothing is stored.
+        """
+        self._writer.submit_together(batch, members)
 
     def announced(self) -> AbstractContextManager[None]:
         """Announces an append() inside the with block: small waiting batches are committed together with it."""

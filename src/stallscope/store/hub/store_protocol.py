@@ -3,7 +3,7 @@
 HubStore keeps the data of one process in a folder. The store of several hubs has the same interface.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stallscope.store.hub import schema
-from stallscope.store.hub.batches import Batch, Receipt
+from stallscope.store.hub.batches import Batch, BatchMember, Receipt
 from stallscope.store.hub.compactor import CompactorTotals
 from stallscope.store.hub.damage import Damage
 from stallscope.store.hub.hot import Snapshot
@@ -38,6 +38,12 @@ class Store(Protocol):
 
     def append(self, batch: Batch) -> "Future[Receipt]":
         """Store a batch, all or nothing; the future resolves once it is on disk. Raises BadInput, Overloaded."""
+
+    def append_together(self, batch: Batch, members: Sequence[BatchMember]) -> None:
+        """Store the rows of several requests, each all or nothing; the future of each resolves once they are on disk.
+
+        Raises the errors of append(); then nothing is stored.
+        """
 
     def announced(self) -> AbstractContextManager[None]:
         """Announces an append() inside the with block."""

@@ -7,7 +7,7 @@ rows wait than the limits allow, a batch is refused at once.
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,18 @@ import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub import schema
-from stallscope.store.hub.batches import Batch, Receipt, completed, entries_of, kept_rows, packed_early
+from stallscope.store.hub.batches import (
+    Batch,
+    BatchMember,
+    Receipt,
+    completed,
+    entries_of,
+    kept_rows,
+    packed_early,
+    separated,
+    sole_member,
+)
+from stallscope.store.hub.commit_times import CommitTimes
 from stallscope.store.hub.hot import HotRows
 from stallscope.store.hub.journal import AlreadyStored, Entry, Journal
 from stallscope.store.hub.limits import Limits
@@ -33,7 +44,6 @@ _FEW_ROWS = 40_000
 """A commit takes some ms even with few rows: with fewer than this it briefly waits for rows that are being decoded."""
 
 
-_NEWEST_WEIGHT = 0.1
 _TENANT_SHARE = 0.75
 """Share of the hot rows: one tenant's rows cannot shut out another tenant."""
 
@@ -55,10 +65,30 @@ class Counters:
 
 @dataclass(frozen=True)
 class _Waiting:
+    """A batch with the requests whose rows it contains."""
+
     batch: Batch
     n_bytes: int
     packed: Mapping[str, memoryview]
-    future: "Future[Receipt]"
+    members: Sequence[BatchMember]
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """(tenant, batch id) of the members that have an id."""
+        return [(self.batch.tenant, member.batch_id) for member in self.members if member.batch_id]
+
+    def refuse(self, error: Exception) -> None:
+        for member in self.members:
+            member.stored.set_exception(error)
+
+    def acknowledge(self, received_us: int, *, is_duplicate: bool) -> None:
+        for member in self.members:
+            member.stored.set_result(Receipt(member.n_all_rows, is_duplicate, received_us))
+
+    def alone(self) -> "list[_Waiting]":
+        """Its members, each with its own rows."""
+        parts = separated(self.batch, self.members)
+        return [_Waiting(batch, batch.n_bytes or 0, {}, (member,)) for batch, member in parts]
 
 
 @dataclass
@@ -95,13 +125,19 @@ class Writer:
             ((tenant, batch_id), received_us) for tenant, batch_id, received_us in journal.batch_ids()
         )
         self._last_us = journal.latest_us()
-        self._row_s = 0.0  # writer's time per row, over the last commits
+        self._times = CommitTimes()
         self._quiet_since_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="hub-writer", daemon=True)
         self._thread.start()
 
     def submit(self, batch: Batch) -> "Future[Receipt]":
         """Queue a batch. Raises Overloaded if the queue is full, BadInput if its rows do not match their table."""
+        member = sole_member(batch)
+        self.submit_together(batch, (member,))
+        return member.stored
+
+    def submit_together(self, batch: Batch, members: Sequence[BatchMember]) -> None:
+        """Queue the rows of several requests. Raises the errors of submit(); then no member is queued."""
         batch = Batch(
             batch.batch_id,
             batch.tenant,
@@ -116,16 +152,14 @@ class Writer:
         with self._changed:
             self._check_room(n_rows, n_bytes, batch.tenant)
         early = packed_early(batch)
-        future: Future[Receipt] = Future()
         with self._changed:
             self._check_room(n_rows, n_bytes, batch.tenant)
             queue = self._queue
-            queue.waiting.append(_Waiting(batch, n_bytes, early, future))
+            queue.waiting.append(_Waiting(batch, n_bytes, early, members))
             queue.n_rows += n_rows
             queue.n_bytes += n_bytes
             if len(queue.waiting) == 1 or self._has_enough():
                 self._changed.notify()
-        return future
 
     @contextmanager
     def announced(self) -> Iterator[None]:
@@ -159,7 +193,7 @@ class Writer:
         if queue.waiting and (
             queue.n_rows + n_rows > limits.max_queue_rows
             or queue.n_bytes + n_bytes > limits.max_queue_bytes
-            or queue.n_rows * self._row_s > limits.max_queue_s
+            or self._times.wait_s(queue.n_rows, limits.group_rows) > limits.max_queue_s
         ):
             return f"{queue.n_rows:,} rows are waiting to be stored"
         n_hot = hot.n_bytes + queue.n_bytes + n_bytes
@@ -228,7 +262,7 @@ class Writer:
             took_s = time.monotonic() - begin_s
             self.counters.longest_hold_s = max(self.counters.longest_hold_s, took_s)
             if n_rows := sum(entry.batch.n_rows for entry in group):
-                self._row_s += _NEWEST_WEIGHT * (took_s / n_rows - self._row_s)
+                self._times.add(n_rows, took_s)
             if is_done:
                 return
 
@@ -266,13 +300,13 @@ class Writer:
         except Overloaded as error:
             self.counters.failed += len(group)
             for entry in group:
-                entry.future.set_exception(error)
+                entry.refuse(error)
         except StallscopeError as error:
-            if len(group) == 1:
+            if len(group) == 1 and len(group[0].members) == 1:
                 self.counters.failed += 1
-                group[0].future.set_exception(error)
+                group[0].refuse(error)
                 return
-            for entry in group:
+            for entry in group if len(group) > 1 else group[0].alone():
                 self._commit([entry])
 
     def _commit_together(self, group: list[_Waiting]) -> None:
@@ -290,7 +324,7 @@ class Writer:
         if changed is not None:
             kept["nodes"] = [changed]
         if fresh:
-            ids = [(entry.batch.tenant, entry.batch.batch_id) for entry in fresh if entry.batch.batch_id]
+            ids = [key for entry in fresh for key in entry.keys]
             self._journal.commit(received_us, entries, batch_ids=ids, kept=kept)
             self._last_us = received_us
             if entries or ids:  # Journal.latest_us() does not see a commit of replaced rows alone
@@ -298,11 +332,11 @@ class Writer:
             self._known_ids.update((key, received_us) for key in ids)
             self._publish(entries, kept, received_us)
         for entry in fresh:
-            entry.future.set_result(Receipt(entry.batch.n_rows, False, received_us))
+            entry.acknowledge(received_us, is_duplicate=False)
         for entry, when_us in known:
-            entry.future.set_result(Receipt(entry.batch.n_rows, True, when_us or received_us))
+            entry.acknowledge(when_us or received_us, is_duplicate=True)
         counters = self.counters
-        counters.batches += len(fresh)
+        counters.batches += sum(len(entry.members) for entry in fresh)
         counters.rows += sum(entry.batch.n_rows for entry in fresh)
         counters.duplicates += len(known)
         counters.commits += 1
@@ -311,15 +345,25 @@ class Writer:
 
     def _split(self, group: list[_Waiting]) -> tuple[list[_Waiting], list[tuple[_Waiting, int]]]:
         """The new batches, and the batches with a known id, with the time of their commit (0: now)."""
-        fresh, known, now = [], [], set()
-        for entry in group:
-            key = (entry.batch.tenant, entry.batch.batch_id)
-            if entry.batch.batch_id and (key in self._known_ids or key in now):
-                known.append((entry, self._known_ids.get(key, 0)))
-            else:
+        fresh: list[_Waiting] = []
+        known: list[tuple[_Waiting, int]] = []
+        now: set[tuple[str, str]] = set()
+        waiting = deque(group)
+        while waiting:
+            entry = waiting.popleft()
+            keys = entry.keys
+            if not self._has_known(keys, now):
                 fresh.append(entry)
-                now.add(key)
+                now.update(keys)
+            elif len(entry.members) > 1:
+                waiting.extendleft(reversed(entry.alone()))
+            else:
+                known.append((entry, self._known_ids.get(keys[0], 0)))
         return fresh, known
+
+    def _has_known(self, keys: list[tuple[str, str]], now: set[tuple[str, str]]) -> bool:
+        """Whether a key is known, in this commit, or twice among the keys."""
+        return any(key in self._known_ids or key in now for key in keys) or len(set(keys)) < len(keys)
 
     def _publish(self, entries: list[Entry], kept: Mapping[str, list[pa.Table]], received_us: int) -> None:
         rows_by_table: dict[tuple[str, str], list[pa.Table]] = {}

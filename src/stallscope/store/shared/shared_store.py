@@ -6,10 +6,11 @@ snapshot of PostgreSQL, so every hub gives the same answers, and no hub asks ano
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub import schema, views
-from stallscope.store.hub.batches import Batch, Receipt
+from stallscope.store.hub.batches import Batch, BatchMember, Receipt, separated
 from stallscope.store.hub.compactor import CompactorTotals
 from stallscope.store.hub.damage import Damage
 from stallscope.store.hub.hot import Snapshot
@@ -228,6 +229,14 @@ class SharedStore:
         owner = self.membership.owner(slot_of(tenant, cluster))
         return "" if owner is None or owner.name == self.membership.member.name else owner.ingest
 
+    def append_together(self, batch: Batch, members: Sequence[BatchMember]) -> None:
+        """Store the rows of several requests; the future of each resolves once its rows are stored."""
+        for part, member in separated(batch, members):
+            try:
+                self.append(part).add_done_callback(partial(_pass_on, member.stored))
+            except StallscopeError as error:
+                member.stored.set_exception(error)
+
     def announced(self) -> AbstractContextManager[None]:
         """Nothing: the slot of the rows is not known yet."""
         return nullcontext()
@@ -388,6 +397,14 @@ def _within(snapshot: Snapshot, from_ns: object, to_ns: object) -> Snapshot:
 
     collectives = tuple(filter(may_match, snapshot.segments.get("collectives", ())))
     return replace(snapshot, segments={**snapshot.segments, "collectives": collectives})
+
+
+def _pass_on(to: "Future[Receipt]", done: "Future[Receipt]") -> None:
+    """Resolve a future as another future."""
+    if error := done.exception():
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())
 
 
 def _all_of(futures: list["Future[Receipt]"], n_rows: int) -> "Future[Receipt]":
