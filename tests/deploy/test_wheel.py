@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -63,3 +64,17 @@ def test_the_demo_of_the_wheel_needs_no_optional_package(wheel: Path, tmp_path: 
         env={"PYTHONPATH": str(tmp_path)},
     )
     assert "Rank 2" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("source", ["nccl_plugin", "gpu_look"])
+def test_the_libraries_that_jobs_load_are_equal_wherever_they_are_built(
+    repository: Path, tmp_path: Path, source: str
+):
+    built = []
+    for name in ("one", "another"):
+        folder, out = tmp_path / name / source, tmp_path / name / "library.so"
+        shutil.copytree(repository / source, folder)
+        subprocess.run(["make", "--silent", "-C", folder, f"OUT={out}"], check=True)
+        subprocess.run(["strip", "--strip-debug", out], check=True)
+        built.append(out.read_bytes())
+    assert built[0] == built[1]
