@@ -1,6 +1,7 @@
 """Reports of agents to a hub over gRPC: thresholds come back, and the hub shows the straggler to its tenant only."""
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -82,7 +83,24 @@ def test_hub_without_the_method_gives_no_answer():
     server.start()
     with closing(channel(port, "token")) as line:
         assert line.report_health(b"{}") is None
+        assert line.complaint() == ""  # an older hub, which takes batches
     server.stop(0)
+
+
+def test_an_unusable_hub_is_named_without_any_batch(served):
+    """Without a job the agent sends only reports, so a wrong address or token must show there."""
+    ports, tokens = served
+    with closing(channel(unused_port(), "token")) as line:
+        assert line.report_health(b"{}") is None
+        assert line.complaint() == "connection refused"
+    with closing(channel(ports.otlp_grpc, tokens.create(("read",), "a"))) as line:
+        assert line.report_health(b"{}") is None
+        assert line.complaint().endswith("--token-file")
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def test_agent_publishes_its_state(tmp_path: Path):

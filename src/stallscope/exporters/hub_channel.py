@@ -40,6 +40,8 @@ _OPTIONS = (
 )
 _UNKNOWN_TABLE = re.compile(r"table '(\w+)' does not accept rows")
 _SHUT_OUT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+_AWAY = _SHUT_OUT | {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+"""Codes after which the hub takes no batch either. An older hub answers UNIMPLEMENTED to a report of the health."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ class HubChannel:
         self._health = self._channel.unary_unary(HEALTH)
         self._no_arrow_until_s = float("inf") if only_logs else 0.0
         self._refused_until_s: dict[str, float] = {}
+        self._complaint = ""
         self._lock = threading.Lock()
 
     def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
@@ -118,7 +121,10 @@ class HubChannel:
                     self._refused_until_s[table] = self._clock_s() + _ASK_AGAIN_S
                 done(Answer(Outcome.LATER, retry_after_s=0.0, reason=f"leaving out the table {table}"))
                 return
-            done(_answer(call))
+            answer = _answer(call)
+            if answer.outcome is Outcome.ACKNOWLEDGED:
+                self._complaint = ""
+            done(answer)
 
         call.add_done_callback(ended)
 
@@ -127,9 +133,24 @@ class HubChannel:
         try:
             metadata = (("authorization", f"Bearer {self._target.token()}"),)
             answer: bytes = self._health(report, timeout=_HEALTH_TIMEOUT_S, metadata=metadata)
-            return answer
-        except (grpc.RpcError, ValueError, BadInput, NotFound):  # ValueError: the channel is closed
+        except grpc.RpcError as error:
+            is_away = error.code() in _AWAY
+            self._complaint = _reason(error.code(), error.details() or "") if is_away else ""
             return None
+        except (BadInput, NotFound) as error:
+            self._complaint = str(error)
+            return None
+        except ValueError:  # the channel is closed
+            return None
+        self._complaint = ""
+        return answer
+
+    def complaint(self) -> str:
+        """The reason why the hub did not answer the last report of the machine's health; otherwise empty.
+
+        Without a job there is no batch, so only these reports show that the hub is unusable.
+        """
+        return self._complaint
 
     def close(self) -> None:
         """End the connection."""

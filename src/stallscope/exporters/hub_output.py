@@ -31,9 +31,14 @@ _BY_NAME = {table.name: table for table in layout.HUB_TABLES}
 class HubOutput:
     """An open connection to a hub, for use by one thread. Slow work runs in other threads."""
 
-    def __init__(self, sender: HubSender, report_health: Callable[[bytes], bytes | None] = lambda _: None):
-        """report_health: see HubChannel; for another thread."""
-        self._sender, self.report_health = sender, report_health
+    def __init__(
+        self,
+        sender: HubSender,
+        report_health: Callable[[bytes], bytes | None] = lambda _: None,
+        unanswered: Callable[[], str] = lambda: "",
+    ):
+        """report_health, unanswered (HubChannel.complaint): see HubChannel; report_health is for another thread."""
+        self._sender, self.report_health, self._unanswered = sender, report_health, unanswered
         self._n_reported_lost = 0
         self._processes: dict[int, Array] = {}
         self._communicators: dict[tuple[int, int], Array] = {}
@@ -45,7 +50,8 @@ class HubOutput:
     def open(cls, target: Target, spool_folder: Path, *, max_spool_bytes: int) -> "HubOutput":
         """Raises BadInput (certificates), StorageFailed (the spool). Does not wait for the hub."""
         channel = HubChannel(target)
-        return cls(HubSender(Spool(spool_folder, max_bytes=max_spool_bytes), channel), channel.report_health)
+        sender = HubSender(Spool(spool_folder, max_bytes=max_spool_bytes), channel)
+        return cls(sender, channel.report_health, channel.complaint)
 
     def offer(
         self,
@@ -136,11 +142,13 @@ class HubOutput:
 
     def status(self) -> str:
         """The state of the connection, in a few words."""
+        if not self._sender.complaint() and (reason := self._unanswered()):
+            return f"hub away ({reason})"
         return self._sender.status()
 
     def complaint(self) -> str:
         """The reason why the hub takes no data at present; empty while it takes data."""
-        return self._sender.complaint()
+        return self._sender.complaint() or self._unanswered()
 
     def close(self) -> None:
         """Send the remaining rows for a few seconds; the rest waits on disk for the next agent."""
