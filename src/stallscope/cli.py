@@ -55,7 +55,7 @@ app = typer.Typer(
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+        bool, typer.Option("--version", "-V", help="Print the version and exit.", is_eager=True)
     ] = False,
 ) -> None:
     """Which rank slows down a GPU job, since when, why, and at what cost?"""
@@ -92,6 +92,13 @@ app.command()(stress)
 app.command()(rates)
 app.command()(settings)
 app.command()(version)
+
+
+@app.command("help", hidden=True)
+def help_page(context: typer.Context, command: Annotated[list[str] | None, typer.Argument()] = None) -> int:
+    """Print the help page of stallscope, or of a command."""
+    code = app([*(command or []), "--help"], prog_name="stallscope", standalone_mode=False)
+    return code if isinstance(code, int) else 0
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from stallscope.cli import app
 from stallscope.diagnose.views.stack_groups import ProcessStack, groups, latest_stacks
+from stallscope.errors import NotFound
 from stallscope.events import layout
 from stallscope.events.names import Category, SampleRole
 from stallscope.events.trace import Trace
@@ -81,3 +82,10 @@ def test_the_command_lists_the_stacks_of_a_running_process():
             assert any("rest" in frame for frame in frames[job.pid])
         finally:
             job.kill()
+
+
+def test_a_trace_without_stacks_is_named_as_the_reason(tmp_path: Path):
+    db = tmp_path / "a.db"
+    node.write(db, Trace(nodes=("host",)))
+    result = CliRunner().invoke(app, ["stacks", str(db)])
+    assert isinstance(result.exception, NotFound) and "the trace has no stacks" in str(result.exception)

@@ -58,6 +58,23 @@ def test_a_group_without_a_command_prints_its_help():
         (("stress", "--endpoint", "x", "--token-file", "t"), ("--endpoint", "'x'", "HOST:PORT")),
         (("stress", "--endpoint", "a:1", "--token-file", "t", "--patience", "x"), ("--patience", "'x'")),
         (("trace", "--hub", "hub.example:99999"), ("--hub", "hub.example:99999", "HOST:PORT")),
+        (("explain", "--last", "9" * 30), ("--last", "too large")),
+        (("explain", "--last", "9" * 12 + "d"), ("--last", "100 years")),
+        (("explain", "--step", "9" * 30 + ".."), ("--step", "too large")),
+        (("explain", "--timeout", "5s"), ("--timeout", "--nodes")),
+        (("query", "--no-tls", "SELECT 1"), ("--no-tls", "--nodes")),
+        (("export", "--token-file", __file__), ("--token-file", "--nodes")),
+        (("stacks", "--client-cert", __file__), ("--client-cert", "--nodes")),
+        (("explain", __file__, "--last", "5"), ("--last", __file__, "stallscope import")),
+        (("compare", "a", "b", "--ca-cert", __file__), ("--ca-cert", "--hub")),
+        (("compare", "a", "b", "--max-growth", "inf"), ("--max-growth", "inf")),
+        (("gate", "a", "--max-lost", "1", "--token-file", __file__), ("--token-file", "--job")),
+        (("gate", "a", "--max-lost", "inf"), ("--max-lost", "inf")),
+        (
+            ("query", "--nodes", "a:1", "--client-cert", "/nope", "--client-key", "/nope", "SELECT 1"),
+            ("--client-cert", "/nope"),
+        ),
+        (("query", "--nodes", "a:1", "--ca-cert", __file__, "SELECT 1"), ("--ca-cert", __file__, "PEM")),
     ],
 )
 def test_an_unusable_value_is_one_line(run, words: tuple[str, ...], named: tuple[str, ...]):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stallscope.commands.options import AsJson, CaFile, SettingsFile, TokenFile, settings_from
+from stallscope.commands.options import (
+    AsJson,
+    CaFile,
+    SettingsFile,
+    TokenFile,
+    check_no_hub_options,
+    settings_from,
+)
 from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput
 
@@ -45,6 +53,10 @@ def compare(
     from stallscope.diagnose import Answer, compared
 
     chosen = settings_from({}, settings)
+    if not math.isfinite(max_growth):
+        raise BadInput(f"--max-growth is {max_growth}; give a number of percent")
+    if hub is None:
+        check_no_hub_options(token_file, ca_cert, needs="--hub")
 
     def report(text: str) -> dict[str, Any]:
         if hub is None:

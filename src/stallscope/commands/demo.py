@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # importing these here would slow every command
 
 def _scenario_names(incomplete: str) -> list[str]:
     """The names for the completion of the shell."""
+    from stallscope.demo.faults import FAULTS
     from stallscope.demo.scenarios import SCENARIOS
 
-    return [
-        name for name in ("list", "all", "data", *(s.name for s in SCENARIOS)) if name.startswith(incomplete)
-    ]
+    names = ("list", "all", "data", *(scenario.name for scenario in SCENARIOS), *FAULTS)
+    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
 def demo(

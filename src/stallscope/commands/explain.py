@@ -10,11 +10,13 @@ import typer
 from stallscope.commands.details import Details
 from stallscope.commands.explain_files import are_foreign, explain_files
 from stallscope.commands.fleet import (
+    NODES_TIMEOUT,
     CaCert,
     ClientCert,
     ClientKey,
     FleetOptions,
     Nodes,
+    NodesTimeout,
     NoTls,
     TokenFile,
     fleet_trace,
@@ -23,7 +25,7 @@ from stallscope.commands.fleet import (
     refuse_partial,
 )
 from stallscope.commands.options import AsJson, Db, Price, Rates, SettingsFile, price_flags, settings_from
-from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
+from stallscope.commands.part import From, Last, Phase, Since, Step, To, check_no_part, only_since, part_from
 from stallscope.commands.report import print_report
 from stallscope.errors import BadInput
 
@@ -67,7 +69,7 @@ def explain(
         typer.Option("--html", help="Also write the report as one HTML file, for a ticket or an email."),
     ] = None,
     nodes: Nodes = None,
-    timeout: Annotated[str, typer.Option(help="Time limit for the nodes' answers: 10s, 2m.")] = "30s",
+    timeout: NodesTimeout = NODES_TIMEOUT,
     token_file: TokenFile = None,
     ca_cert: CaCert = None,
     client_cert: ClientCert = None,
@@ -83,7 +85,11 @@ def explain(
 
     prices = price_flags(usd_per_gpu_hour, gpu, provider, rates)
     traces = list(dict.fromkeys([*(file or []), *([db] if db else [])]))
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     if not db and are_foreign(traces):
+        fleet.check_unused()
+        given = {"--nodes": nodes, "--since": since, "--from": begin, "--to": end, "--step": step}
+        check_no_part(traces[0], given | {"--phase": phase, "--last": last})
         details = Details(by_process=per_process, by_container=per_container, chains=chains)
         chosen = settings_from(prices | {"min_late_ms": min_late}, settings)
         answer = explain_files(traces, as_json, settings=chosen, details=details, html=html)
@@ -94,7 +100,6 @@ def explain(
             f"explain reads one trace, not {len(traces)}; first run `stallscope merge {names} -o ALL.db`"
         )
     db = traces[0] if traces else None
-    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     flags = {"db": db, "min_late_ms": min_late} | prices | fleet.flags()
     chosen = settings_from(flags, settings)
     part = part_from(since, begin, end, step=step, phase=phase, last=last)

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stallscope.commands.fleet import (
+    NODES_TIMEOUT,
     CaCert,
     ClientCert,
     ClientKey,
     FleetOptions,
     Nodes,
+    NodesTimeout,
     NoTls,
     TokenFile,
     fleet_trace,
@@ -65,7 +67,7 @@ def export(
     phase: Phase = None,
     last: Last = None,
     nodes: Nodes = None,
-    timeout: Annotated[str, typer.Option(help="Time limit for the nodes' answers: 10s, 2m.")] = "30s",
+    timeout: NodesTimeout = NODES_TIMEOUT,
     token_file: TokenFile = None,
     ca_cert: CaCert = None,
     client_cert: ClientCert = None,

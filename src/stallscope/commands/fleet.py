@@ -30,6 +30,8 @@ ClientCert = Annotated[
 ]
 ClientKey = Annotated[Path | None, typer.Option("--client-key", help="The key of that certificate.")]
 NoTls = Annotated[bool, typer.Option("--no-tls", help="Query the agents in clear text, the token included.")]
+NodesTimeout = Annotated[str, typer.Option("--timeout", help="Time limit for the nodes' answers: 10s, 2m.")]
+NODES_TIMEOUT = "30s"
 
 WARN_AHEAD_NS = 10_000_000
 WARN_ERROR_NS = 5_000_000
@@ -37,7 +39,10 @@ WARN_ERROR_NS = 5_000_000
 
 
 class FleetOptions(NamedTuple):
-    """The fleet options of one command. timeout: for all nodes together."""
+    """The fleet options of one command. timeout: for all nodes together.
+
+    is_timeout_local: the command has the same option without nodes.
+    """
 
     nodes: str | None
     token_file: Path | None
@@ -46,6 +51,7 @@ class FleetOptions(NamedTuple):
     client_key: Path | None
     no_tls: bool
     timeout: str = "10s"
+    is_timeout_local: bool = False
 
     def flags(self) -> dict[str, object]:
         """By setting name."""
@@ -57,12 +63,32 @@ class FleetOptions(NamedTuple):
             "nodes_client_key": self.client_key,
         }
 
+    def check_unused(self) -> None:
+        """To be called where no node is queried. Raises BadInput for an option that only nodes need."""
+        given = {
+            "--token-file": self.token_file,
+            "--ca-cert": self.ca_cert,
+            "--client-cert": self.client_cert,
+            "--client-key": self.client_key,
+            "--no-tls": self.no_tls,
+            "--timeout": not self.is_timeout_local and self.timeout != NODES_TIMEOUT,
+        }
+        for option, value in given.items():
+            if value:
+                raise BadInput(f"{option} has no effect without --nodes; give --nodes HOST:PORT, or omit it")
+
 
 def is_fleet(chosen: Settings, options: FleetOptions, db: Path | None) -> bool:
-    """Whether to query the nodes instead of a local trace. Raises BadInput if both are given."""
+    """Whether to query the nodes instead of a local trace. Raises BadInput if both are given.
+
+    Raises BadInput for options of nodes without nodes.
+    """
     if options.nodes and db:
         raise BadInput("--nodes and --db exclude each other; give only one")
-    return bool(chosen.nodes) and db is None
+    if chosen.nodes and db is None:
+        return True
+    options.check_unused()
+    return False
 
 
 def access(chosen: Settings, options: FleetOptions) -> Access:

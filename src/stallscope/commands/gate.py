@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from stallscope.commands.options import (
     Price,
     SettingsFile,
     TokenFile,
+    check_no_hub_options,
     settings_from,
 )
 from stallscope.errors import BadInput
@@ -61,6 +63,16 @@ def gate(
 
     if (trace is None) == (job is None):
         raise BadInput("give a trace, or the job of a hub with --job (stallscope ask summary lists the jobs)")
+    if job is None:
+        check_no_hub_options(token_file, ca_cert, needs="--job")
+    limits = {
+        "--max-late-ms": max_late_ms,
+        "--max-usd-per-hour": max_usd_per_hour,
+        "--max-lost": max_lost_percent,
+    }
+    for option, limit in limits.items():
+        if limit is not None and not math.isfinite(limit):
+            raise BadInput(f"{option} is {limit}; give a number")
     if max_late_ms is None and max_usd_per_hour is None and max_lost_percent is None:
         raise BadInput("gate needs a limit: --max-late-ms, --max-usd-per-hour or --max-lost")
     chosen = settings_from({"usd_per_gpu_hour": usd_per_gpu_hour}, settings)

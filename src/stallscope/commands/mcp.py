@@ -34,7 +34,9 @@ def mcp(
     from stallscope.assistant.node_context import Node
     from stallscope.query.remote_nodes import addresses
 
-    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls)
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, is_timeout_local=True)
     chosen = settings_from({"db": db, "usd_per_gpu_hour": usd_per_gpu_hour, **fleet.flags()}, settings)
     others = addresses(chosen.nodes) if chosen.nodes else []
+    if not others:
+        fleet.check_unused()
     mcp_server.on_streams(Node(chosen, others, access(chosen, fleet) if others else None))

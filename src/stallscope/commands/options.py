@@ -72,6 +72,13 @@ def check_pair(cert: Path | None, key: Path | None) -> None:
         raise BadInput("--client-cert and --client-key belong together; give both")
 
 
+def check_no_hub_options(token_file: Path | None, ca_cert: Path | None, *, needs: str) -> None:
+    """Raises BadInput for a hub's token or authority where no hub is queried. needs: the missing option."""
+    for option, value in {"--token-file": token_file, "--ca-cert": ca_cert}.items():
+        if value is not None:
+            raise BadInput(f"{option} has no effect without {needs}; give {needs}, or omit {option}")
+
+
 def check_grpc_address(text: str, option: str) -> None:
     """Raises BadInput unless the text is HOST:PORT; a URL gets the address that it may mean."""
     if "://" in text:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +29,9 @@ Phase = Annotated[str | None, typer.Option("--phase", help="Only this phase, as 
 Last = Annotated[
     str | None, typer.Option("--last", help="Only the last N rounds, or the last part as --since: 30s, 5m.")
 ]
+
+_MAX_DIGITS = 18
+"""A number of rounds or steps fits in 64 bits."""
 
 
 def part_from(
@@ -58,6 +63,16 @@ def part_from(
     )
 
 
+def check_no_part(file: Path, given: Mapping[str, object]) -> None:
+    """Raises BadInput for an option that selects a part of a node trace, where the file is of another kind."""
+    for option, value in given.items():
+        if value is not None:
+            raise BadInput(
+                f"{option} needs a node trace, and {file} is of another kind: "
+                f"first run `stallscope import {file} --db OUT.db`, or omit {option}"
+            )
+
+
 def only_since(part: Part) -> int | None:
     """The duration of a part selected by --since alone. Raises BadInput for any other option: nodes lack them."""
     from stallscope.store.time_range import Part
@@ -87,24 +102,33 @@ def wall_ns(text: str, option: str) -> int:
 
 def last_part(text: str) -> tuple[int | None, int | None]:
     """The number of rounds of "30", or the ns of "30s"; the other is None. Raises BadInput."""
+    from stallscope.settings import duration_s
+
     count = text.strip().replace(",", "").replace("_", "")
-    if re.fullmatch(r"0*[1-9]\d{0,17}", count, re.ASCII):
+    if re.fullmatch(r"0*[1-9]\d*", count, re.ASCII):
+        if len(count.lstrip("0")) > _MAX_DIGITS:
+            raise BadInput(f"--last: {text[:80]!r} is too large; omit --last for the whole trace")
         return int(count), None
     try:
         if re.fullmatch(r"[-+.\d\s]*", text):
-            raise BadInput("not a number of rounds")
-        return None, duration_ns(text, "--last")
-    except BadInput:
+            raise ValueError
+        duration_s(text)
+    except ValueError:
         raise BadInput(
             f"--last: {text[:80]!r} is neither a number of rounds nor a duration; give for example 100 or 5m"
         ) from None
+    return None, duration_ns(text, "--last")
 
 
 def step_range(text: str) -> tuple[int, int]:
     """First and last step of "100..200", "100..", "..200" and "7"."""
-    match = re.fullmatch(r"(\d{0,18})\.\.(\d{0,18})|(\d{1,18})", text.strip(), re.ASCII)
+    match = re.fullmatch(r"(\d*)\.\.(\d*)|(\d+)", text.strip(), re.ASCII)
     if not match or text.strip() == "..":
-        raise BadInput(f"--step: {text!r} is not a range of steps; give for example 100..200, 100.. or 7")
+        raise BadInput(
+            f"--step: {text[:80]!r} is not a range of steps; give for example 100..200, 100.. or 7"
+        )
+    if any(len((number or "").lstrip("0")) > _MAX_DIGITS for number in match.groups()):
+        raise BadInput(f"--step: {text[:80]!r} is too large; give for example 100..200, 100.. or 7")
     if match[3]:
         return int(match[3]), int(match[3])
     low, high = int(match[1] or 0), int(match[2] or 1 << 62)

@@ -66,7 +66,7 @@ def query(
     """
     from stallscope.query import sql as engine
 
-    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
+    fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout, True)
     chosen = settings_from({"db": db, **fleet.flags()}, settings)
     form = Format.JSON if as_json else form
     if schema:

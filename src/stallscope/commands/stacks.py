@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stallscope.commands.fleet import (
+    NODES_TIMEOUT,
     CaCert,
     ClientCert,
     ClientKey,
     FleetOptions,
     Nodes,
+    NodesTimeout,
     NoTls,
     TokenFile,
     fleet_trace,
     is_fleet,
+    missing_data,
     refuse_partial,
 )
 from stallscope.commands.options import AsJson, SettingsFile, settings_from
@@ -30,6 +33,10 @@ if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.diagnose.views import ProcessStack, StackGroup
     from stallscope.query.remote_nodes import Failure
 
+_NO_STACKS_NOW = (
+    "no stacks: no process has a GPU library, or its memory cannot be read; run as root, or give a trace"
+)
+_NO_STACKS_RECORDED = "the trace has no stacks: trace without --no-stacks while the job runs"
 _MAX_FRAMES = 24
 _LETTERS = {
     "R": "running",
@@ -47,7 +54,7 @@ def stacks(
     ] = None,
     as_json: AsJson = False,
     nodes: Nodes = None,
-    timeout: Annotated[str, typer.Option(help="Time limit for the nodes' answers: 10s, 2m.")] = "30s",
+    timeout: NodesTimeout = NODES_TIMEOUT,
     token_file: TokenFile = None,
     ca_cert: CaCert = None,
     client_cert: ClientCert = None,
@@ -55,25 +62,29 @@ def stacks(
     no_tls: NoTls = False,
     settings: SettingsFile = None,
 ) -> None:
-    """Print the stacks of all GPU processes, outliers first."""
+    """Print the stacks of all GPU processes, outliers first.
+
+    With --nodes, the exit code is 22 if nodes are missing, and --json prints an object with `groups` and `missing`.
+    """
     from stallscope.diagnose.views import groups, latest_stacks
     from stallscope.store import node
 
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     chosen = settings_from(fleet.flags(), settings)
     failures: list[Failure] = []
-    if is_fleet(chosen, fleet, file):
+    of_nodes = is_fleet(chosen, fleet, file)
+    if of_nodes:
         trace, failures = fleet_trace(chosen, fleet, 60 * 10**9)
         stack_list = latest_stacks(trace)
     else:
         stack_list = latest_stacks(node.read(file)) if file else _live()
     if not stack_list:
-        raise NotFound(
-            "no stacks: no process has a GPU library loaded, or its memory cannot be read; run as root, or give a trace"
-        )
+        raise NotFound(_NO_STACKS_RECORDED if file or of_nodes else _NO_STACKS_NOW)
     grouped = groups(stack_list)
     if as_json:
-        typer.echo(json.dumps([_data(group) for group in grouped], indent=2))
+        data = [_data(group) for group in grouped]
+        answer = {"missing": missing_data(failures), "groups": data} if of_nodes else data
+        typer.echo(json.dumps(answer, indent=2))
     else:
         echo_text(_text(grouped))
     refuse_partial(failures, chosen.nodes.count(",") + 1)

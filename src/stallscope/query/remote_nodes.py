@@ -192,15 +192,37 @@ class NodeRefused(Exception):
 
 def _error_text(status: int, content: bytes) -> str:
     try:
-        return str(json.loads(content)["error"]["message"])
+        text = str(json.loads(content)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {status}"
+    problem, _, is_of_header = text.partition("; send the header")  # the advice is for programs
+    return f"{problem}; {_TOKEN_ADVICE}" if is_of_header else text
+
+
+_TOKEN_ADVICE = "give the content of api/token next to the trace of that machine with --token-file"
+
+
+def _is_pem(path: Path, option: str) -> None:
+    """Raises BadInput that names the file, where OpenSSL names none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{option}: {path}: {error.strerror}; name a PEM file") from None
+    if b"-----BEGIN " not in content:
+        raise BadInput(f"{option}: {path} is not a PEM file; name a file that begins with -----BEGIN")
 
 
 def tls_context(access: Access) -> ssl.SSLContext | None:
     """The TLS context; None for plain HTTP. Raises BadInput."""
     if not access.is_tls:
         return None
+    for path, option in (
+        (access.ca, "--ca-cert"),
+        (access.cert, "--client-cert"),
+        (access.key, "--client-key"),
+    ):
+        if path:
+            _is_pem(path, option)
     try:
         context = ssl.create_default_context(cafile=str(access.ca) if access.ca else None)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

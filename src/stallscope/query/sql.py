@@ -68,6 +68,7 @@ _ACTION_NAMES = {
     sqlite3.SQLITE_UPDATE: "UPDATE",
     sqlite3.SQLITE_DELETE: "DELETE",
     sqlite3.SQLITE_ATTACH: "ATTACH",
+    sqlite3.SQLITE_DETACH: "DETACH",
     sqlite3.SQLITE_PRAGMA: "PRAGMA",
     sqlite3.SQLITE_TRANSACTION: "a transaction",
     sqlite3.SQLITE_FUNCTION: "a function that reaches outside",

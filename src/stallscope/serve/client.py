@@ -95,6 +95,9 @@ class HubClient:
 
 def error_of(kind: str, message: str) -> StallscopeError:
     """The error in an answer, as its own class where this version has that class."""
+    problem, _, is_of_header = message.partition("; send the header")  # the advice is for programs
+    if is_of_header:
+        message = f"{problem}; give a file with a token of this hub with --token-file"
     known = {
         kind_of(each): each
         for each in vars(errors).values()
