@@ -76,7 +76,7 @@ def measured(load: str, *, seconds: float) -> dict[str, Any]:
 
 
 def first_verdict_s(hub: ServedHub, sender: Any, begin_s: float) -> float | None:
-    """Seconds from the begin of the load to the first straggler, None without any."""
+    """Seconds from the start of the load to the first straggler, None without any."""
     while sender.poll() is None:
         if hub.ask("fleet.cluster.verdicts", kind="straggler")["rows"]:
             return round(time.time() - begin_s, 2)

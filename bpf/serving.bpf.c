@@ -174,7 +174,7 @@ INLINE void parse_header(struct parse *p, struct scratch *s, u32 n)
 	bpf_loop(n > HEADER_BYTES ? HEADER_BYTES : n, parse_byte, p, 0);
 }
 
-/* The number of letters of a method, if the bytes are the begin of a request: "GET /"; otherwise 0. */
+/* The number of letters of a method, if the bytes are the beginning of a request: "GET /"; otherwise 0. */
 INLINE u32 method_bytes(const struct scratch *s)
 {
 	u64 word = word_at(s, 0);

@@ -25,7 +25,7 @@ struct request_event { /* times are 0 until they are known */
 	s64 last_ns;	    /* last byte of the response so far, or last token */
 	s64 end_ns;
 	s64 gap_ns;	    /* the longest time between two tokens */
-	s64 gap_at_ns;	    /* and its begin */
+	s64 gap_at_ns;	    /* and its start */
 	s64 blocked_ns;	    /* writes that did not block found the socket full: the client did not take data */
 	u64 request_bytes;
 	u64 response_bytes;
@@ -135,7 +135,7 @@ struct http2 { /* a connection */
 	s64 stream_window; /* of a new stream */
 	u32 ends_stream;   /* the request whose fields are being read has no body */
 	u32 n_open;
-	u8 knows_windows; /* the connection is known from its begin on */
+	u8 knows_windows; /* the connection is known from its start on */
 	u8 spare[7];
 	struct frames in;
 	struct frames out;
@@ -156,7 +156,7 @@ struct message { /* the gRPC messages of one direction of a stream */
 
 struct stream { /* a request on it */
 	struct request_event request;
-	s64 blocked_before_ns; /* of the connection, at its begin */
+	s64 blocked_before_ns; /* of the connection, at its start */
 	s64 credit;	       /* bytes that the client takes beyond stream_window, less the bytes sent */
 	s64 stalled_ns;	       /* the client takes no data since; 0: it does */
 	s64 opened_ns;

@@ -384,7 +384,7 @@ def _metrics() -> tuple[str, str]:
         for m in METRICS
     ]
     spans = (
-        "\n## Incidents\n\nWith `--otlp`, a closed incident is sent as a span with its begin and end, the error\n"
+        "\n## Incidents\n\nWith `--otlp`, a closed incident is sent as a span with its start and end, the error\n"
         "status and the summary. Trace id and span id are derived from the incident's id, so a repeated span has the\n"
         "same ids.\n\n"
     )

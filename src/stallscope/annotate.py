@@ -53,11 +53,11 @@ class Annotator:
             self.n_dropped += 1
 
     def step(self, number: int) -> None:
-        """Mark the begin of a training step."""
+        """Mark the start of a training step."""
         self("step", number)
 
     def epoch(self, number: int) -> None:
-        """Mark the begin of an epoch."""
+        """Mark the start of an epoch."""
         self("epoch", number)
 
     @contextmanager

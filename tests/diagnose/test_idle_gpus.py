@@ -21,7 +21,7 @@ SINCE_S, UNTIL_S = 100, 3700
 def idle_rows(
     *, until_s: int = UNTIL_S, is_idle: int = 1, gpus: tuple[str, ...] = ("0", "1")
 ) -> layout.Array:
-    """Rows of each minute, from the begin of the idle time on."""
+    """Rows of each minute, from the start of the idle time on."""
     times = range(SINCE_S + 30, until_s + 1, 60)
     rows = layout.empty(layout.IDLE_GPUS, len(times) * len(gpus))
     rows["ts_ns"] = np.repeat([at * S for at in times], len(gpus))

@@ -58,7 +58,7 @@ class Sync(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The job annotates the begin of a step."""
+    """The job annotates the start of a step."""
 
     step: int
 

@@ -103,7 +103,7 @@ def _pids(b: Builder, rng: np.random.Generator) -> Array:
 
 
 def _readings(times: Clocks, begins_ns: Array, ends_ns: Array) -> tuple[Clock, ...]:
-    """Each agent compares its clocks at the begin, every 10 s, and at the end."""
+    """Each agent compares its clocks at the start, every 10 s, and at the end."""
     made = []
     for k in range(len(times.offset_ns)):
         at = np.append(np.arange(begins_ns[k], ends_ns[k], 10_000_000_000), ends_ns[k])

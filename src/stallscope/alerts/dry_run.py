@@ -24,7 +24,7 @@ class Planned:
 def planned(config: Config, incidents: Sequence[Incident], now_ns: int) -> list[Planned]:
     """The changes that these incidents would have caused, in order of time.
 
-    The history of an incident's severity and cost is not stored, so that its last state counts from its begin on. The
+    The history of an incident's severity and cost is not stored, so its last state counts from its start on. The
     result therefore has no updates.
     """
     moments = sorted(
@@ -52,7 +52,7 @@ def planned(config: Config, incidents: Sequence[Incident], now_ns: int) -> list[
 
 
 def _moments(config: Config, incident: Incident) -> set[int]:
-    """Moments at which an incident's alerts can change: its begin, its end, and each duration of a route."""
+    """Moments at which an incident's alerts can change: its start, its end, and each duration of a route."""
     moments = {incident.opened_ns}
     for route in config.routes:
         due_ns = incident.begin_ns + round(route.min_duration * 1e9)

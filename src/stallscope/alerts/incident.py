@@ -42,12 +42,12 @@ class Incident:
 
     @property
     def begin_ns(self) -> int:
-        """Begin of the delay; the first report where the begin is unknown."""
+        """Start of the delay; the first report if the start is unknown."""
         since_ns = self.row.get("since_ns")
         return self.opened_ns if since_ns is None else int(since_ns)
 
     def duration_s(self, now_ns: int) -> float:
-        """Time from the begin of the delay to its end, or to now while the incident is open."""
+        """Time from the start of the delay to its end, or to now while the incident is open."""
         return max(0.0, ((now_ns if self.closed_ns is None else self.closed_ns) - self.begin_ns) / 1e9)
 
     def as_text(self) -> str:

@@ -147,7 +147,7 @@ def _magnitude(gpu_seconds: float | None) -> int:
 
 
 def _link(incident: Incident, page_url: str) -> str:
-    """The page at the begin of the incident."""
+    """The page at the start of the incident."""
     if not page_url:
         return ""
     at_ms = incident.begin_ns // 1_000_000

@@ -3,9 +3,9 @@
 A stream knows the rows since its start, so it opens such an incident again. The hub's row keeps the first id, the
 first begin, and the cost so far; the cost of the time that both cover counts once.
 
-After a restart a stream also finds the incidents that closed before it. Ids hold the begin of an incident, which moves
-by microseconds when the same rows arrive in other batches. So an incident is recognised by its processes and its time,
-and its stored row stays as it is unless the incident lasts longer than stored.
+After a restart a stream also finds the incidents that closed before it. Ids contain the start of an incident, which
+moves by microseconds when the same rows arrive in other batches. So an incident is recognised by its processes and its
+time, and its stored row stays as it is unless the incident lasts longer than stored.
 """
 
 import json
@@ -74,7 +74,7 @@ class ContinuedIncidents:
             if key == incident or (key[0] == tenant and _is_same(known, row) and _overlap(known, row))
         ]
         if self.offers.pop(incident, None) and incident not in self.closed:
-            return None  # the stream found it from its begin, under its id
+            return None  # the stream found it from its start, under its id
         same = [
             key
             for key, offer in self.offers.items()

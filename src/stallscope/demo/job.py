@@ -95,7 +95,7 @@ def backward(me: Rank) -> None:
 def optimize(me: Rank, *, wants_end: bool) -> None:
     """Issues the optimizer behind the last bucket, and the all-reduce of the loss.
 
-    The "loss" is the number of ranks that want the job to end, on which all ranks thus agree.
+    The "loss" is the number of ranks that want the job to end, so all ranks agree on it.
     """
     me.gpu.wait_in(None, me.event, recorded_in=me.comm_stream)
     me.gpu.launch(OPTIMIZER_NS)

@@ -228,7 +228,7 @@ BY_SIGNAL = 128
 """The excess of an exit status over the number of the signal that ended the process (bash(1), EXIT STATUS)."""
 
 SUMMED = (HostKind.THROTTLED, HostKind.RETRANSMIT, HostKind.MIGRATION)
-"""Kinds that are counted, about once a second: `ts_ns` is the begin of that second."""
+"""Kinds that are counted, about once a second: `ts_ns` is the start of that second."""
 
 LOWERED_POWER_LIMIT = 1 << 32
 """Set by the agent, not by the driver: the power limit is lower than the default limit of the GPU."""

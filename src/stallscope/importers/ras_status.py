@@ -1,4 +1,4 @@
-"""Answers of NCCL's RAS service (see ras_answer), one or more: which rank of a communicator is behind for good.
+"""Answers of NCCL's RAS service (see ras_answer), one or more: which rank of a communicator stays behind.
 
 Each answer counts, for every rank of every communicator, the collectives it has entered, per operation. Ranks that are
 one apart at one moment do not show a hang: a job is stuck only if two answers, ten seconds apart or more, state the
@@ -199,7 +199,7 @@ def _is_starting(comm: _Comm) -> bool:
 
 
 def _entered(comm: _Comm, *, is_still: bool) -> Iterator[tuple[Member, dict[str, int]]]:
-    """The last round that each member has entered: seq, op, flags. It is open where others lack it for good."""
+    """The last round that each member has entered: seq, op, flags. It is open if other ranks never enter it."""
     answered = [member for member in comm if member.counts is not None]
     is_for_good = is_still or any(_is_silent(member) for member in comm)
     if _is_starting(comm):
@@ -274,7 +274,7 @@ def _snapshots(answer: Answer, node_of: dict[str, int], pid_of: dict[tuple[int, 
 
 
 def _gaps(change: _Change, comms: dict[int, _Comm], n_answers: int) -> Iterator[Gap]:
-    """Why the answers leave open whether the job hangs."""
+    """Why the answers do not show whether the job hangs."""
     if not comms:
         yield Gap("the answer lists no communicator", "Run ncclras while the job runs.")
     if n_answers < 2:

@@ -167,7 +167,9 @@ def _budget(store: "Store", job: Job, window: Window) -> list[Row]:
 
 
 def _latest_late_step(jobs: Jobs, job: Job, rank: int, window: Window) -> Row | None:
-    """The ledger of the newest step in which the rank was about as late as its verdict reports, or as it ever was."""
+    """The ledger of the newest step in which the rank was about as late as its verdict reports, or as late as it has
+    ever been.
+    """
     end_s = (window["to_ns"] or job.latest_ns) // _S_NS + 1
     begin_s = max((window["from_ns"] or job.begin_ns or 0) // _S_NS, end_s - SECONDS + 1)
     if begin_s >= end_s:

@@ -36,7 +36,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "n_gpus": ("ingero.gpu_count", "gpu.count"),
 }
 _NEVER_LIFTED = frozenset({"ts", "ts_ns", "received_at", "tenant", "attrs", "late_ns"})
-"""Columns that attributes never fill, whatever their names."""
+"""Columns that attributes of any name never fill."""
 
 ABOUT_NODE = ("gpu_model", "provider", "n_gpus")
 """Resource attributes that describe the node, for the table `nodes`."""

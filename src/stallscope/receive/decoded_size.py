@@ -28,7 +28,7 @@ _TAG = {"logs": b"\x12", "traces": b"\x12", "metrics": b"\x0a"}
 _CELL_BYTES = 8
 
 _MESSAGE_BYTES, _BUFFER_BYTES = 2048, 256
-"""Memory of a message of an Arrow stream and of each of its buffers, whatever their lengths."""
+"""Memory of a message of an Arrow stream and of each of its buffers, regardless of their lengths."""
 
 
 _JSON_BYTES = 256

@@ -166,7 +166,7 @@ def bearer(app: ASGIApp, context: AppContext) -> ASGIApp:
 
 
 def audit(app: ASGIApp, context: AppContext) -> ASGIApp:
-    """Writes one audit line for each request that the bearer layer admitted, whatever its outcome.
+    """Writes one audit line for each request that the bearer layer admitted, with any outcome.
 
     The query string is omitted because clients sometimes put secrets there. A handler that clients poll may note
     `repeats_for_s`: then a successful repetition by the same token within this time is only counted.

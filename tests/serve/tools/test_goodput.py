@@ -130,7 +130,7 @@ def test_losses_that_count_a_moment_twice_are_at_most_the_held_time():
 
 
 def test_a_job_that_hangs_lasts_as_long_as_its_verdict():
-    """The last collective was at the begin of a hang of three hours."""
+    """The last collective was at the start of a hang of three hours."""
     hangs = verdict("hang", 8 * 3 * 3600.0, begin_ns=T0 + HOUR, length_ns=3 * HOUR)
     running = RUN | {"ended_ns": None}
     (time,) = gpu_times([running], [hangs], by="user", window=WINDOW).values()

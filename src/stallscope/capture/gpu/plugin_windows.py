@@ -53,7 +53,7 @@ class PluginWindows:
 
     @property
     def interval_s(self) -> float:
-        """From the begin of a window to the begin of the next."""
+        """From the start of a window to the start of the next window."""
         return _WINDOW_S / min(_MAX_ON, _BUDGET / self.cost)
 
     def seconds(self, wall_s: float, *, is_undecided: bool) -> float:

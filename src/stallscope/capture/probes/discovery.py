@@ -3,7 +3,7 @@
 Examines the mappings of processes, so virtual environments, conda, containers, deleted and renamed files are all found.
 Statically linked code is found by its symbols, in processes that also use a GPU library.
 
-A file is reported once, whatever number of names, mounts and containers show it. A probe on a file covers every process
+A file is reported once, even if several names, mounts and containers show it. A probe on a file covers every process
 that maps it, including later processes. So only the first process with a file has a gap, from its load of the library
 to the attach: about 20 ms where the kernel reports mappings (mmap_watch.py); a scan of all processes every ten seconds
 is the fallback. Elsewhere processes are scanned: about 50 ms after their start, up to a second if they are older than a
@@ -25,7 +25,7 @@ from stallscope.capture.process.process_identity import small_file
 _LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl|amdhip64|rccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
 _MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
 _MARKER_FUNCTIONS = ("ncclAllReduce", "cudaStreamSynchronize")
-"""A file with one of these functions is attached to whatever its name; driver functions are always in libcuda."""
+"""A file with one of these functions is attached to under any name; driver functions are always in libcuda."""
 
 _DELETED = " (deleted)"
 _SCAN_INTERVALS = ((10 * 10**9, 10 * 10**6), (60 * 10**9, 10**8), (1 << 62, 10**9))
@@ -146,7 +146,7 @@ class Discovery:
             process.size, process.next_ns = b"", 0
 
     def _rescan(self, pid: int, now_ns: int) -> None:
-        """Let the next scan examine the process, whatever its known state."""
+        """Let the next scan examine the process, regardless of its known state."""
         if pid not in self._processes and not self._is_in_scope(pid):
             return
         process = self._processes.setdefault(pid, _Process(since_ns=now_ns, next_ns=now_ns))

@@ -48,7 +48,7 @@ _MAX_ADDED_SHARE = 0.075
 a thread.
 """
 _MIN_SHARE = 0.1
-"""Share of the budget that a group always has, whatever the groups before it cost."""
+"""Share of the budget that a group always has, regardless of the cost of the groups before it."""
 _COPIES_BUDGET = 0.005
 """The budget of copies if hot probes have none."""
 _QUIET_SHARE = 0.5
@@ -235,7 +235,7 @@ class Governor:
             self._files.clear()
 
     def renew(self) -> None:
-        """Switch on all groups: a new process is traced from its start, whatever the cost of the other processes.
+        """Switch on all groups: a new process is traced from its start, regardless of the cost of the other processes.
 
         Its counts are not scaled up by the time before its start, in which the probes were off.
         """

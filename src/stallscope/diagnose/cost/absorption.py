@@ -15,7 +15,7 @@ from stallscope.diagnose.lateness.late_steps import LateStep, spent_ns
 from stallscope.diagnose.timeline.case import Case
 
 _PASSED_ON = 0.2  # share of a delay, by the model of the GPU's queue, from which the delay is not absorbed
-_UNSURE = 0.05  # share of the delays; a least cost up to this share proves nothing
+_UNSURE = 0.05  # share of the delays; a minimum cost up to this share proves nothing
 _MOST = 0.5  # share of the delays
 
 Late = Mapping[int, Sequence[LateStep]]

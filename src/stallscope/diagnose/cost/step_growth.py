@@ -59,7 +59,7 @@ class Stretches:
     """Parts of a job in order of time, (k,) each: steps, or the time between releases if hosts run ahead of their GPUs.
 
     begin_ns: float64, on the common clock. n_steps: steps in it. kind: int64, equal for steps with as many calls and
-    the same pauses of all ranks; 0 where that is open. length_ns: float64, mean over the ranks that wait. delay_ns:
+    the same pauses of all ranks; 0 where that is unknown. length_ns: float64, mean over the ranks that wait. delay_ns:
     float64, by named process. excess_ns: float64, by named process, late or not.
     is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
     n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
@@ -268,7 +268,7 @@ def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches
 
 
 def _is_together(one_ns: Array, other_ns: Array) -> bool:
-    """Whether two processes are late in the same stretches by like amounts, as ranks of a node are."""
+    """Whether two processes are late in the same stretches by similar amounts, like the ranks of a node."""
     late_step, other = one_ns - one_ns.mean(), other_ns - other_ns.mean()
     spread = float((late_step * late_step).sum() * (other * other).sum()) ** 0.5
     return spread == 0 or float((late_step * other).sum()) >= _TOGETHER * spread

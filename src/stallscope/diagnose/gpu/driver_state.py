@@ -82,7 +82,7 @@ def driver_reason(
 def unlike_others(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
 ) -> CauseEvidence:
-    """In which readings of the driver the rank's GPU differs from the other ranks' GPUs of its model meanwhile."""
+    """The driver readings in which the rank's GPU differs from the other ranks' GPUs of its model at the same time."""
     node, number = gpus[rank]
     begin_ns, end_ns = (
         _on_node(trace, node, verdict.since_ns, -_EVER),

@@ -6,7 +6,7 @@ host's arrivals are converted to the GPU's clock. A kernel cannot start before i
 released before the work that it waits for has ended. These two bounds are updated continuously, as GPU clocks drift by
 milliseconds in minutes. The second bound is tight (a release immediately follows the end) if the waits are for the
 collectives; otherwise it scatters and is not used. The first bound is tight only if the GPU is not behind. The tighter
-bound may differ from rank to rank, so the least and the most work of each GPU are provided as well.
+bound may differ from rank to rank, so the minimum and the maximum work of each GPU are provided as well.
 """
 
 from dataclasses import dataclass

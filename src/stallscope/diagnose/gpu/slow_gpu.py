@@ -64,8 +64,8 @@ def device_excess(
 ) -> DeviceExcess:
     """The device time in each step beyond the peers' median, minus the part that the host explains.
 
-    Computed from bounds: the least device time minus the peers' most device time. A GPU behind its host shows all its
-    work. Its peers' work then includes the work before they enqueued the call: a GPU that keeps up with the hosts'
+    Computed from bounds: the minimum device time minus the peers' maximum device time. A GPU behind its host shows all
+    its work. Its peers' work then includes the work before they enqueued the call: a GPU that keeps up with the hosts'
     pace delays no rank.
 
     host_excess_ns: float64 (n,), see excess.excess_ns() of host time.

@@ -131,7 +131,9 @@ def stuck(
 
 
 def _unwatched_since_ns(timeline: Timeline, clocks: Clocks, trace: Trace) -> Array:
-    """By process, on the common clock, when the capture on its node ended: int64 (p,); far ahead where that is open."""
+    """By process, on the common clock, when the capture on its node ended: int64 (p,); far ahead if the capture has not
+    ended.
+    """
     ends = np.full(timeline.n_processes, np.iinfo(np.int64).max)
     for node, end_ns in enumerate(trace.ends_ns):
         if end_ns >= 0 and node in clocks.offsets:

@@ -199,7 +199,7 @@ def _held(table: Cells, i: int) -> LateStep:
 
 
 def spent_ns(timeline: Timeline, late: Sequence[LateStep], category: Category) -> Array:
-    """Time in a category of the ledger from the begin of each late step until its peak: float64 (len(late),)."""
+    """Time in a category of the ledger from the start of each late step until its peak: float64 (len(late),)."""
     before = np.array([max(late_step.first_row - 1, 0) for late_step in late], np.int64)
     peak = np.array([late_step.peak_row for late_step in late], np.int64)
     total_ns = (timeline.rows.column("ledger_ns", rows, category - 1) for rows in (before, peak))

@@ -165,7 +165,7 @@ def _add_variances(activity: Activity, out: dict[str, Bucket]) -> None:
 
 
 _SPREAD, _MIN_SPREAD = 0.1, 0.01
-"""The typical spread of a steady share from second to second, relative to the share, and its least value."""
+"""The typical spread of a steady share from second to second, relative to the share, and its minimum."""
 
 
 def _join_lines(out: dict[str, Bucket]) -> None:

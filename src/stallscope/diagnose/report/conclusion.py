@@ -1,4 +1,4 @@
-"""The last step of a report: evidence, gaps, budget and severity, whatever built the verdicts."""
+"""The last step of a report: evidence, gaps, budget and severity, for verdicts of any source."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The evidence for an answer: how complete the examined data is, and why they may leave the answer inconclusive.
+"""The evidence for an answer: how complete the examined data is, and why the answer may be inconclusive.
 
 "Healthy" is an answer only where a fault would have been visible. gaps() lists what hides a fault, each with the next
 step that would decide. Pure: takes counts, reads nothing.
@@ -21,7 +21,7 @@ _REST_OF_JOB = "Trace them too and merge the traces (stallscope merge), or let a
 
 @dataclass(frozen=True)
 class Evidence:
-    """How complete the examined data are.
+    """How complete the examined data is.
 
     n_ranks: ranks with data. n_ranks_unseen: further ranks of the job, as the communicators or the dumps state.
     n_whole_rounds: rounds in which every rank with data that uses the communicator has been matched.
@@ -102,7 +102,7 @@ def from_counts(examined: Mapping[str, Any], coverage: Coverage) -> Evidence:
 
 
 def gaps(evidence: Evidence, limits: Thresholds) -> tuple[Gap, ...]:
-    """Why the data leave the answer inconclusive where no fault is reported; empty where they show health."""
+    """Why the answer is inconclusive if no fault is reported; empty if the data shows a healthy job."""
     return tuple(_of_source(evidence, limits)) + tuple(_of_records(evidence, limits))
 
 

@@ -121,7 +121,7 @@ class Report:
     """The verdicts on a trace, and the evidence for the answer.
 
     source: the kind of events. examined: counts of the examined data. benign: remarks that need no action.
-    evidence: how complete the data is. gaps: why they leave the answer inconclusive where no fault is reported, and
+    evidence: how complete the data is. gaps: why the answer is inconclusive if no fault is reported, and
     may hide a further fault otherwise.
     budget: the job's time by category of the time ledger.
     activity: the time budget of each process as data, see processes/summary.py.

@@ -123,7 +123,7 @@ def _blocked_at(
 
 
 def _is_in_function(stack: tuple[str, ...]) -> bool:
-    """Whether the innermost frame of the user's code is a function, and not the begin of the program."""
+    """Whether the innermost frame of the user's code is a function, and not the module level of the program."""
     return not user_line(stack).endswith(("<module>", " main"))
 
 

@@ -192,7 +192,7 @@ def preemption(delay: Delay) -> Reason | None:
 
 
 def slow_client(delay: Delay) -> Reason | None:
-    """The client does not take the response, or sends its request slowly."""
+    """The client does not read the response, or sends its request slowly."""
     row = delay.late.request
     sending = int(row["complete_ns"] - row["read_ns"]) if row["complete_ns"] != UNKNOWN else 0
     waits = [int(row["blocked_ns"])] if delay.late.part != "pickup" else []

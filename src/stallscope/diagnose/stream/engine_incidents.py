@@ -130,4 +130,4 @@ def _candidate(verdict: Verdict) -> Candidate:
 
 
 def _closed(incident: Incident, reason: str) -> None:
-    """Nothing to separate: the next incident has another begin, and so another id."""
+    """Do nothing: the next incident starts at another time, so it has another id."""

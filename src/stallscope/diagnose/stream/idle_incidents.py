@@ -69,4 +69,4 @@ class IdleGpus:
 
 
 def _closed(incident: Incident, reason: str) -> None:
-    """Nothing to separate: the next idle time has another begin, and so another id."""
+    """Do nothing: the next idle time starts at another time, so it has another id."""

@@ -39,7 +39,7 @@ class Change:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the fault is over. An incident also closes when the data end; the fault may then continue."""
+        """Whether the fault is over. An incident also closes when the data ends; the fault may then continue."""
         return self.kind == "closed" and self.reason not in _UNOBSERVED
 
 

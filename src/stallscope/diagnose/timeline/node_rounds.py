@@ -25,9 +25,9 @@ class NodeRounds:
     """Rounds seen from nodes, one row each, sorted by node and round: the last arrival of the node's ranks, and
     their first release after it (UNKNOWN where no release was recorded).
 
-    host_ns: the least host work of these ranks between arrival and release. is_last: nothing else was enqueued between
-    the arrivals and the release. waits: the node's ranks cannot be released before the other side has entered; holds:
-    the other side cannot before these have. Both are true for synchronising collectives; a send only holds, a
+    host_ns: the minimum host work of these ranks between arrival and release. is_last: nothing else was enqueued
+    between the arrivals and the release. waits: the node's ranks cannot be released before the other side has entered;
+    holds: the other side cannot before these have. Both are true for synchronising collectives; a send only holds, a
     receive only waits. has_ends: the releases are the ends of the collectives on the GPUs, without a delay by
     host work.
     """
@@ -160,8 +160,8 @@ def _by_table(
 
 def _folded(block: Block, lines: _RowRanges, values: tuple[Array, Array, Array, Array]) -> tuple[Array, ...]:
     """The folded lines of each part of a block, in columns with an arrival: the part, the column, the last arrival, the
-    first release, the least host work until then, whether all are the last before a wait; arrays (k,), by part, column.
-    values: the same by cell.
+    first release, the minimum host work until then, whether all are the last before a wait; arrays (k,), by part,
+    column. values: the same by cell.
     """
     arrived, released, worked, last = values
     parts = np.flatnonzero(

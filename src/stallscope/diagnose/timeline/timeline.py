@@ -2,7 +2,7 @@
 
 The interval before an arrival began at the process's previous arrival, on any communicator. Its self time is its
 length minus the waits in it. Differences of one process's clock need no other clock, so self time is exact
-whatever the clocks of the hosts do.
+regardless of the clocks of the hosts.
 """
 
 from collections.abc import Sequence

@@ -82,7 +82,7 @@ def verdicts(trace: Trace, on_gpus: Sequence[Verdict], named: set[int]) -> list[
 
 
 def is_undecided(verdict: Verdict) -> bool:
-    """Whether the arrivals of hosts leave open which GPU, link or fabric is slow."""
+    """Whether the arrivals of hosts do not show which GPU, link or fabric is slow."""
     share = verdict.evidence.host_share
     is_on_gpus = verdict.kind == "change" and share is not None and share < 0.5
     return not verdict.ranks and (is_on_gpus or verdict.kind in ("inconclusive", "link"))

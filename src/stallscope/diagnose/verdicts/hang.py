@@ -129,7 +129,7 @@ def _why_no_rank(wedge: Deadlock) -> str:
 
 
 def still_cost(case: Case, still_ns: int, n_waiting: int, *, n_unwatched: int = 0) -> VerdictCost:
-    """What a standstill cost that began with the last arrivals. n_unwatched: processes that may have waited as well."""
+    """The cost of a standstill since the last arrivals. n_unwatched: processes that may have waited as well."""
     per_rank, observed_ns = still_ns / 1e9, case.observed_ns + still_ns
     if n_unwatched:
         return between(

@@ -99,7 +99,7 @@ def with_processes_alone(
 
 
 def _named(activity: Activity, judged: Faults, limits: Thresholds) -> list[Fault]:
-    """The faults that are named: a process whose GPU is busy all the time has none of the host."""
+    """The faults that are named: if its GPU is busy all the time, no host fault is named."""
     busy = activity.gpu_busy
     if busy is not None and busy >= limits.healthy_gpu_share:
         return [fault for fault in judged.named if fault.is_of_gpu]

@@ -62,7 +62,7 @@ def with_statements(trace: Trace, report: Report) -> Report:
 
 
 def _slow_verdicts(trace: Trace) -> list[Verdict]:
-    """A verdict for each rank that timers or metrics call slow; inconclusive where they name no rank."""
+    """A verdict for each rank that timers or metrics report as slow; inconclusive if they name no rank."""
     ranks = trace.launcher_ranks()
     by_rank: dict[int, list[str]] = {}
     for row in trace.annotations[trace.annotations["label"] == FAILURE_LABELS["slow"]]:

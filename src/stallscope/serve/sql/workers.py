@@ -311,7 +311,7 @@ class _Worker:
         return _Broken(reason, is_memory=is_memory)
 
     def kill(self) -> None:
-        """End the process, whatever its state."""
+        """End the process in any state."""
         self._is_dead = True
         self._process.kill()
         self._process.wait()

@@ -1,6 +1,6 @@
 """Sums of GPU time by job or owner, and by day: productive, and lost to stragglers, hangs, restarts, input, idleness.
 
-A job holds one GPU for each of its ranks, from its begin to its end, or to the end of its last verdict. Losses are the
+A job holds one GPU for each of its ranks, from its start to its end, or to the end of its last verdict. Losses are the
 GPU seconds of verdicts, in proportion to the part of their time in the window; together they are at most the time of
 the job. A restart is a pause between two jobs of one owner and name. Productive and lost time add up to the held time.
 """
@@ -196,7 +196,7 @@ def _loss(verdict: Row) -> str:
 
 
 def _times(job: Row) -> tuple[int, int]:
-    """Begin and end; an empty interval where the begin is not known."""
+    """Begin and end; an empty interval if the start is not known."""
     begin_ns = job["begin_ns"] or 0
     return begin_ns, max((job["ended_ns"] or job["last_ns"] or 0) if begin_ns else 0, begin_ns)
 
