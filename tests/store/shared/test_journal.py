@@ -28,7 +28,10 @@ class Memory:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
 
-    def put(self, key: str, content: bytes) -> None:
+    def is_away(self) -> bool:
+        return False
+
+    def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
         self.content[key] = content
 
     def get(self, key: str) -> bytes:

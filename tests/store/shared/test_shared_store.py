@@ -1,5 +1,6 @@
 """Hubs that share their data: each row is stored once, whichever hub gets it, and every hub gives the same answers."""
 
+import socket
 import threading
 import time
 from contextlib import closing
@@ -8,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.shared_servers import PostgresServer, S3Server
+from tests.store.hub.rows import maintained
 from tests.store.shared.hubs import (
     CLUSTERS,
     LEASE_S,
@@ -25,6 +27,7 @@ from tests.store.shared.hubs import (
 from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
 from stallscope.store.shared import postgres_journal, sweep
+from stallscope.store.shared.leases import Member
 from stallscope.store.shared.shared_store import SharedStore, Sharing
 from stallscope.store.shared.slots import N_SLOTS, by_slot, slot_of
 
@@ -132,19 +135,51 @@ def test_without_the_bucket_rows_are_stored_in_postgres(start: Started, monkeypa
     store = start("hub-a")
     settled(store)
 
-    def away(key: str, content: bytes) -> None:
-        raise Overloaded("the bucket does not answer", 5.0)
+    n_asked = 0
 
-    monkeypatch.setattr(store.bucket, "put", away)
+    def away(*_: object) -> None:
+        nonlocal n_asked
+        n_asked += 1
+        raise OSError("the server does not answer")
+
+    monkeypatch.setattr(store.bucket, "_write", away)
     stored(store, Batch("b1", "a", {"events": events("c", "x")}))
-    assert names(store) == ["x"]
+    assert names(store) == ["x"] and n_asked == 1
+    monkeypatch.setattr(store.bucket, "look", lambda: None)  # in its own thread, at any time
+    stored(store, Batch("b2", "a", {"events": events("c", "y")}))
+    assert names(store) == ["x", "y"] and n_asked <= 2, "only the first commit waits for the bucket"
     (slot_store,) = slot_stores(store)
     with pytest.raises(Overloaded):
         slot_store.seal_all()
-    assert names(store) == ["x"]
+    assert not list(store.folder.rglob("*.parquet")), "no file is left behind by an attempt in vain"
+    n_before = n_asked
+    maintained(slot_store)
+    assert n_asked == n_before and names(store) == ["x", "y"]
     monkeypatch.undo()
+    until(lambda: not store.bucket.is_away())
     slot_store.seal_all()
-    assert names(store) == ["x"] and len(list(store.bucket.listed("segments"))) == 1
+    assert names(store) == ["x", "y"] and len(list(store.bucket.listed("segments"))) == 1
+
+
+def test_a_slot_opens_without_its_sealed_files_while_the_bucket_is_away(start: Started, monkeypatch):
+    one = start("hub-a")
+    settled(one)
+    stored(one, Batch("b1", "a", {"events": events("c", "sealed")}))
+    slot_stores(one)[0].seal_all()
+    stored(one, Batch("b2", "a", {"events": events("c", "hot")}))
+    one.close()
+    two = start("hub-b")
+    monkeypatch.setattr(two.bucket, "look", lambda: None)
+    two.bucket._failed.set()
+    settled(two)
+    assert stored(two, Batch("b2", "a", {"events": events("c", "hot")}))
+    (slot_store,) = slot_stores(two)
+    assert slot_store.tail("a", "events", since_us=0)["name"].to_pylist() == ["hot"]
+    with pytest.raises(StorageFailed, match="the bucket does not answer"):
+        names(two)
+    monkeypatch.undo()
+    until(lambda: not two.bucket.is_away())
+    assert names(two) == ["hot", "sealed"]
 
 
 def test_dropped_and_unlisted_objects_are_removed_and_listed_objects_stay(start: Started):
@@ -256,3 +291,22 @@ def test_only_hubs_of_the_database_may_use_the_port_for_hubs(start: Started):
     with closing(stranger), pytest.raises(Overloaded):
         stranger.send(store.membership.member, 0, Batch("", "a", {"events": events("c", "x")})).result(30)
     assert grpc and store.tenants() == []
+
+
+def test_rows_do_not_wait_for_a_hub_that_stopped_once_it_has_lost_the_slot():
+    from stallscope.store.shared import peer_port
+
+    with socket.create_server(("127.0.0.1", 0)) as silent, closing(peer_port.Peers("secret")) as peers:
+        cert, _ = peer_port.certificate()
+        port = silent.getsockname()[1]
+        member = Member(
+            name="stopped", peer=f"127.0.0.1:{port}", certificate=cert.decode(), ingest="", version="0"
+        )
+        waiting = [peers.send(member, slot, Batch("", "a", {"events": events("c", "x")})) for slot in (1, 2)]
+        peers.cancel_moved(lambda slot: "stopped" if slot == 1 else "another")
+        with pytest.raises(Overloaded, match="send again"):
+            waiting[1].result(10)
+        assert not waiting[0].done()
+        peers.cancel_moved(lambda slot: "")
+        with pytest.raises(Overloaded):
+            waiting[0].result(10)

@@ -99,8 +99,9 @@ class Compactor:
     def round(self) -> None:
         """Run all steps that are due."""
         with self._one_at_a_time:
-            self._seal_what_is_due()
-            self._merge_small()
+            if not self.files.is_away():
+                self._seal_what_is_due()
+                self._merge_small()
             self._sum_files()
             if time.monotonic() - self._expired_s > _EXPIRE_EVERY_S:
                 self._expired_s = time.monotonic()

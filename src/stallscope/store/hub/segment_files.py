@@ -24,6 +24,9 @@ class SegmentFiles(Protocol):
     def opened(self, known: Sequence[Segment]) -> None:
         """Called at the start, with the files that the journal lists."""
 
+    def is_away(self) -> bool:
+        """Whether new files cannot be kept now: writing them would be in vain."""
+
     def put(self, segment: Segment) -> None:
         """Keep a new local file; called before the journal lists it. Raises StorageFailed."""
 
@@ -51,6 +54,10 @@ class FolderFiles:
     def opened(self, known: Sequence[Segment]) -> None:
         """Remove unlisted files."""
         remove_orphans(self.folder, known)
+
+    def is_away(self) -> bool:
+        """Never: a failed write is reported and repeated."""
+        return False
 
     def put(self, segment: Segment) -> None:
         """Nothing: the file is synced in its folder."""

@@ -1,5 +1,6 @@
 """The hub's store for other packages: append batches, run named questions, get a tenant's files and hot rows."""
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stallscope.errors import BadInput, StorageFailed
+from stallscope.errors import BadInput, Overloaded, StorageFailed
 from stallscope.store.hub import schema, views
 from stallscope.store.hub.batches import Batch, BatchMember, Receipt, completed
 from stallscope.store.hub.compactor import Compactor, CompactorTotals
@@ -26,6 +27,7 @@ from stallscope.store.hub.segment_files import FolderFiles, SegmentFiles
 from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener, Writer
 
+_LOG = logging.getLogger(__name__)
 _CHECK_EVERY_S = 60.0
 
 __all__ = ["Batch", "HubStore", "Limits", "Receipt", "Snapshot"]
@@ -186,7 +188,10 @@ class HubStore:
         return self._hot.n_bytes
 
     def tail(self, tenant: str, table: str, *, since_us: int) -> pa.Table:
-        """Rows of a table committed since then (us since 1970), sealed and hot, in commit order."""
+        """Rows of a table committed since then (us since 1970), sealed and hot, in commit order.
+
+        Without the files that cannot be fetched now.
+        """
         import pyarrow.parquet as pq
 
         data = self._hot.snapshot(tenant, (table,))
@@ -196,7 +201,11 @@ class HubStore:
         for segment in data.segments.get(table, ()):
             if segment.sealed_us < since_us:
                 continue
-            self._files.fetch([segment])
+            try:
+                self._files.fetch([segment])
+            except Overloaded as error:  # new rows are accepted and examined nevertheless
+                _LOG.warning("%s: %d stored rows are not read again", error, segment.n_rows)
+                continue
             path, filters = self.folder / segment.path, [("received_at", ">=", since)]
             try:
                 pieces.append(pq.read_table(path, filters=filters, partitioning=None, schema=wanted))

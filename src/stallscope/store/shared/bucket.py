@@ -5,7 +5,8 @@ from the command line. Requests are bounded in time, so that an absent bucket de
 """
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from pyarrow import fs
 from stallscope.errors import BadInput, Overloaded, StorageFailed
 
 _CONNECT_S, _REQUEST_S, _ATTEMPTS = 3.0, 20.0, 2
+_QUICK_REQUEST_S = 5.0
+"""Of a request that an acknowledgement waits for."""
 _RETRY_S = 5.0
 _LOG = logging.getLogger(__name__)
 _FORM = (
@@ -51,14 +54,9 @@ class Bucket:
             raise BadInput(f"--bucket has the unknown option {unknown[0]!r}. {_FORM}")
         self.name, self._options = parts.netloc, options
         self._root = "/".join(filter(None, [parts.netloc, parts.path.strip("/")]))
-        self._files = fs.S3FileSystem(
-            connect_timeout=_CONNECT_S,
-            request_timeout=_REQUEST_S,
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
-            allow_delayed_open=True,  # an object of a few MB is one request
-            background_writes=False,
-            **options,
-        )
+        self._files = _filesystem(options, request_s=_REQUEST_S, attempts=_ATTEMPTS)
+        self._quick_files = _filesystem(options, request_s=_QUICK_REQUEST_S, attempts=1)
+        self._failed = threading.Event()
 
     def address(self, key: str) -> str:
         """The address of an object or a folder, for other programs."""
@@ -97,13 +95,30 @@ class Bucket:
                 ) from None
             raise StorageFailed(f"the bucket {self.name!r} cannot be used: {_short(error)}") from None
 
-    def put(self, key: str, content: bytes) -> None:
-        """Store an object. Raises Overloaded."""
+    def is_away(self) -> bool:
+        """Whether the last request failed. Until look() succeeds, callers do without the bucket where they can."""
+        return self._failed.is_set()
+
+    def look(self) -> None:
+        """Ask the bucket once whether it answers, if the last request failed."""
+        if not self._failed.is_set():
+            return
         try:
-            with self._files.open_output_stream(f"{self._root}/{key}") as stream:
-                stream.write(content)
+            self._write(self._quick_files, f"{self._root}/.write-test", b"stallscope")
+        except (OSError, pa.ArrowException):
+            return
+        self._failed.clear()
+
+    def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
+        """Store an object. is_quick: fails soon if the bucket does not answer. Raises Overloaded."""
+        try:
+            self._write(self._quick_files if is_quick else self._files, f"{self._root}/{key}", content)
         except (OSError, pa.ArrowException) as error:
             raise self._away("write", key, error) from error
+
+    def _write(self, files: fs.S3FileSystem, path: str, content: bytes) -> None:
+        with files.open_output_stream(path) as stream:
+            stream.write(content)
 
     def put_file(self, key: str, path: Path) -> None:
         """Store a file as an object. Raises Overloaded, StorageFailed for an unreadable file."""
@@ -145,8 +160,20 @@ class Bucket:
                 yield StoredObject(info.path[len(self._root) + 1 :], info.size, info.mtime_ns or 0)
 
     def _away(self, action: str, key: str, error: Exception) -> Overloaded:
+        self._failed.set()
         _LOG.warning("the bucket %s: cannot %s %s: %s", self.name, action, key, _short(error))
         return Overloaded("the bucket does not answer; send again later", _RETRY_S)
+
+
+def _filesystem(options: Mapping[str, str], *, request_s: float, attempts: int) -> fs.S3FileSystem:
+    return fs.S3FileSystem(
+        connect_timeout=_CONNECT_S,
+        request_timeout=request_s,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=attempts),
+        allow_delayed_open=True,  # an object of a few MB is one request
+        background_writes=False,
+        **options,
+    )
 
 
 def _short(error: Any) -> str:

@@ -7,7 +7,6 @@ again. Rows of a commit above 1 MB are an object of the bucket, which is stored 
 """
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +27,6 @@ OBJECT_BYTES = 1 << 20
 _MAX_REMEMBERED = 100_000
 """Batch ids in the writer's memory. The primary key recognises the others."""
 
-_WITHOUT_BUCKET_S = 10.0
-"""After the bucket failed, rows go into PostgreSQL for this time: a commit does not wait for it again."""
-
 _SEGMENT = "tenant, table_name, path, n_rows, n_bytes, min_ts_ns, max_ts_ns, sealed_us"
 _NUL, _NO_NUL = "\0", "\ufffd"
 
@@ -38,8 +34,11 @@ _NUL, _NO_NUL = "\0", "\ufffd"
 class Objects(Protocol):
     """Objects of a bucket by key."""
 
-    def put(self, key: str, content: bytes) -> None:
-        """Store an object. Raises Overloaded, StorageFailed."""
+    def is_away(self) -> bool:
+        """Whether the last request failed."""
+
+    def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
+        """Store an object. is_quick: fails soon. Raises Overloaded, StorageFailed."""
 
     def get(self, key: str) -> bytes:
         """The content of an object. Raises Overloaded, StorageFailed."""
@@ -67,7 +66,6 @@ class PostgresJournal:
         self._postgres, self._objects, self._lost = postgres, objects, lost
         self._is_lost = False
         self._n_objects = 0
-        self._inline_until_s = 0.0
         with postgres.transaction() as db:
             self._check_lease(db)
             ((self._n_changes,),) = db.execute(
@@ -136,15 +134,14 @@ class PostgresJournal:
 
     def _stored_object(self, received_us: int, blobs: Sequence[bytes]) -> str | None:
         """The key of the object with the rows; None for rows that go into PostgreSQL, as all do without the bucket."""
-        if sum(map(len, blobs)) <= OBJECT_BYTES or time.monotonic() < self._inline_until_s:
+        if sum(map(len, blobs)) <= OBJECT_BYTES or self._objects.is_away():
             return None
         self._n_objects += 1
         lease = self.lease
         key = f"journal/{lease.slot}-{lease.epoch}-{received_us}-{self._n_objects}.ipc"
         try:
-            self._objects.put(key, b"".join(blobs))
+            self._objects.put(key, b"".join(blobs), is_quick=True)
         except Overloaded:
-            self._inline_until_s = time.monotonic() + _WITHOUT_BUCKET_S
             return None
         return key
 

@@ -12,13 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from stallscope.errors import StorageFailed
+from stallscope.errors import Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub.damage import reason_unreadable, reason_unreadable_inside
 from stallscope.store.hub.journal import Segment, line
 from stallscope.store.hub.segments import FOLDER
 from stallscope.store.shared.bucket import Bucket
 
 _AT_ONCE = 8
+_RETRY_S = 5.0
 _UNUSED_S = 300.0
 """A query lists its files before it reads them."""
 
@@ -41,6 +42,8 @@ class SegmentCache:
     def fetch(self, segments: Sequence[Segment]) -> None:
         """Make files readable in the folder. Raises Overloaded, StorageFailed."""
         missing = [segment for segment in segments if not self._is_there(segment)]
+        if missing and self.bucket.is_away():
+            raise Overloaded("the bucket does not answer; send again later", _RETRY_S)
         if len(missing) == 1:
             self._fetched(missing[0])
         elif missing:
@@ -48,8 +51,12 @@ class SegmentCache:
                 done.result()
 
     def put(self, segment: Segment) -> None:
-        """Store a new local file in the bucket. Raises Overloaded, StorageFailed."""
-        self.bucket.put_file(segment.path, self.folder / segment.path)
+        """Store a new local file in the bucket; removes it if that fails. Raises Overloaded, StorageFailed."""
+        try:
+            self.bucket.put_file(segment.path, self.folder / segment.path)
+        except StallscopeError:
+            self.forget(segment)
+            raise
 
     def forget(self, segment: Segment) -> None:
         """Remove the local copy."""
@@ -126,6 +133,10 @@ class SlotFiles:
 
     def opened(self, known: Sequence[Segment]) -> None:
         """Nothing: other slots have files in the same folder."""
+
+    def is_away(self) -> bool:
+        """Whether the bucket failed lately."""
+        return self._cache.bucket.is_away()
 
     def put(self, segment: Segment) -> None:
         """Store a new file in the bucket. Raises Overloaded, StorageFailed."""

@@ -45,6 +45,8 @@ _LOG = logging.getLogger(__name__)
 _SWEEP_S = 30.0
 _UNLISTED_EVERY = 2880
 """Sweeps between two listings of the bucket: once a day."""
+_LOOK_S = 2.0
+"""Between two requests that ask whether the bucket is back."""
 _MARGIN_NS = 600 * 10**9
 _SLOT_SHARE = 4
 """A slot may use this part of the memory for unsealed rows; the limit of the process covers all slots."""
@@ -110,6 +112,8 @@ class SharedStore:
         self._ended = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="bucket-sweep", daemon=True)
         self._sweeper.start()
+        self._looker = threading.Thread(target=self._look_for_bucket, name="bucket-look", daemon=True)
+        self._looker.start()
 
     def _connect(self, sharing: Sharing, limits: Limits, stack: ExitStack) -> None:
         """Connect to PostgreSQL and the bucket, and open the port for other hubs."""
@@ -192,6 +196,7 @@ class SharedStore:
         return {"queue_rows": lags, "unexamined": self.unexamined.known()}
 
     def _learn(self, others: list[MemberState]) -> None:
+        self._peers.cancel_moved(self.membership.owner_name)
         self.unexamined.learn([tuple(each) for other in others for each in other.state.get("unexamined", [])])
 
     # writing
@@ -366,10 +371,15 @@ class SharedStore:
         self.membership.close()
         self._server.stop(2.0).wait()
         self._sweeper.join()
+        self._looker.join()
         self._peers.close()
         self._questions.close()
         self._cache.close()
         self.postgres.close()
+
+    def _look_for_bucket(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            self.bucket.look()
 
     def _sweep(self) -> None:
         n = 0
