@@ -13,6 +13,7 @@ import pytest
 from stallscope.continuous import ContinuousDiagnosis
 from stallscope.continuous.backlog import BacklogLimits
 from stallscope.diagnose import Stream, diagnose
+from stallscope.errors import Overloaded
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Clock, Trace
@@ -179,6 +180,30 @@ def test_an_open_incident_that_no_stream_sees_again_is_closed(tmp_path: Path, mo
     monkeypatch.setattr("stallscope.continuous.continued.GRACE_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         wait_for(lambda: verdicts(store)[0][-1] == "closed")
+
+
+def test_an_incident_that_cannot_be_closed_while_the_store_refuses_rows_is_closed_later(
+    tmp_path: Path, monkeypatch
+):
+    with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
+        store.append(as_arrow(slow_job(), "b1")).result(30)
+        wait_for(lambda: verdicts(store))
+    monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
+    monkeypatch.setattr("stallscope.continuous.continued.GRACE_S", 0.0)
+    with closing(HubStore.open(tmp_path)) as store:
+        commit, n_refused = store._journal.commit, 0
+
+        def refused_twice(*args, **named):
+            nonlocal n_refused
+            if n_refused < 2:
+                n_refused += 1
+                raise Overloaded("the database does not answer", 0.1)
+            commit(*args, **named)
+
+        monkeypatch.setattr(store._journal, "commit", refused_twice)
+        with closing(ContinuousDiagnosis(store)):
+            wait_for(lambda: verdicts(store)[0][-1] == "closed")
+        assert n_refused == 2
 
 
 def test_an_open_incident_keeps_its_id_and_cost_after_a_restart(tmp_path: Path, monkeypatch):

@@ -68,11 +68,12 @@ class Shard:
         self._store, self._streams, self._owns = store, streams, owns
         self._left_out: dict[Key, tuple[int, int]] = {}
         self._opened_us: dict[tuple[str, str], int] = {}
-        self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any] | None]] = {}
         self._confirmed_ns: dict[Key, dict[str, int]] = {}
         self._continued = ContinuedIncidents()
         self._job_rows = JobRows()
         self._unwritten_jobs: dict[Key, dict[str, dict[str, Any]]] = {}
+        self._jobs_under_way: dict[Key, tuple[Future[Receipt], dict[str, dict[str, Any]]]] = {}
         self._backlog = Backlog(bounds, owns=owns)
         self._ticked_s = 0.0
         self._resumed_s = time.monotonic()
@@ -166,6 +167,7 @@ class Shard:
             self._guarded(None, lambda: self._advance(has_rows=turn is not None))
             self._guarded(None, self._close_expired)
         self._guarded(None, self._write)
+        self._guarded(None, self._write_jobs)
 
     def _advance(self, *, has_rows: bool) -> None:
         """Advance the time of all streams, and end the streams without jobs."""
@@ -179,7 +181,7 @@ class Shard:
                 self._continued.name(key[0], incident): at_ns
                 for incident, at_ns in advance.confirmed_ns.items()
             }
-            self._guarded(key, lambda key=key, jobs=advance.jobs: self._write_jobs(key, jobs))  # type: ignore[misc]
+            self._guarded(key, lambda key=key, jobs=advance.jobs: self._note_jobs(key, jobs))  # type: ignore[misc]
         ended = [key for key, advance in advances.items() if not advance.n_jobs and not has_rows]
         if ended:
             self._streams.forget(ended)
@@ -280,10 +282,9 @@ class Shard:
         under_way: list[tuple[list[tuple[str, str]], Future[Receipt]]] = []
         for tenant, keys in by_tenant.items():
             rows = [self._pending[key] for key in keys]
-            tables = {
-                "verdicts": table_of(schema.VERDICTS, [verdict for verdict, _ in rows]),
-                "causal_chains": table_of(schema.CAUSAL_CHAINS, [chain for _, chain in rows]),
-            }
+            tables = {"verdicts": table_of(schema.VERDICTS, [verdict for verdict, _ in rows])}
+            if chains := [chain for _, chain in rows if chain is not None]:
+                tables["causal_chains"] = table_of(schema.CAUSAL_CHAINS, chains)
             try:
                 under_way.append((keys, self._store.append(Batch("", tenant, tables))))
             except Overloaded:
@@ -318,19 +319,28 @@ class Shard:
         elif row["updated_at"] >= _ago_us(_TAIL_S + GRACE_S):
             self._continued.closed[incident] = row
 
-    def _write_jobs(self, key: Key, jobs: Sequence[JobState]) -> None:
-        """Store the changed rows of jobs; rows that the store has no room for are retried."""
+    def _note_jobs(self, key: Key, jobs: Sequence[JobState]) -> None:
+        """Note the changed rows of jobs."""
         jobs = as_examined(jobs, is_complete=not self._store.unexamined.reason(*key))
-        changed = self._job_rows.changed(*key, jobs, time.monotonic())
-        rows = self._unwritten_jobs.pop(key, {}) | {row["job"]: row for row in changed}
-        if not rows:
-            return
-        now_us = time.time_ns() // 1000
-        table = table_of(schema.JOBS, [row | {"updated_at": now_us} for row in rows.values()])
-        try:
-            self._store.append(Batch("", key[0], {"jobs": table}))
-        except Overloaded:
-            self._unwritten_jobs[key] = rows
+        if changed := self._job_rows.changed(*key, jobs, time.monotonic()):
+            self._unwritten_jobs.setdefault(key, {}).update((row["job"], row) for row in changed)
+
+    def _write_jobs(self) -> None:
+        """Store the changed rows of jobs; rows that the store could not store are retried."""
+        for key, (future, rows) in list(self._jobs_under_way.items()):
+            if not future.done():
+                continue
+            del self._jobs_under_way[key]
+            if future.exception():
+                self._unwritten_jobs[key] = rows | self._unwritten_jobs.get(key, {})
+        for key in self._unwritten_jobs.keys() - self._jobs_under_way.keys():
+            rows, now_us = self._unwritten_jobs[key], time.time_ns() // 1000
+            table = table_of(schema.JOBS, [row | {"updated_at": now_us} for row in rows.values()])
+            try:
+                future = self._store.append(Batch("", key[0], {"jobs": table}))
+            except Overloaded:
+                return
+            self._jobs_under_way[key] = future, self._unwritten_jobs.pop(key)
 
     def _close_expired(self) -> None:
         """Close incidents that no stream has seen again since a restart or a gap."""
@@ -340,8 +350,7 @@ class Shard:
                 closed = row | {"state": "closed", "closed_at": now_us, "updated_at": now_us}
                 closed.pop("tenant", None)
                 self._opened_us.pop((tenant, row["verdict_id"]), None)
-                rows = table_of(schema.VERDICTS, [closed])
-                self._store.append(Batch("", tenant, {"verdicts": rows})).result(timeout=30)
+                self._pending[tenant, row["verdict_id"]] = (closed, None)
 
 
 def stored_tail(store: Store) -> list[Batch]:

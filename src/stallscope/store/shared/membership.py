@@ -121,6 +121,11 @@ class Membership:
             state = self._members.get(self._owners.get(slot, ""))
             return state.member if state and state.is_alive else None
 
+    def owner_name(self, slot: int) -> str:
+        """The name of the hub with the lease of a slot, as far as this hub knows; "" if no hub has it."""
+        with self._changed:
+            return self._owners.get(slot, "")
+
     def members(self) -> list[MemberState]:
         """The known hubs."""
         with self._changed:
@@ -133,8 +138,9 @@ class Membership:
     def drain(self) -> None:
         """Hand every slot over, and take no more."""
         self._is_leaving = True
-        with self._changed:
-            self._changed.wait_for(lambda: not self._owned, timeout=60)
+        if self._thread.is_alive():
+            with self._changed:
+                self._changed.wait_for(lambda: not self._owned, timeout=60)
 
     def close(self) -> None:
         """Leave the cluster: commit, give the slots up."""

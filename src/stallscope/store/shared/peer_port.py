@@ -72,14 +72,34 @@ class Peers:
         self._metadata = (("authorization", f"Bearer {secret}"),)
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._under_way: dict[Any, tuple[int, str]] = {}
 
     def send(self, member: Member, slot: int, batch: Batch) -> "Future[Receipt]":
         """Store a batch at the owner of its slot. The future raises Overloaded if the owner does not answer."""
         call = self._channel(member).unary_unary(_METHOD)
         pending = call.future(_packed(slot, batch), timeout=_TIMEOUT_S, metadata=self._metadata)
         result: Future[Receipt] = Future()
-        pending.add_done_callback(lambda ended: _settle(ended, result))
+        with self._lock:
+            self._under_way[pending] = slot, member.name
+
+        def ended(call: Any) -> None:
+            with self._lock:
+                self._under_way.pop(pending, None)
+            _settle(call, result)
+
+        pending.add_done_callback(ended)
         return result
+
+    def cancel_moved(self, owner: Callable[[int], str]) -> None:
+        """Give up on hubs that own their slot no longer: a hub that stopped would answer only after the time limit.
+
+        owner: the name of a slot's owner.
+        """
+        with self._lock:
+            under_way = list(self._under_way.items())
+        for pending, (slot, name) in under_way:
+            if owner(slot) != name:
+                pending.cancel()
 
     def keep(self, names: set[str]) -> None:
         """Close the connections to hubs that are not among these."""
