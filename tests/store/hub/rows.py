@@ -2,15 +2,18 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
 from stallscope.store.hub import views
+from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import Batch, HubStore
 
+STILL = Limits(maintenance_s=3600, settle_s=0)
+"""No housekeeping but what a test asks for."""
 NOW_NS = 1_795_000_000 * 10**9
 
 
@@ -61,17 +64,6 @@ def files(store: HubStore, tenant: str = "a") -> list[Path]:
     """The tenant's sealed files; the folder a file is in is named for its table."""
     segments = store.snapshot(tenant).segments
     return [store.folder / segment.path for of_table in segments.values() for segment in of_table]
-
-
-def reopened(store: HubStore, folder: Path, **limits: float) -> HubStore:
-    """The store, closed and opened again."""
-    from stallscope.store.hub.limits import Limits
-
-    store.close()
-    return HubStore.open(folder, Limits(**limits))  # type: ignore[arg-type]
-
-
-__all__ = ["NOW_NS", "appended", "closing", "collectives", "events", "reopened", "sql"]
 
 
 def maintained(store: HubStore) -> None:

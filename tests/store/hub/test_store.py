@@ -1,35 +1,28 @@
-"""The hub's store: committed before it is acknowledged, once each, sealed without gaps, opened by one hub alone."""
+"""The store with each journal: rows are committed before they are acknowledged, once each, and sealed without gaps."""
 
 import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pytest
 
-from stallscope.errors import BadInput, NewerSchema, NotFound, Overloaded, StorageFailed
+from stallscope.errors import BadInput, NotFound, Overloaded, StorageFailed
 from stallscope.store.hub import schema
 from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.migrations import SCHEMA_VERSION
 from stallscope.store.hub.store import Batch, HubStore
 
-from .rows import NOW_NS, appended, collectives, events, files, maintained, reopened, sql, without_commits
-
-STILL = Limits(maintenance_s=3600, settle_s=0)
-"""No housekeeping but what a test asks for."""
+from .conftest import Place
+from .rows import NOW_NS, appended, collectives, events, files, maintained, sql, without_commits
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[HubStore]:
-    with closing(HubStore.open(tmp_path, STILL)) as made:
-        yield made
+def reopened(store: HubStore, place: Place) -> HubStore:
+    store.close()
+    return place.open()
 
 
 def n_rows(store: HubStore, table: str = "stored_events", tenant: str = "a") -> int:
@@ -37,9 +30,9 @@ def n_rows(store: HubStore, table: str = "stored_events", tenant: str = "a") -> 
     return int(str(n))
 
 
-def test_acknowledged_rows_survive_a_restart(store: HubStore, tmp_path: Path):
+def test_acknowledged_rows_survive_a_restart(store: HubStore, place: Place):
     appended(store, events=events(["x", "y"]), collectives=collectives([1, 2]))
-    again = reopened(store, tmp_path)
+    again = reopened(store, place)
     with closing(again):
         assert sql(again, "SELECT name FROM stored_events ORDER BY name") == [("x",), ("y",)]
         assert sql(again, "SELECT seq, op, rank FROM collectives ORDER BY seq") == [
@@ -48,10 +41,10 @@ def test_acknowledged_rows_survive_a_restart(store: HubStore, tmp_path: Path):
         ]
 
 
-def test_a_batch_that_comes_again_is_stored_once_also_after_a_restart(store: HubStore, tmp_path: Path):
+def test_a_batch_that_comes_again_is_stored_once_also_after_a_restart(store: HubStore, place: Place):
     batch = Batch("b-1", "a", {"events": events(["x"])})
     receipts = [store.append(batch).result(30) for _ in range(2)]
-    again = reopened(store, tmp_path)
+    again = reopened(store, place)
     with closing(again):
         receipts.append(again.append(batch).result(30))
         assert [receipt.is_duplicate for receipt in receipts] == [False, True, True]
@@ -59,7 +52,7 @@ def test_a_batch_that_comes_again_is_stored_once_also_after_a_restart(store: Hub
 
 
 def test_many_rows_and_few_that_are_committed_together_are_there_after_a_restart(
-    store: HubStore, tmp_path: Path
+    store: HubStore, place: Place
 ):
     sizes = [5_000, 1, 2, 3_000, 3]
     seqs = iter(range(sum(sizes)))
@@ -77,7 +70,7 @@ def test_many_rows_and_few_that_are_committed_together_are_there_after_a_restart
     assert [row[:2] for row in before] == [
         (seq, n) for seq, n in enumerate(n for n in sizes for _ in range(n))
     ]
-    with closing(reopened(store, tmp_path)) as again:
+    with closing(reopened(store, place)) as again:
         assert sql(again, output) == before
 
 
@@ -112,105 +105,6 @@ def test_a_tenant_sees_its_own_rows_only_sealed_or_hot(store: HubStore):
         store.seal_all()
 
 
-def test_a_second_hub_on_the_folder_fails_loudly(store: HubStore, tmp_path: Path):
-    with pytest.raises(StorageFailed, match="another stallscope hub uses"):
-        HubStore.open(tmp_path)
-
-
-def test_a_newer_schema_is_refused(store: HubStore, tmp_path: Path):
-    store.close()
-    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
-        db.execute("INSERT INTO schema_version VALUES (99, 0)")
-    with pytest.raises(NewerSchema, match="upgrade"):
-        HubStore.open(tmp_path)
-    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
-        db.execute("DELETE FROM schema_version WHERE version = 99")
-    HubStore.open(tmp_path).close()
-
-
-def test_a_migration_that_was_cut_off_is_done_again(store: HubStore, tmp_path: Path):
-    appended(store, events=events(["x"]))
-    store.close()
-    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
-        db.execute("DELETE FROM schema_version")
-        db.execute("DROP TABLE gpu_rates")
-    with closing(HubStore.open(tmp_path, STILL)) as again:
-        assert n_rows(again) == 1
-        assert sql(again, "SELECT count(*) FROM gpu_rates") == [(0,)]
-
-
-VERDICTS_2 = (
-    "CREATE TABLE verdicts (tenant VARCHAR, cluster_id VARCHAR, verdict_id VARCHAR, state VARCHAR, kind VARCHAR,"
-    " summary VARCHAR, opened_at TIMESTAMPTZ, updated_at TIMESTAMPTZ, closed_at TIMESTAMPTZ, since_ns BIGINT,"
-    " until_ns BIGINT, node_id VARCHAR, rank INTEGER, ranks VARCHAR, nodes VARCHAR, comm_hash VARCHAR, cause VARCHAR,"
-    " cause_share DOUBLE, confidence DOUBLE, late_ms DOUBLE, n_late_rounds BIGINT, gpu_seconds DOUBLE, usd DOUBLE,"
-    " is_lower_bound BOOLEAN, verdict VARCHAR, PRIMARY KEY (tenant, verdict_id))"
-)
-"""The table in schema 2, without the upper end of a cost."""
-
-
-def test_a_hub_of_schema_2_keeps_its_verdicts_and_takes_ranges(store: HubStore, tmp_path: Path):
-    store.close()
-    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
-        db.execute("DROP TABLE verdicts")
-        db.execute(VERDICTS_2)
-        for name in ("kept", "replaced"):
-            db.execute(
-                "INSERT INTO verdicts (tenant, verdict_id, state, gpu_seconds, is_lower_bound, verdict)"
-                " VALUES ('a', ?, 'open', 5, true, '{}')",
-                [name],
-            )
-        db.execute("DELETE FROM schema_version WHERE version > 2")
-    question = (
-        "SELECT verdict_id, state, gpu_seconds, is_lower_bound, at_most_gpu_seconds, at_most_usd, verdict"
-        " FROM verdicts ORDER BY 1"
-    )
-    kept = ("kept", "open", 5.0, True, None, None, "{}")
-    with closing(HubStore.open(tmp_path, STILL)) as again:
-        assert sql(again, question) == [kept, ("replaced", *kept[1:])]
-        message = {"gpu_seconds": [6.0], "is_lower_bound": [True], "at_most_gpu_seconds": [9.0]}
-        output = {
-            "verdict_id": ["replaced"],
-            "state": ["closed"],
-            "at_most_usd": [1.5],
-            "verdict": ["{}"],
-            **message,
-        }
-        appended(again, verdicts=pa.table(output))
-        now = sql(again, question)
-        assert now == [kept, ("replaced", "closed", 6.0, True, 9.0, 1.5, "{}")]
-    with closing(HubStore.open(tmp_path, STILL)) as again:
-        assert sql(again, question) == now
-    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
-        versions = db.execute("SELECT version FROM schema_version ORDER BY 1").fetchall()
-        assert versions == [(n,) for n in range(1, SCHEMA_VERSION + 1)]
-
-
-def test_a_hub_of_schema_5_keeps_its_jobs_and_takes_owners(store: HubStore, tmp_path: Path):
-    store.close()
-    with duckdb.connect(str(tmp_path / "hub.duckdb")) as db:
-        for table in ("jobs", "verdicts"):
-            columns = [row[0] for row in db.execute(f"DESCRIBE {table}").fetchall()]
-            for name in (name for name in columns if name.startswith("owner_")):
-                db.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-        db.execute("INSERT INTO jobs (tenant, cluster_id, job, members) VALUES ('a', 'c', 'old', '[]')")
-        db.execute("DELETE FROM schema_version WHERE version > 5")
-    with closing(HubStore.open(tmp_path, STILL)) as again:
-        appended(again, jobs=pa.table({"cluster_id": ["c"], "job": ["new"], "owner_user": ["ann"]}))
-        rows = sql(again, "SELECT job, owner_user FROM jobs ORDER BY job DESC")
-        assert rows == [("old", None), ("new", "ann")]
-
-
-@pytest.mark.parametrize("content", [b"", b"not a database" * 1000], ids=["empty", "garbage"])
-def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path, content: bytes):
-    (tmp_path / "hub.duckdb").write_bytes(content)
-    if not content:
-        HubStore.open(tmp_path).close()
-        return
-    with pytest.raises(StorageFailed, match="cannot open"):
-        HubStore.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("table", "rows", "message"),
     [
@@ -227,8 +121,8 @@ def test_rows_that_do_not_fit_are_refused_before_they_wait(
         store.append(Batch("", "a", {table: pa.table(rows)}))
 
 
-def test_too_much_that_waits_is_refused_and_the_rest_is_stored(tmp_path: Path):
-    with closing(HubStore.open(tmp_path, Limits(max_queue_rows=5, retry_after_s=2.5))) as store:
+def test_too_much_that_waits_is_refused_and_the_rest_is_stored(place: Place):
+    with closing(place.open(Limits(max_queue_rows=5, retry_after_s=2.5))) as store:
         with without_commits(store):
             future = store.append(Batch("", "a", {"events": events(["x"] * 4)}))
             with pytest.raises(Overloaded) as error:
@@ -251,7 +145,7 @@ def test_rows_of_concurrent_writers_are_all_stored(store: HubStore):
     assert store.counters.rows == 5000 and store.counters.commits <= 200
 
 
-def test_sealing_changes_no_answer(store: HubStore, tmp_path: Path):
+def test_sealing_changes_no_answer(store: HubStore, place: Place):
     appended(store, events=events(["x", "y"]), collectives=collectives([1, 2, 3]))
     question = "SELECT * EXCLUDE (received_at) FROM events ORDER BY ts_ns, name"
     before = sql(store, question)
@@ -262,7 +156,7 @@ def test_sealing_changes_no_answer(store: HubStore, tmp_path: Path):
     assert sql(store, question) == before
     appended(store, events=events(["z"]))
     assert n_rows(store) == 3
-    again = reopened(store, tmp_path)
+    again = reopened(store, place)
     with closing(again):
         assert n_rows(again) == 3 and n_rows(again, "collectives") == 3
 
@@ -299,14 +193,14 @@ def test_lateness_is_set_when_the_round_is_complete_and_only_then(store: HubStor
     ]
 
 
-def test_a_round_that_is_sealed_in_two_parts_keeps_its_median(store: HubStore, tmp_path: Path):
+def test_a_round_that_is_sealed_in_two_parts_keeps_its_median(store: HubStore, place: Place):
     appended(store, collectives=collectives([1, 2], rank=0, nranks=3))
     appended(store, collectives=collectives([1, 2], rank=1, nranks=3, late_ns=1_000_000))
     border_s = time.monotonic()
     appended(store, collectives=collectives([2], rank=2, nranks=3, late_ns=7_000_000))
     store._compactor._seal("a", "collectives", settle_s=time.monotonic() - border_s)
     assert store.snapshot("a").hot["collectives"].num_rows == 1
-    again = reopened(store, tmp_path, maintenance_s=3600.0)
+    again = reopened(store, place)
     with closing(again):
         again.seal_all()
         assert sql(again, "SELECT rank, late_ns FROM collectives WHERE seq = 2 ORDER BY rank") == [
@@ -333,8 +227,8 @@ def test_rows_are_sealed_once_if_complete_rounds_follow_the_cutoff(store: HubSto
     ]
 
 
-def test_small_files_are_merged_and_the_originals_deleted_later(tmp_path: Path):
-    with closing(HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, grace_s=0.2))) as store:
+def test_small_files_are_merged_and_the_originals_deleted_later(place: Place):
+    with closing(place.open(Limits(maintenance_s=3600, settle_s=0, grace_s=0.2))) as store:
         for i in range(9):
             appended(store, events=events([f"e{i}"], NOW_NS + i))
             store.seal_all()
@@ -349,11 +243,9 @@ def test_small_files_are_merged_and_the_originals_deleted_later(tmp_path: Path):
         assert sql(store, "SELECT name FROM stored_events") == [(f"e{i}",) for i in range(9)]
 
 
-def test_old_files_expire_by_age_and_by_size(tmp_path: Path):
+def test_old_files_expire_by_age_and_by_size(place: Place):
     now_ns, day_ns = time.time_ns(), 86_400 * 10**9
-    with closing(
-        HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))
-    ) as store:
+    with closing(place.open(Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))) as store:
         for days in (20, 5, 1):
             appended(store, events=events([f"{days} days old"], now_ns - days * day_ns))
             store.seal_all()
@@ -361,41 +253,15 @@ def test_old_files_expire_by_age_and_by_size(tmp_path: Path):
         assert sql(store, "SELECT name FROM stored_events ORDER BY ts") == [("5 days old",), ("1 days old",)]
         sizes = [path.stat().st_size for path in files(store)]
     with closing(
-        HubStore.open(tmp_path, Limits(maintenance_s=3600, max_age_s=10 * 86_400, max_bytes=max(sizes)))
+        place.open(Limits(maintenance_s=3600, max_age_s=10 * 86_400, max_bytes=max(sizes)))
     ) as store:
         maintained(store)
         assert sql(store, "SELECT name FROM stored_events") == [("1 days old",)]
-        assert len(list(tmp_path.rglob("*.parquet"))) <= 3
+        assert len(list(place.folder.rglob("*.parquet"))) <= 3
 
 
-def test_files_of_a_seal_that_was_cut_off_are_removed(store: HubStore, tmp_path: Path):
-    appended(store, events=events(["x"]))
-    store.seal_all()
-    (segment,) = files(store)
-    orphan, part = segment.with_name("1-0.parquet"), segment.with_name("2-0.part")
-    orphan.write_bytes(segment.read_bytes())
-    part.write_bytes(b"half")
-    again = reopened(store, tmp_path)
-    with closing(again):
-        assert not orphan.exists() and not part.exists() and segment.exists()
-        assert n_rows(again) == 1
-
-
-def test_a_missing_file_is_reported_and_served_again_once_restored(store: HubStore, tmp_path: Path):
-    appended(store, events=events(["x"]))
-    store.seal_all()
-    (segment,) = files(store)
-    store.close()
-    segment.rename(tmp_path / "aside")
-    with closing(HubStore.open(tmp_path)) as without:
-        assert len(without.damage.unreadable("a")) == 1 and n_rows(without) == 0
-    (tmp_path / "aside").rename(segment)
-    with closing(HubStore.open(tmp_path)) as again:
-        assert n_rows(again) == 1
-
-
-def test_housekeeping_goes_on_by_itself(tmp_path: Path):
-    with closing(HubStore.open(tmp_path, Limits(maintenance_s=0.05, settle_s=0, seal_rows=10))) as store:
+def test_housekeeping_goes_on_by_itself(place: Place):
+    with closing(place.open(Limits(maintenance_s=0.05, settle_s=0, seal_rows=10))) as store:
         appended(store, events=events(["x"] * 12))
         until_s = time.monotonic() + 20
         while not files(store) and time.monotonic() < until_s:
@@ -426,11 +292,11 @@ def test_rows_of_the_hub_itself_are_replaced_by_key(store: HubStore):
     assert sql(store, "SELECT state FROM verdicts", "b") == [("open",)]
 
 
-def test_nodes_are_stored_with_their_attributes_and_times(store: HubStore, tmp_path: Path):
+def test_nodes_are_stored_with_their_attributes_and_times(store: HubStore, place: Place):
     appended(store, events=events(["x"]), nodes=pa.table({"node_id": ["n0"], "gpu_model": ["H100"]}))
     question = "SELECT node_id, gpu_model, last_seen >= first_seen FROM nodes"
     assert sql(store, question) == [("n0", "H100", True)]
-    again = reopened(store, tmp_path)
+    again = reopened(store, place)
     with closing(again):
         assert sql(again, question) == [("n0", "H100", True)]
         assert sql(again, question, "b") == []
@@ -461,13 +327,11 @@ def test_unknown_queries_and_missing_parameters_are_errors(store: HubStore):
 
 
 WRITER = """
-import sys, pathlib
-from stallscope.store.hub.store import Batch, HubStore
-from stallscope.store.hub.limits import Limits
+import sys
 import pyarrow as pa
-store = HubStore.open(pathlib.Path(sys.argv[1]), Limits(settle_s=0, seal_rows=200, maintenance_s=0.02, grace_s=0))
+from stallscope.store.hub.store import Batch
 print("ready", flush=True)
-first, number = int(sys.argv[2]), 0
+first, number = int(sys.argv[1]), 0
 while True:
     name = f"{first}-{number}"
     rows = pa.table({"ts_ns": [1_795_000_000_000_000_000 + i for i in range(50)], "name": [name] * 50})
@@ -478,29 +342,28 @@ while True:
 
 
 @pytest.mark.parametrize("n_acknowledged", [1, 20, 45])
-def test_every_acknowledged_row_is_there_once_after_kill_9(tmp_path: Path, n_acknowledged: int):
+def test_every_acknowledged_row_is_there_once_after_kill_9(place: Place, n_acknowledged: int):
     acknowledged: list[str] = []
     for life in range(2):  # the second begins in what the first left
-        command = [sys.executable, "-c", WRITER, str(tmp_path), str(life)]
+        limits = "settle_s=0, seal_rows=200, maintenance_s=0.02, grace_s=0"
+        command = [sys.executable, "-c", place.opening(limits) + WRITER, str(life)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writing:
             assert writing.stdout and writing.stdout.readline() == "ready\n"
             for _ in range(n_acknowledged):
                 acknowledged.append(writing.stdout.readline().strip())
             writing.kill()
             acknowledged += writing.stdout.read().splitlines()
-    with closing(HubStore.open(tmp_path, STILL)) as store:
+    with closing(place.open()) as store:
         rows = dict(sql(store, "SELECT name, count(*) FROM stored_events GROUP BY name"))
         assert set(acknowledged) <= set(rows)
         assert set(rows.values()) == {50}
         assert len(set(rows) - set(acknowledged)) <= 2, "at most what was under way in each life"
 
 
-def test_old_closed_verdicts_expire_with_their_chains(tmp_path: Path):
+def test_old_closed_verdicts_expire_with_their_chains(place: Place):
     us, day_us = pa.timestamp("us", "UTC"), 86_400 * 10**6
     now_us = time.time_ns() // 1000
-    with closing(
-        HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))
-    ) as store:
+    with closing(place.open(Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))) as store:
         for name, state, days in (("old", "closed", 20), ("fresh", "closed", 1), ("lasting", "open", 20)):
             when = pa.array([now_us - days * day_us], us)
             is_closed = state == "closed"
@@ -515,17 +378,15 @@ def test_old_closed_verdicts_expire_with_their_chains(tmp_path: Path):
         assert sql(store, "SELECT causal_chain_id FROM causal_chains ORDER BY 1") == left
         assert sql(store, "SELECT causal_chain_id FROM causal_chains", "b") == [("old",)]
         assert store.kept.expired_verdicts == 1
-    with closing(HubStore.open(tmp_path, STILL)) as again:
+    with closing(place.open()) as again:
         assert sql(again, "SELECT verdict_id FROM verdicts ORDER BY 1") == left
 
 
-def test_old_ended_jobs_expire_with_their_owners(tmp_path: Path):
+def test_old_ended_jobs_expire_with_their_owners(place: Place):
     day_us = 86_400 * 10**6
     now_us = time.time_ns() // 1000
     jobs = {"old": (20, 20), "fresh": (1, 1), "lasting": (20, None), "of an old trace": (0, 20)}
-    with closing(
-        HubStore.open(tmp_path, Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))
-    ) as store:
+    with closing(place.open(Limits(maintenance_s=3600, settle_s=0, max_age_s=10 * 86_400))) as store:
         for name, (changed, ended) in jobs.items():
             row = {
                 "cluster_id": ["c"],
@@ -538,16 +399,16 @@ def test_old_ended_jobs_expire_with_their_owners(tmp_path: Path):
         maintained(store)
         left = [("fresh",), ("lasting",), ("of an old trace",)]
         assert sql(store, "SELECT job FROM jobs WHERE owner_user = 'ann' ORDER BY 1") == left
-    with closing(HubStore.open(tmp_path, STILL)) as again:
+    with closing(place.open()) as again:
         assert sql(again, "SELECT job FROM jobs ORDER BY 1") == left
 
 
-def test_owners_expire_by_their_own_age_and_the_jobs_stay(tmp_path: Path):
+def test_owners_expire_by_their_own_age_and_the_jobs_stay(place: Place):
     us, day_us = pa.timestamp("us", "UTC"), 86_400 * 10**6
     now_us = time.time_ns() // 1000
     limits = Limits(maintenance_s=3600, settle_s=0, seal_after_s=0, owner_max_age_s=10 * 86_400)
     whole = json.dumps({"owner": {"user": "ann"}, "summary": "job 1 of ann", "evidence": {"holder": "job 1"}})
-    with closing(HubStore.open(tmp_path, limits)) as store:
+    with closing(place.open(limits)) as store:
         for name, days, is_over in (("old", 20, True), ("fresh", 1, True), ("lasting", 20, False)):
             when = pa.array([now_us - days * day_us], us)
             ended = pa.array([1 if is_over else None], pa.int64())
@@ -578,7 +439,7 @@ def test_owners_expire_by_their_own_age_and_the_jobs_stay(tmp_path: Path):
         (row,) = sql(store, "SELECT summary || verdict FROM verdicts WHERE verdict_id = 'old'")
         assert "ann" not in row[0] and "job 1" not in row[0]
         assert sql(store, "SELECT count(*) FROM owners") == [(3,)]  # received now, whenever they began
-    with closing(HubStore.open(tmp_path, replace(limits, owner_max_age_s=0.0))) as again:
+    with closing(place.open(replace(limits, owner_max_age_s=0.0))) as again:
         maintained(again)
         assert sql(again, "SELECT count(*) FROM owners") == [(0,)]
         assert sql(again, "SELECT job, owner_user FROM jobs ORDER BY 1") == [
@@ -586,20 +447,3 @@ def test_owners_expire_by_their_own_age_and_the_jobs_stay(tmp_path: Path):
             ("lasting", "ann"),
             ("old", None),
         ]
-
-
-def test_stored_rows_are_readable_by_the_owner_only(tmp_path: Path):
-    folder = tmp_path / "hub"
-    folder.mkdir(mode=0o755)
-    with closing(HubStore.open(folder, STILL)) as store:
-        appended(store, events=events(["x"]))
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert (folder / "hub.duckdb").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_permissions_of_a_shared_folder_are_not_changed(tmp_path: Path):
-    tmp_path.chmod(0o755)
-    (tmp_path / "theirs").touch()
-    with closing(HubStore.open(tmp_path, STILL)):
-        assert tmp_path.stat().st_mode & 0o777 == 0o755
-        assert (tmp_path / "hub.duckdb").stat().st_mode & 0o777 == 0o600
