@@ -6,6 +6,7 @@ waits for events of another process; the summary lists each rerun.
 """
 
 import ctypes
+import inspect
 import os
 import platform
 import shutil
@@ -16,12 +17,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+import hypothesis
 import pytest
 
 from stallscope.cli import main
 
+_PATIENT_S = 60.0
+
 ROOT = Path(__file__).resolve().parent.parent
 BROWSERS = ("chromium", "google-chrome")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test fails because the machine is busy, or by an example that only this run has drawn.
+
+    Hypothesis draws the same examples in each run, except with `--prove`, and does not measure their time. Clients wait
+    for an answer for a minute, unless a test sets another limit.
+    """
+    hypothesis.settings.register_profile(
+        "stallscope",
+        deadline=None,
+        derandomize=not config.getoption("--prove"),
+        suppress_health_check=[
+            hypothesis.HealthCheck.too_slow,
+            hypothesis.HealthCheck.function_scoped_fixture,
+        ],
+    )
+    hypothesis.settings.load_profile("stallscope")
+    default = inspect.signature(httpx.Client).parameters["timeout"].default  # all functions of httpx share it
+    default.connect = default.read = default.write = default.pool = _PATIENT_S
 
 
 def data_folder() -> Path:

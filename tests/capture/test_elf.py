@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.capture.probes import elf
@@ -189,7 +189,7 @@ def sound(tmp_path_factory):
     return build(tmp_path_factory.mktemp("sound")).read_bytes()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     cut=st.integers(0, 1 << 14),
     changes=st.lists(st.tuples(st.integers(0, 1 << 14), st.integers(0, 255)), max_size=40),

@@ -113,6 +113,7 @@ def test_the_dashboard_answers_as_explain_and_its_link_works_once(db: Path):
         question = {"sql": "SELECT count(*) FROM collectives"}
         same_origin = {"Sec-Fetch-Site": "same-origin"}
         answer = client.post("/api/v1/sql", json=question, headers=same_origin).json()
+        assert "rows" in answer, answer
         assert answer["rows"] == [[len(node.read(db).collectives)]]
 
 

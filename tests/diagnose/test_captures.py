@@ -19,7 +19,7 @@ from .builders import MS, Call, dp_trace, every, trace_of
 from .builders import Job as MadeJob
 from .reports import blamed, only, report_of
 
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=8)
 TWO_HOSTS = (0, 0, 1, 1)
 DELAYS = tuple(every(2, 5, 50 * MS, category=Category.IO, until=100))
 NESTED = (

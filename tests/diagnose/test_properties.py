@@ -18,7 +18,7 @@ from stallscope.events.trace import Trace
 from .builders import MS, Call, Job, dp_trace, every, trace_of
 from .reports import blamed, only, report_of
 
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=8)
 NESTED = (
     Call(((0, 1), (2, 3)), count=10, waits=True),
     Call(((0, 2), (1, 3)), count=500, waits=True),

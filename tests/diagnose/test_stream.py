@@ -30,7 +30,7 @@ from .cutting import Cut, Hand, batches, told
 from .reports import blamed, report_of
 from .test_recordings import FOLDER, TRUTHS
 
-FEW = settings(max_examples=4, deadline=None)
+FEW = settings(max_examples=4)
 SECOND = 1_000 * MS
 NESTED = (Call(((0, 1), (2, 3)), count=10, waits=True), Call(((0, 2), (1, 3)), count=500, waits=True))
 BUILT = {
@@ -101,7 +101,7 @@ def test_batches_give_the_blame_of_the_whole(name, cut):
 
 
 @pytest.mark.parametrize(("shape", "fault"), SIMULATED)
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(cut=cuts)
 def test_batches_of_simulated_faults_give_the_blame_of_the_whole(shape, fault, cut):
     same_in(simulated(shape, fault), cut)

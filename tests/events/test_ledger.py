@@ -67,7 +67,7 @@ def threads(draw) -> ThreadEvents:
     return thread(calls, apart(3, REASONS, 3), first_ns=first, last_ns=last)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(threads(), min_size=1, max_size=3), st.lists(st.integers(0, 80), min_size=1, max_size=4))
 def test_the_ledger_matches_a_stopwatch(parts, moments):
     at = np.array(sorted(moments))
@@ -79,7 +79,7 @@ def test_the_ledger_matches_a_stopwatch(parts, moments):
         np.testing.assert_array_equal(row, wanted[1:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(threads(), min_size=1, max_size=3), st.integers(21, 69))
 def test_accounts_fill_the_time_and_only_grow(parts, moment):
     lasting = [thread(one_calls(part), one_offs(part), first_ns=part.first_ns) for part in parts]

@@ -251,7 +251,7 @@ def test_a_rank_that_enters_a_round_with_a_different_size_is_a_mismatch(tmp_path
     assert [verdict.ranks for verdict in report.verdicts if verdict.kind == "mismatch"] == [[2]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_exactly_the_stopped_ranks_are_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     tensor, n_data, pipeline = (data.draw(st.integers(1, high)) for high in (4, 3, 4))
@@ -506,7 +506,7 @@ def test_a_small_file_cannot_take_much_memory_or_time(tmp_path: Path, name: str)
 _DUMP = pickle.dumps(dumps(Job(host_stops={3: 12}))[3 - 3], 2)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     cuts=st.lists(
         st.tuples(st.integers(0, len(_DUMP) - 1), st.binary(min_size=0, max_size=6), st.integers(0, 8)),
@@ -540,7 +540,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(where=st.integers(0, 30), value=_VALUES)
 def test_a_field_with_any_value_is_an_error_or_a_trace(
     tmp_path_factory: pytest.TempPathFactory, where: int, value: Any

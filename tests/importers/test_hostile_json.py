@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.errors import BadTrace
@@ -58,7 +58,7 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("kind", SEEDS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), value=VALUES)
 def test_any_value_anywhere(tmp_path: Path, kind: str, seed: int, value: Any):
     output, ending = SEEDS[kind]

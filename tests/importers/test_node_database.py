@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.errors import BadTrace
@@ -104,7 +104,7 @@ def test_our_own_trace_and_a_view_are_not_taken(tmp_path):
         importer_for(tmp_path / "view.db")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(position=st.floats(0, 1), junk=st.binary(min_size=1, max_size=64))
 def test_a_damaged_file_is_an_error_or_a_trace(tmp_path, position, junk):
     path = database(

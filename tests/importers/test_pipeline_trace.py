@@ -81,7 +81,7 @@ def test_the_cost_of_a_real_job_is_a_lower_bound(shared: Path, tmp_path: Path, n
     assert 0.2 * lost_s * n_gpus < verdict.cost.gpu_seconds <= lost_s * (n_gpus - 1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_a_slow_worker_is_named_wherever_it_sits(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -190,7 +190,7 @@ def test_pauses_of_changing_workers_name_no_rank(tmp_path: Path):
     assert verdict.evidence.n_late_steps == 20
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), n_stages=st.integers(1, 4), n_replicas=st.integers(1, 4))
 def test_a_healthy_job_is_healthy(
     tmp_path_factory: pytest.TempPathFactory, seed: int, n_stages: int, n_replicas: int
@@ -305,7 +305,7 @@ def _whole() -> bytes:
 _WHOLE = _whole()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     cuts=st.lists(
         st.tuples(st.integers(0, len(_WHOLE) - 1), st.binary(max_size=4), st.integers(0, 6)),

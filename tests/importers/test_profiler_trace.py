@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.errors import BadTrace
@@ -175,7 +175,7 @@ def test_a_damaged_operator_does_not_remove_the_others(tmp_path):
     assert (profiles_of(file)[0].work == profile.work).all()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50)
 @given(cut=st.floats(0.1, 1), junk=st.binary(max_size=20))
 def test_damaged_files_are_refused_in_one_line(tmp_path, cut, junk):
     text = json.dumps(profiles({})[0]).encode()

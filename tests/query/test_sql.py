@@ -169,7 +169,7 @@ def test_rank_of_returns_the_rank_of_a_process(db):
     assert value(db, "rank_of(1, 999999)") is None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(-(10**6), 10**6), min_size=1, max_size=200),
     st.sampled_from([0.0, 0.5, 0.9, 0.95, 0.99, 1.0]),

@@ -81,7 +81,7 @@ def traces(draw: st.DrawFn, name: str) -> Trace:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(traces("a"), traces("b"), traces("c"), st.data())
 def test_the_merge_of_three_is_their_union(entry, two, three, data):
     with tempfile.TemporaryDirectory() as folder:

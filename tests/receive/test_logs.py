@@ -294,7 +294,7 @@ RECORDS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records=RECORDS, resource=st.dictionaries(KEYS, VALUES, max_size=4))
 def test_both_decoders_return_the_same_rows(records, resource):
     body = logs(records, resource=resource).SerializeToString()

@@ -92,7 +92,7 @@ def answers(sent: Sequence[Callable[[], Accepted]]) -> list[Accepted | str]:
         return list(pool.map(send, sent))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     requests=st.lists(
         st.lists(st.tuples(RECORDS, st.dictionaries(KEYS, VALUES, max_size=3)), max_size=3), max_size=4

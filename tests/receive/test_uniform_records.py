@@ -89,7 +89,7 @@ def decoded(body: bytes, way: Any) -> object:
     return done.n_records, done.n_rejected, done.counts, done.batch.batch_id, tables
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(message=of_one_shape())
 def test_the_uniform_decoder_matches_the_general_decoder(message):
     body = message.SerializeToString()
@@ -117,7 +117,7 @@ def collectives(n: int = 1000) -> ExportLogsServiceRequest:
     return logs(records, resource={"host.name": "n1"})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_byte_that_is_wrong_is_never_read_as_something_else(data):
     body = bytearray(collectives(300).SerializeToString())

@@ -50,7 +50,7 @@ def test_extreme_values_come_back(table):
 
 
 @BY_NAME
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_bits_come_back(table, data):
     dtype = layout.dtype(table)

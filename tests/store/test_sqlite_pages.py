@@ -64,7 +64,7 @@ def test_values_of_all_sizes_equal_those_of_sqlite(path, table):
         np.testing.assert_array_equal(by_pages(db, table), by_sqlite(db, table))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(page_bytes=st.sampled_from([512, 4096, 65536]), n=st.integers(0, 400), seed=st.integers(0, 99))
 def test_any_page_size_is_read(page_bytes, n, seed):
     with closing(sqlite3.connect(":memory:")) as db:
@@ -131,7 +131,7 @@ def test_a_whole_trace_is_read_in_order_of_time(path):
     np.testing.assert_array_equal(got, expected[np.argsort(expected["ts_ns"], kind="stable")])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_damaged_pages_never_stop_the_reader(data):
     whole = _whole()

@@ -39,7 +39,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
     return draw(st.sampled_from([whole, whole.slice(begin), pa.concat_tables([whole, whole.slice(begin)])]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows=tables())
 def test_packed_rows_are_unpacked_unchanged(rows):
     result = unpacked(packed(rows))
