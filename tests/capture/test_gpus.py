@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.capture.gpu.gpu_counters import GpuCounters
 from stallscope.capture.gpu.gpu_edges import GpuEdges
 from stallscope.capture.gpu.gpu_state import GpuStates
 from stallscope.capture.gpu.gpu_watch import Gpus
-from stallscope.capture.gpu.nvml import library
+from stallscope.capture.gpu.nvml import devices, library
 from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
@@ -79,6 +80,26 @@ def test_a_lowered_power_limit_is_a_reason_for_the_clock(fake_gpus, default_mw, 
     with library() as nvml:
         (row,) = GpuStates(nvml, node=0).read(0).gpus
     assert row["clock_reasons"] == 4 | (LOWERED_POWER_LIMIT if is_lowered else 0)
+
+
+def test_counters_are_means_since_the_last_reading_of_gpus_that_have_them(fake_gpus):
+    counting = H100 | {"counter": ["2 41.6", "5 12.2", "10 nan", "60 1.5", "61 2"]}
+    fake_gpus.have(counting, OTHER)
+    with library() as nvml:
+        counters = GpuCounters(nvml, 3, dict(devices(nvml)))
+        assert not len(counters.read(5 * SECOND))
+        (row,) = counters.read(7 * SECOND)
+        assert (row["ts_ns"], row["interval_ns"], row["node"], row["gpu"]) == (7 * SECOND, 2 * SECOND, 3, 0)
+        assert (row["sm_percent"], row["tensor_percent"], row["memory_percent"]) == (42, 12, UNKNOWN)
+        assert (row["nvlink_received_bytes_per_s"], row["nvlink_sent_bytes_per_s"]) == (3 << 19, 2 << 20)
+        assert row["pcie_sent_bytes_per_s"] == UNKNOWN
+        fake_gpus.have(counting | {"lost": 1}, OTHER)
+        assert not len(counters.read(8 * SECOND))
+        fake_gpus.have(counting, OTHER)
+        assert not len(counters.read(9 * SECOND))
+        assert len(counters.read(10 * SECOND)) == 1
+        counters.close()
+        assert nvml.nvmlLib.n_open_samples() == 0
 
 
 def test_values_that_a_gpu_does_not_report_are_unknown(fake_gpus):

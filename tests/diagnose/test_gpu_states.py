@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
+from stallscope.diagnose.gpu.driver_state import unlike_others
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.gpu_drivers import Drivers
 from stallscope.diagnose.verdicts.gpu_driver import with_gpu_states
 from stallscope.events import layout
-from stallscope.events.trace import Trace
+from stallscope.events.trace import Clock, Trace
 
 from .builders import MS, START_NS, Job, data_parallel, every, trace_of
 from .cutting import Cut, batches, told
@@ -100,6 +101,36 @@ def test_small_dips_idle_clocks_and_program_errors_are_not_evidence(expected):
 def test_a_verdict_on_a_gpu_states_how_its_readings_differ(reading: dict[str, int], expected: list[str]):
     _, evidence = cause_of(with_gpus(slow_trace(), **reading))
     assert (evidence.unlike_other_gpus or []) == expected
+
+
+def counted(sm_percent: list[int], nvlink_mb: list[int]) -> np.ndarray:
+    """Hardware counters of GPUs 0, 1, ..."""
+    rows = layout.empty(layout.GPU_COUNTERS, len(sm_percent))
+    rows["ts_ns"], rows["interval_ns"] = START_NS + 200 * MS, 200 * MS
+    rows["gpu"], rows["sm_percent"] = range(len(sm_percent)), sm_percent
+    rows["nvlink_sent_bytes_per_s"] = np.array(nvlink_mb) * 1_000_000
+    return rows
+
+
+def test_a_verdict_on_a_gpu_states_how_its_counters_differ():
+    trace = replace(with_gpus(slow_trace()), gpu_counters=counted([80, 82, 35, 79], [9000, 9000, 8900, 9000]))
+    _, evidence = cause_of(trace)
+    assert evidence.unlike_other_gpus == ["multiprocessors at work 35 %, other GPUs 80"]
+    slow_link = replace(trace, gpu_counters=counted([80, 82, 79, 79], [9000, 9000, 900, 9000]))
+    _, evidence = cause_of(slow_link)
+    assert evidence.unlike_other_gpus == ["sent over NVLink 900 MB/s, other GPUs 9000"]
+
+
+def test_gpus_of_other_nodes_are_compared_at_the_same_time_whatever_their_clocks():
+    day_ns, boot_ns, ahead_ns = 86_400 * 10**9, 10**18, 10**15
+    rows = layout.empty(layout.GPUS, 4)  # an hour ago both clocks were low
+    rows["node"], rows["sm_mhz"], rows["sm_max_mhz"] = [0, 0, 1, 1], [1200, 1200, 1200, 1980], 1980
+    rows["ts_ns"] = [day_ns - 3600 * 10**9, day_ns, day_ns + ahead_ns - 3600 * 10**9, day_ns + ahead_ns]
+    trace = Trace(gpus=rows, nodes=("a", "b"), clocks=(Clock(0, 0, boot_ns), Clock(1, ahead_ns, boot_ns)))
+    since_ns = boot_ns + day_ns
+    verdict = Verdict("device", "", [0], since_ns=since_ns, until_ns=since_ns + 10**9)
+    evidence = unlike_others(trace, {0: (0, 0), 1: (1, 0)}, 0, verdict)
+    assert evidence.unlike_other_gpus == ["SM clock 1200 MHz, other GPUs 1980"]
 
 
 def test_new_errors_of_a_gpu_are_evidence():

@@ -7,6 +7,7 @@ import pytest
 
 from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.processes.buckets import LEFT, TIMER
+from stallscope.diagnose.processes.budget_summary import as_data, lines
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import as_json
 from stallscope.events import layout
@@ -398,6 +399,17 @@ def test_the_share_of_other_processes_on_a_gpu_covers_the_second_before_each_rea
     processes["pid"], processes["ts_ns"], processes["alive"] = [PID, PID + 1], START_NS + SECOND_NS, 1
     (activity,) = activities(replace(trace, gpu_use=rows, gpu_processes=processes))
     assert activity.gpu is not None and activity.gpu.others_busy == pytest.approx(0.4)
+
+
+def test_the_budget_states_how_many_multiprocessors_work():
+    trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
+    rows = layout.empty(layout.GPU_COUNTERS, 3)
+    rows["ts_ns"], rows["interval_ns"] = START_NS + np.array([1, 5, 9]) * SECOND_NS, 4 * SECOND_NS
+    rows["sm_percent"] = [90, 10, 20]  # the first row is about the time before
+    (activity,) = activities(replace(trace, gpu_counters=rows))
+    assert activity.gpu is not None and activity.gpu.sm_active == pytest.approx(0.15)
+    assert activity.gpu.memory_bandwidth is None
+    assert "15% of its multiprocessors at work" in "\n".join(lines(as_data(trace, [activity])))
 
 
 def ranks_of(*budgets: tuple[dict[Category, float], list[Sampled]]) -> Trace:

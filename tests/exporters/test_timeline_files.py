@@ -357,7 +357,10 @@ def with_gpus(trace: Trace) -> Trace:
     rows["gpu"], rows["mig"] = [0, 1, 1] * 2, [-1, -1, 7] * 2
     rows["utilization_percent"], rows["sm_mhz"] = [90, 80, -1, 10, 20, -1], [1980, 1200, -1, -1, 1210, -1]
     rows["memory_used_bytes"] = np.arange(1, 7) << 30
-    return replace(trace, gpus=rows[::-1])
+    counters = layout.empty(layout.GPU_COUNTERS, 1)
+    counters["gpu"], counters["sm_percent"] = 1, 35
+    counters["ts_ns"], counters["interval_ns"] = begin_ns + 100 * MS, 100 * MS
+    return replace(trace, gpus=rows[::-1], gpu_counters=counters)
 
 
 def test_gpu_states_are_counters_of_their_node(late: Trace):
@@ -374,6 +377,7 @@ def test_gpu_states_are_counters_of_their_node(late: Trace):
         "GPU 1 memory used": [(first_ns, float(2 << 30)), (second_ns, float(5 << 30))],
         "GPU 1 SM clock": [(first_ns, 1200.0), (second_ns, 1210.0)],
         "GPU 1 MIG 7 memory used": [(first_ns, float(3 << 30)), (second_ns, float(6 << 30))],
+        "GPU 1 multiprocessors at work": [(first_ns, 35.0)],
     }
 
 

@@ -3,8 +3,8 @@
  *
  * A line of it: WHICH KEY VALUE, where WHICH is the number of a GPU, or GPU.PARTITION. What has no line is not
  * supported. `process` may come several times (PID BYTES), and so may `busy` (MICROSECONDS PERCENT), the samples of the
- * utilisation; each `xid` is told once, in order. A GPU with `lost`
- * answers nothing. Signatures are those of nvml.h (CUDA 13).
+ * utilisation; each `xid` is told once, in order. A GPU with
+ * `lost` answers nothing. `counter ID VALUE` is a hardware counter, and a GPU without one does not support them. Signatures are those of nvml.h (CUDA 13).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -250,6 +250,63 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(device *one, unsigned *count, struc
 	*count = 0;
 	return OK;
 }
+
+struct counters { device *device; };
+struct metric { unsigned id; int result; double value; const char *names[3]; };
+struct metrics { unsigned version, n; struct counters *since, *now; struct metric metrics[]; };
+
+static unsigned n_samples; /* allocated and not freed */
+
+int nvmlGpmQueryDeviceSupport(device *one, unsigned *support)
+{
+	char text[LINE];
+
+	support[1] = told(one->which, "counter", 0, text);
+	return OK;
+}
+
+int nvmlGpmSampleAlloc(struct counters **out)
+{
+	*out = calloc(1, sizeof **out);
+	n_samples++;
+	return OK;
+}
+
+int nvmlGpmSampleFree(struct counters *sample)
+{
+	free(sample);
+	n_samples--;
+	return OK;
+}
+
+int nvmlGpmSampleGet(device *one, struct counters *sample)
+{
+	char text[LINE];
+
+	sample->device = one;
+	return told(one->which, "lost", 0, text) ? LOST : OK;
+}
+
+int nvmlGpmMetricsGet(struct metrics *all)
+{
+	char text[LINE];
+	unsigned i, id;
+	int n;
+
+	if (all->version != 1 || all->since->device != all->now->device)
+		return INVALID;
+	for (i = 0; i < all->n; i++) {
+		all->metrics[i].result = UNSUPPORTED;
+		for (n = 0; told(all->now->device->which, "counter", n, text); n++)
+			if (sscanf(text, "%u %lf", &id, &all->metrics[i].value) == 2 && id == all->metrics[i].id) {
+				all->metrics[i].result = OK;
+				break;
+			}
+	}
+	return OK;
+}
+
+unsigned n_open_samples(void) { return n_samples; }
 
 struct event { device *device; u64 type, data; unsigned gpu_instance, compute_instance; };
 

@@ -298,6 +298,7 @@ class CauseEvidence:
     others: list[str] | None = None  # processes on the GPU
     busy_for_others: float | None = None
     gpu_busy: float | None = None
+    sm_active: float | None = None  # share of the multiprocessors at work
 
     # A failed call
     error: str | None = None

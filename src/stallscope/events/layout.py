@@ -490,6 +490,24 @@ SERVERS = Table(
     ),
 )
 
+GPU_COUNTERS = Table(
+    "gpu_counters",
+    "Hardware counters of a GPU (NVML's GPM, Hopper and later): means since the reading before.",
+    (
+        Field("ts_ns", "i8", "time of the reading"),
+        _PROCESS_FIELDS[0],
+        Field("gpu", "u2", "number of the GPU, as the driver counts"),
+        Field("interval_ns", "i8", "time since the reading before"),
+        Field("sm_percent", "i2", "multiprocessors with work, of all, on average", True),
+        Field("tensor_percent", "i2", "use of the tensor cores", True),
+        Field("memory_percent", "i2", "use of the bandwidth of the GPU's memory", True),
+        Field("pcie_sent_bytes_per_s", "i8", "from the GPU over PCIe", True),
+        Field("pcie_received_bytes_per_s", "i8", "to the GPU over PCIe", True),
+        Field("nvlink_sent_bytes_per_s", "i8", "from the GPU over all NVLinks", True),
+        Field("nvlink_received_bytes_per_s", "i8", "to the GPU over all NVLinks", True),
+    ),
+)
+
 GPU_KERNELS = Table(
     "gpu_kernels",
     "An operation of NCCL on the GPU, recorded by NCCL's profiler plugin while it is switched on.",
@@ -568,6 +586,7 @@ NODE_TABLES: tuple[Table, ...] = (
     GPUS,
     GPU_PROCESSES,
     GPU_USE,
+    GPU_COUNTERS,
     SAMPLES,
     REQUESTS,
     TOKENS,
@@ -597,6 +616,7 @@ ARRAYS = (
     GPUS,
     GPU_PROCESSES,
     GPU_USE,
+    GPU_COUNTERS,
     CALL_COUNTS,
     SAMPLES,
     REQUESTS,

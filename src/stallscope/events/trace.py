@@ -112,6 +112,7 @@ class Trace:
     operations: Array = field(default_factory=lambda: layout.empty(layout.CALL_COUNTS))
     samples: Array = field(default_factory=lambda: layout.empty(layout.SAMPLES))
     gpu_use: Array = field(default_factory=lambda: layout.empty(layout.GPU_USE))
+    gpu_counters: Array = field(default_factory=lambda: layout.empty(layout.GPU_COUNTERS))
     requests: Array = field(default_factory=lambda: layout.empty(layout.REQUESTS))
     tokens: Array = field(default_factory=lambda: layout.empty(layout.TOKENS))
     servers: Array = field(default_factory=lambda: layout.empty(layout.SERVERS))

@@ -13,27 +13,46 @@ from stallscope.events.names import GpuKernelFlag, Op, word
 from stallscope.exporters.trace_context import Process, TraceContext
 from stallscope.exporters.tracks import Slice, Value
 
-_COUNTERS = (
+_STATE = (
     ("utilization_percent", "utilisation", "%"),
     ("memory_used_bytes", "memory used", "bytes"),
     ("sm_mhz", "SM clock", "MHz"),
+)
+_HARDWARE = (
+    ("sm_percent", "multiprocessors at work", "%"),
+    ("memory_percent", "memory bandwidth", "%"),
+    ("nvlink_sent_bytes_per_s", "sent over NVLink", "bytes/s"),
+    ("nvlink_received_bytes_per_s", "received over NVLink", "bytes/s"),
 )
 
 
 def counters(context: TraceContext, node: int) -> Iterator[tuple[str, str, Sequence[tuple[int, float]]]]:
     """By GPU (or partition) and column: title, unit, (ns on the common clock, value) where known."""
-    rows = context.trace.gpus
-    rows = rows[rows["node"] == node]
-    rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
+    rows = _of_node(context.trace.gpus, node)
     for gpu, mig in sorted(set(rows[["gpu", "mig"]].tolist())):
         own = rows[(rows["gpu"] == gpu) & (rows["mig"] == mig)]
-        at = context.common_ns(node, own["ts_ns"])
-        name = f"GPU {gpu}" if mig == UNKNOWN else f"GPU {gpu} MIG {mig}"
-        for column, words, unit in _COUNTERS:
-            known = own[column] != UNKNOWN
-            if known.any():
-                values = own[column][known].astype(np.float64)
-                yield f"{name} {words}", unit, list(zip(at[known].tolist(), values.tolist(), strict=True))
+        at_ns = context.common_ns(node, own["ts_ns"])
+        yield from _columns(f"GPU {gpu}" if mig == UNKNOWN else f"GPU {gpu} MIG {mig}", own, at_ns, _STATE)
+    rows = _of_node(context.trace.gpu_counters, node)
+    for gpu in np.unique(rows["gpu"]).tolist():
+        own = rows[rows["gpu"] == gpu]
+        at_ns = context.common_ns(node, own["ts_ns"] - own["interval_ns"])
+        yield from _columns(f"GPU {gpu}", own, at_ns, _HARDWARE)
+
+
+def _of_node(rows: Array, node: int) -> Array:
+    rows = rows[rows["node"] == node]
+    return rows[np.argsort(rows["ts_ns"], kind="stable")]
+
+
+def _columns(
+    name: str, rows: Array, at_ns: Array, columns: Sequence[tuple[str, str, str]]
+) -> Iterator[tuple[str, str, Sequence[tuple[int, float]]]]:
+    for column, words, unit in columns:
+        known = rows[column] != UNKNOWN
+        if known.any():
+            values = rows[column][known].astype(np.float64)
+            yield f"{name} {words}", unit, list(zip(at_ns[known].tolist(), values.tolist(), strict=True))
 
 
 def nccl_kernels(context: TraceContext, process: Process) -> Iterator[tuple[str, list[Slice]]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stallscope.capture.gpu.gpu_counters import EVERY, GpuCounters
 from stallscope.capture.gpu.gpu_edges import GpuEdges
 from stallscope.capture.gpu.gpu_state import GpuStates
 from stallscope.capture.gpu.nvml import devices, library, query, text
@@ -41,10 +42,11 @@ class Gpus:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._pending: dict[Table, list[Array]] = {
-            table: [] for table in (layout.GPUS, layout.GPU_PROCESSES, layout.GPU_USE)
+            table: [] for table in (layout.GPUS, layout.GPU_PROCESSES, layout.GPU_USE, layout.GPU_COUNTERS)
         }
         self._edges = GpuEdges()
         self._latest = layout.empty(layout.GPUS)
+        self._n_readings = 0
         with ExitStack() as stack:
             self._nvml = stack.enter_context(lib())
             self._states = GpuStates(self._nvml, node)
@@ -52,6 +54,8 @@ class Gpus:
             self.gpu_numbers = self._states.gpu_numbers()
             self._xids = _XidEvents(self._nvml)
             stack.callback(self._xids.close)
+            self._counters = GpuCounters(self._nvml, node, dict(devices(self._nvml)))
+            stack.callback(self._counters.close)
             self._resources = stack.pop_all()
         self._thread = threading.Thread(target=self._watch, name="gpus", daemon=True)
         self._thread.start()
@@ -91,10 +95,14 @@ class Gpus:
         processes = (
             None if reading.processes is None else self._edges.changed_processes(reading.processes, now_ns)
         )
+        counters = self._counters.read(now_ns) if self._n_readings % EVERY == 0 else None
+        self._n_readings += 1
         with self._lock:
             self._latest = reading.gpus
             self._queue(layout.GPUS, rows)
             self._queue(layout.GPU_USE, reading.use)
+            if counters is not None:
+                self._queue(layout.GPU_COUNTERS, counters)
             if processes is not None:
                 self._queue(layout.GPU_PROCESSES, processes)
 

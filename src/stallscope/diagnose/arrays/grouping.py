@@ -11,7 +11,7 @@ import numpy as np
 
 from stallscope.diagnose.arrays.parallel import ROWS_AT_ONCE, in_pieces
 from stallscope.events.columns import is_one_value
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 
 _SPARSE = 4  # table entries per row up to which codes are renumbered through a table
 _SMALL = 1 << 12  # fewer rows than this are sorted at once
@@ -262,6 +262,13 @@ def by_group(group: Array, value: Array, n_groups: int, statistic: Callable[[Arr
 def medians(table: Array) -> Array:
     """The median of each row of a table (k, size)."""
     return np.asarray(np.median(table, axis=1))
+
+
+def known_mean(values: Array, weight: Array) -> float | None:
+    """The weighted mean of the values that are not UNKNOWN, both (n,); None if none of them has a weight."""
+    is_known = values != UNKNOWN
+    whole = float(weight[is_known].sum())
+    return float((values[is_known] * weight[is_known]).sum() / whole) if whole else None
 
 
 def median_of_others(group: Array, value: Array) -> Array:

@@ -67,15 +67,11 @@ def driver_reason(
     if rank not in gpus:
         return None
     node, number = gpus[rank]
-    begin_ns, end_ns = (
-        _on_node(trace, node, verdict.since_ns, -_EVER),
-        _on_node(trace, node, verdict.until_ns, _EVER),
-    )
-    rows = _of(trace, node, number)
+    begin_ns, end_ns = _period(trace, node, verdict)
     return (
-        _fault(rows, begin_ns, end_ns)
+        _fault(_of(trace.gpus, node, number), begin_ns, end_ns)
         or _foreign(trace, node, number, begin_ns=begin_ns, end_ns=end_ns)
-        or _held(trace, gpus, rank, rows=rows, begin_ns=begin_ns, end_ns=end_ns)
+        or _held(trace, gpus, rank, verdict)
     )
 
 
@@ -83,24 +79,38 @@ def unlike_others(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
 ) -> CauseEvidence:
     """The driver readings in which the rank's GPU differs from the other ranks' GPUs of its model at the same time."""
-    node, number = gpus[rank]
-    begin_ns, end_ns = (
-        _on_node(trace, node, verdict.since_ns, -_EVER),
-        _on_node(trace, node, verdict.until_ns, _EVER),
+    own, *others = (
+        _readings(trace, gpu, verdict) for gpu in (gpus[rank], *sorted(set(gpus.values()) - {gpus[rank]}))
     )
-    rows = _of(trace, node, number)
-    most_mhz = rows["sm_max_mhz"].max(initial=UNKNOWN)
-    others = [_of(trace, *gpu) for gpu in sorted(set(gpus.values()) - {gpus[rank]})]
-    same_model = [each for each in others if each["sm_max_mhz"].max(initial=UNKNOWN) == most_mhz]
-    own, *rest = (Readings(each, *_during(each, begin_ns, end_ns)) for each in (rows, *same_model))
-    found = differences(own, rest)
+    same_model = [each for each in others if _max_mhz(each.rows) == _max_mhz(own.rows)]
+    found = differences(own, same_model)
     return CauseEvidence(unlike_other_gpus=found or None)
 
 
-def _of(trace: Trace, node: int, number: int) -> Array:
-    rows = trace.gpus
+def _readings(trace: Trace, gpu: tuple[int, int], verdict: Verdict | None) -> Readings:
+    rows = _of(trace.gpus, *gpu)
+    begin_ns, end_ns = _period(trace, gpu[0], verdict)
+    counters = trace.gpu_counters
+    counters = counters[(counters["node"] == gpu[0]) & (counters["gpu"] == gpu[1])]
+    since_ns = counters["ts_ns"] - counters["interval_ns"]
+    inside_ns = np.minimum(counters["ts_ns"], end_ns) - np.maximum(since_ns, begin_ns)
+    return Readings(rows, *_during(rows, begin_ns, end_ns), counters, np.maximum(inside_ns, 0))
+
+
+def _max_mhz(rows: Array) -> int:
+    return int(rows["sm_max_mhz"].max(initial=UNKNOWN))
+
+
+def _of(rows: Array, node: int, number: int) -> Array:
     rows = rows[(rows["node"] == node) & (rows["gpu"] == number) & (rows["mig"] == UNKNOWN)]
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
+
+
+def _period(trace: Trace, node: int, verdict: Verdict | None) -> tuple[int, int]:
+    """Begin and end of a verdict on the clock of a node; all time without a verdict."""
+    if verdict is None:
+        return -_EVER, _EVER
+    return _on_node(trace, node, verdict.since_ns, -_EVER), _on_node(trace, node, verdict.until_ns, _EVER)
 
 
 def _on_node(trace: Trace, node: int, at_wall_ns: int | None, otherwise: int) -> int:
@@ -139,10 +149,11 @@ def _foreign(trace: Trace, node: int, number: int, *, begin_ns: int, end_ns: int
 
 
 def _held(
-    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, *, rows: Array, begin_ns: int, end_ns: int
+    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict | None
 ) -> _Reason | None:
-    """A clock that is held down, at the time of the verdict. rows: of the rank's GPU."""
-    during, weight = _during(rows, begin_ns, end_ns)
+    """A clock that is held down, at the time of the verdict, or for most of the trace without one."""
+    readings = _readings(trace, gpus[rank], verdict)
+    during, weight = readings.during, readings.weight
     known = (during["sm_mhz"] != UNKNOWN) & (during["clock_reasons"] != UNKNOWN)
     during, weight = during[known], weight[known]
     if not weight.sum():
@@ -151,7 +162,7 @@ def _held(
     if weight[is_held].sum() < _HELD_SHARE * weight.sum():
         return None
     mhz = float(np.average(during["sm_mhz"][is_held], weights=weight[is_held]))
-    reference = _reference_mhz(trace, gpus, rank, rows=rows, begin_ns=begin_ns, end_ns=end_ns)
+    reference = _reference_mhz(trace, gpus, rank, verdict)
     if reference is None or mhz > _CLOCK_SHARE * reference:
         return None
     bits = int(np.bitwise_or.reduce(during["clock_reasons"][is_held])) & _HOLDS
@@ -168,25 +179,23 @@ def _held(
 
 
 def _reference_mhz(
-    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, *, rows: Array, begin_ns: int, end_ns: int
+    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict | None
 ) -> float | None:
     """The median clock of the other ranks' GPUs of the same maximum at the time; otherwise the GPU's own earlier clock.
 
     GPUs of all nodes count, since the GPUs of a whole node may be held down together.
     """
-    clocks, max_mhz = [], rows["sm_max_mhz"].max(initial=UNKNOWN)
-    for other, (there, number) in gpus.items():
-        if other == rank or (there, number) == gpus[rank]:
+    clocks, rows = [], _of(trace.gpus, *gpus[rank])
+    for gpu in gpus.values():
+        other = _readings(trace, gpu, verdict)
+        if gpu == gpus[rank] or _max_mhz(other.rows) != _max_mhz(rows):
             continue
-        of_other = _of(trace, there, number)
-        if of_other["sm_max_mhz"].max(initial=UNKNOWN) != max_mhz:
-            continue
-        during, weight = _during(of_other, begin_ns, end_ns)
-        is_busy = (during["sm_mhz"] != UNKNOWN) & (during["utilization_percent"] >= 20)
-        if weight[is_busy].sum():
-            clocks.append(float(np.average(during["sm_mhz"][is_busy], weights=weight[is_busy])))
+        is_busy = (other.during["sm_mhz"] != UNKNOWN) & (other.during["utilization_percent"] >= 20)
+        if other.weight[is_busy].sum():
+            clocks.append(float(np.average(other.during["sm_mhz"][is_busy], weights=other.weight[is_busy])))
     if clocks:
         return float(np.median(clocks))
+    begin_ns, _ = _period(trace, gpus[rank][0], verdict)
     before = rows[
         (rows["ts_ns"] < begin_ns) & (rows["sm_mhz"] != UNKNOWN) & (rows["utilization_percent"] >= 20)
     ]
@@ -200,7 +209,7 @@ def narrow_links(trace: Trace, gpus: dict[int, tuple[int, int]]) -> dict[int, Ca
     """
     lanes = {}
     for rank, (node, number) in gpus.items():
-        rows = _of(trace, node, number)
+        rows = _of(trace.gpus, node, number)
         rows = rows[(rows["pcie_width"] > 0) & (rows["pcie_max_width"] > 0)]
         if len(rows):
             lanes[rank] = int(rows["pcie_width"].max()), int(rows["pcie_max_width"].max())
@@ -215,9 +224,8 @@ def narrow_links(trace: Trace, gpus: dict[int, tuple[int, int]]) -> dict[int, Ca
 def held_gpus(trace: Trace, gpus: dict[int, tuple[int, int]]) -> dict[int, CauseEvidence]:
     """The ranks whose GPU's clock is held down for most of the trace, if most ranks' GPUs are not: by rank."""
     held = {}
-    for rank, (node, number) in gpus.items():
-        rows = _of(trace, node, number)
-        reason = _held(trace, gpus, rank, rows=rows, begin_ns=-_EVER, end_ns=_EVER)
+    for rank in gpus:
+        reason = _held(trace, gpus, rank, None)
         if reason:
             held[rank] = reason.evidence
     return held if len(held) <= _FEW * len(gpus) else {}

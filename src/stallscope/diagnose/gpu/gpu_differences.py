@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.arrays.grouping import known_mean
 from stallscope.events.layout import UNKNOWN, Array
 
 _LEVELS = (  # column, name, unit, factor to the unit, minimum difference in the unit, minimum share of the peers' value
@@ -19,6 +20,15 @@ _LEVELS = (  # column, name, unit, factor to the unit, minimum difference in the
     ("pcie_width", "PCIe lanes", "", 1.0, 0.5, 0.0),
     ("n_nvlinks_up", "NVLinks up", "", 1.0, 0.5, 0.0),
 )
+_COUNTER_LEVELS = (
+    ("sm_percent", "multiprocessors at work", "%", 1.0, 10.0, 0.1),
+    ("tensor_percent", "use of tensor cores", "%", 1.0, 10.0, 0.1),
+    ("memory_percent", "use of memory bandwidth", "%", 1.0, 10.0, 0.1),
+    ("pcie_sent_bytes_per_s", "sent over PCIe", "MB/s", 1e-6, 100.0, 0.2),
+    ("pcie_received_bytes_per_s", "received over PCIe", "MB/s", 1e-6, 100.0, 0.2),
+    ("nvlink_sent_bytes_per_s", "sent over NVLink", "MB/s", 1e-6, 100.0, 0.2),
+    ("nvlink_received_bytes_per_s", "received over NVLink", "MB/s", 1e-6, 100.0, 0.2),
+)
 _COUNTS = (
     ("n_ecc_corrected", "corrected memory errors"),
     ("n_ecc_uncorrected", "uncorrected memory errors"),
@@ -29,25 +39,28 @@ _COUNTS = (
 @dataclass(frozen=True)
 class Readings:
     """The readings of one GPU. rows: all, for counts; during: those that apply in the period of a verdict, each for the
-    time in weight.
+    time in weight. counters: the rows of GPU_COUNTERS, with the part of that period that each covers.
     """
 
     rows: Array
     during: Array
     weight: Array
+    counters: Array
+    covered_ns: Array
 
 
 def differences(own: Readings, others: list[Readings]) -> list[str]:
     """Each reading in which a GPU differs from the median of its peers; empty for a job with one GPU."""
     out = []
-    for column, name, unit, factor, least, least_share in _LEVELS:
-        value, peers = _level(own, column), [_level(each, column) for each in others]
-        known = [peer * factor for peer in peers if peer is not None]
-        if value is None or not known:
-            continue
-        typical = float(np.median(known))
-        if abs(value * factor - typical) >= max(least, least_share * typical):
-            out.append(f"{name} {value * factor:.0f} {unit}".strip() + f", other GPUs {typical:.0f}")
+    for levels, level in ((_LEVELS, _level), (_COUNTER_LEVELS, _counter_level)):
+        for column, name, unit, factor, least, least_share in levels:
+            value, peers = level(own, column), [level(each, column) for each in others]
+            known = [peer * factor for peer in peers if peer is not None]
+            if value is None or not known:
+                continue
+            typical = float(np.median(known))
+            if abs(value * factor - typical) >= max(least, least_share * typical):
+                out.append(f"{name} {value * factor:.0f} {unit}".strip() + f", other GPUs {typical:.0f}")
     for column, name in _COUNTS:
         grown, peers_grown = _growth(own.rows, column), [_growth(each.rows, column) for each in others]
         typical = float(np.median(peers_grown)) if peers_grown else 0.0
@@ -57,11 +70,11 @@ def differences(own: Readings, others: list[Readings]) -> list[str]:
 
 
 def _level(readings: Readings, column: str) -> float | None:
-    values, weight = readings.during[column], readings.weight
-    known = values != UNKNOWN
-    if not weight[known].sum():
-        return None
-    return float(np.average(values[known], weights=weight[known]))
+    return known_mean(readings.during[column], readings.weight)
+
+
+def _counter_level(readings: Readings, column: str) -> float | None:
+    return known_mean(readings.counters[column], readings.covered_ns)
 
 
 def _growth(rows: Array, column: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stallscope.diagnose.arrays.grouping import known_mean
 from stallscope.diagnose.processes.code_locations import IMPORTS, matches, user_line
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import (
@@ -114,6 +115,7 @@ class Gpu:
     """The GPU of a process as its driver reports it, averaged over the time examined; None where not reported.
 
     busy_range: the 80 % interval of `busy`, see _busy_range().
+    sm_active, memory_bandwidth: shares of its multiprocessors and of its memory's bandwidth in use.
     is_power_limited: its power limit is below its default. Dense work reaches the default limit, which is normal.
     """
 
@@ -131,6 +133,8 @@ class Gpu:
     throttled: dict[str, float] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     others_busy: float = 0.0
+    sm_active: float | None = None
+    memory_bandwidth: float | None = None
 
 
 @dataclass(frozen=True)
@@ -424,15 +428,31 @@ def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -
         busy_range=busy_range,
         memory_used_bytes=_known(int(rows["memory_used_bytes"].max())),
         memory_total_bytes=_known(int(last["memory_total_bytes"])),
-        sm_mhz=_mean(rows["sm_mhz"], weight * np.maximum(rows["utilization_percent"], 0)),
+        sm_mhz=known_mean(rows["sm_mhz"], weight * np.maximum(rows["utilization_percent"], 0)),
         sm_max_mhz=_known(int(last["sm_max_mhz"])),
-        power_w=_thousandth(_mean(rows["power_mw"], weight)),
+        power_w=_thousandth(known_mean(rows["power_mw"], weight)),
         power_limit_w=_thousandth(_known(int(last["power_limit_mw"]))),
         is_power_limited=bool(max(int(last["clock_reasons"]), 0) & LOWERED_POWER_LIMIT),
         throttled=_throttled(rows, weight),
         others=others,
         others_busy=_others_busy(trace, node, int(last["gpu"]), pid, begin_ns=begin_ns, end_ns=end_ns),
+        **_counters(trace, node, int(last["gpu"]), begin_ns=begin_ns, end_ns=end_ns),
     )
+
+
+def _counters(
+    trace: Trace, node: int, gpu: int, *, begin_ns: Array, end_ns: Array
+) -> dict[str, float | None]:
+    """Use of multiprocessors and memory in the readings that lie within the intervals for most of their time."""
+    rows = trace.gpu_counters[(trace.gpu_counters["node"] == node) & (trace.gpu_counters["gpu"] == gpu)]
+    since_ns, until_ns = rows["ts_ns"] - rows["interval_ns"], rows["ts_ns"]
+    inside_ns = np.minimum(until_ns[:, None], end_ns) - np.maximum(since_ns[:, None], begin_ns)
+    weight = np.maximum(inside_ns, 0).sum(axis=1)
+    weight[weight < _WHOLE * rows["interval_ns"]] = 0
+    return {
+        "sm_active": _percent(known_mean(rows["sm_percent"], weight)),
+        "memory_bandwidth": _percent(known_mean(rows["memory_percent"], weight)),
+    }
 
 
 def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array, end_ns: Array) -> float:
@@ -516,7 +536,7 @@ def _busy(
     until[-1] = max(int(rows["ts_ns"][-1]), end_ns)
     is_known = (rows["utilization_percent"] != UNKNOWN) & (held_ns > 0)
     if not is_known.any():
-        return _percent(_mean(rows["utilization_percent"], held_ns)), (0.0, 1.0)
+        return _percent(known_mean(rows["utilization_percent"], held_ns)), (0.0, 1.0)
     weight, shares = held_ns[is_known], rows["utilization_percent"][is_known] / 100
     inside = np.clip(weight / np.maximum(until - since, 1)[is_known], 1e-3, 1.0)
     is_whole = inside >= _WHOLE
@@ -544,12 +564,6 @@ def standard_error(values: Array, weight: Array, *, spread: float) -> float:
     mean = np.average(values, weights=weight)
     variance = float(np.average((values - mean) ** 2, weights=weight))
     return float(((n * variance + 2 * spread**2) / (n + 1) / n) ** 0.5)
-
-
-def _mean(values: Array, weight: Array) -> float | None:
-    is_known = values != UNKNOWN
-    whole = float(weight[is_known].sum())
-    return float((values[is_known] * weight[is_known]).sum() / whole) if whole else None
 
 
 def _known(value: int) -> int | None:

@@ -66,6 +66,8 @@ def _gpu(process: Activity) -> dict[str, Any] | None:
         "number": gpu.number,
         "name": gpu.name,
         "busy": None if gpu.busy is None else round(gpu.busy, 3),
+        "sm_active": None if gpu.sm_active is None else round(gpu.sm_active, 3),
+        "memory_bandwidth": None if gpu.memory_bandwidth is None else round(gpu.memory_bandwidth, 3),
         "memory_used_bytes": gpu.memory_used_bytes,
         "memory_total_bytes": gpu.memory_total_bytes,
         "sm_mhz": None if gpu.sm_mhz is None else round(gpu.sm_mhz),
@@ -155,6 +157,10 @@ def _gpu_line(process: Mapping[str, Any]) -> str:
     if gpu is None:
         return f"busy {at_least}; its driver was not queried"
     parts = [f"busy {gpu['busy']:.0%}, {at_least}" if gpu["busy"] is not None else f"busy {at_least}"]
+    if gpu["sm_active"] is not None:
+        parts.append(f"{gpu['sm_active']:.0%} of its multiprocessors at work")
+    if gpu["memory_bandwidth"] is not None:
+        parts.append(f"{gpu['memory_bandwidth']:.0%} of its memory bandwidth")
     if gpu["memory_total_bytes"] and gpu["memory_used_bytes"] is not None:
         parts.append(f"{gpu['memory_used_bytes'] / 2**30:.1f} of {gpu['memory_total_bytes'] / 2**30:.0f} GiB")
     if gpu["sm_mhz"] and gpu["sm_max_mhz"]:

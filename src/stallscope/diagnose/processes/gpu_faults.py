@@ -278,5 +278,5 @@ def low_utilisation(case: Case) -> Fault | None:
         1 - busy,
         bucket.line,
         ["Enlarge the batch, or let the host run ahead of the GPU."],
-        CauseEvidence(gpu_busy=round(busy, 3)),
+        CauseEvidence(gpu_busy=round(busy, 3), sm_active=activity.gpu.sm_active if activity.gpu else None),
     )
