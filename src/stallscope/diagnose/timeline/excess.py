@@ -27,7 +27,9 @@ def excess_ns(timeline: Timeline, programs: Programs, value_ns: Array) -> Array:
 
     The only rank of a program is compared with its own median at the same position of the step. That shows transient
     delays, but not a call that is always slow. If a whole node is one program, its ranks may be late together: the
-    larger of both comparisons counts. Returns float64 (n,), 0 without a comparison.
+    larger of both comparisons counts. A comparison with own steps leaves out the part by which the ranks of the other
+    programs exceed their own steps as well, since the whole job then became slower. Returns float64 (n,), 0 without a
+    comparison.
     """
     out = programs.calls.beyond_others(value_ns, timeline.is_whole)
     is_unknown = np.isnan(out)
@@ -40,8 +42,25 @@ def excess_ns(timeline: Timeline, programs: Programs, value_ns: Array) -> Array:
         )
         usual = median_of_others(position, value_ns[alone])
         own = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
+        own *= _own_share(timeline, programs, alone, own)
         out[alone] = np.where(is_unknown[alone], own, np.maximum(out[alone], own))
     return out
+
+
+def _own_share(timeline: Timeline, programs: Programs, rows: Array, more_ns: Array) -> Array:
+    """The share of each excess that the ranks of other programs do not have in the same step: float64 (k,), 0 to 1.
+
+    rows: int64 (k,), rows that are compared with other steps of their process. more_ns: float64 (k,), their excess.
+    """
+    cell, n_cells = numbered(timeline.process[rows], programs.step[rows])
+    in_step_ns = np.bincount(cell, weights=more_ns, minlength=n_cells)
+    row = rows[np.unique(cell, return_index=True)[1]]
+    group, n_groups = numbered(programs.program[timeline.process[row]], programs.step[row])
+    step = programs.step[row[np.unique(group, return_index=True)[1]]]
+    of_others_ns = median_of_others(step, by_group(group, in_step_ns, n_groups, medians))
+    shared_ns = np.maximum(np.nan_to_num(of_others_ns, nan=0.0), 0.0)[group]
+    share = 1.0 - np.minimum(shared_ns / np.maximum(in_step_ns, 1.0), 1.0)
+    return np.asarray(share[cell])
 
 
 def _is_node_program(timeline: Timeline, programs: Programs) -> Array:
