@@ -158,7 +158,7 @@ def slow_devices(
         by_step = {late[i].step: late[i] for i in np.flatnonzero(is_like & (process_of == process)).tolist()}
         is_late = np.array([int(step) in by_step for step in table.step[cells]])
         others = np.delete(counts, process)
-        is_clear = typical >= limits.clear_factor * min_ns
+        is_clear = typical >= limits.clear_factor * max(min_ns, least)
         during = _steadily(is_late, limits, n_least=0 if is_clear else int(_FEW * len(cells)))
         if counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
             during = _with_more(is_late, during, _now_and_then(is_late, limits))
