@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stallscope import synth
 from stallscope.diagnose.causes import Excess, explained
 from stallscope.events.names import N_CATEGORIES, Category
+from stallscope.synth import HostStall, Schedule, simulate
 
 from .builders import MS, Call, Delay, Job, trace_of
 from .reports import only, report_of
@@ -50,6 +52,16 @@ def test_an_absorbed_delay_next_to_a_late_rank_names_the_late_rank_only():
     late = tuple(Delay(3, step, 60 * MS, Category.IO, call=1) for step in range(10, N_STEPS, 5))
     verdict = only(report_of(trace_of(replace(job, delays=job.delays + late))))
     assert verdict.ranks == [3]
+
+
+def test_a_delay_hidden_by_another_rank_in_a_job_that_runs_ahead_names_both_ranks():
+    """Between two waits rank 0 loses 300 ms, rank 10 150 ms or 300 ms, and a job without delays needs 200 ms."""
+    delays = [
+        HostStall(cause=cause, ranks=(rank,), delay_ns=150 * MS, schedule=Schedule(first=first, every=every))
+        for cause, rank, first, every in (("network_wait", 0, 8, 5), ("block_io", 10, 9, 7))
+    ]
+    trace, _ = simulate(synth.Job(dp=16, steps=120, sync_every=10), delays, seed=7, has_twin=False)
+    assert sorted(verdict.ranks for verdict in report_of(trace).verdicts) == [[0], [10]]
 
 
 def test_a_queue_that_absorbs_most_of_a_delay_passes_on_the_rest():

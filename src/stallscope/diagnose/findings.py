@@ -53,9 +53,9 @@ def findings(case: Case) -> Findings:
     named = recurring(
         all_late, timeline.n_processes, min_ns=case.pace.min_ns, limits=limits, node=timeline.node
     )
-    absorbed = absorption(case, named)
-    named = {process: late for process, late in named.items() if not absorbed.has(process)}
     gpus = with_costly_gpus(case, on_device(case, all_late))
+    absorbed = absorption(case, named, slow_gpus={process: gpu.late for process, gpu in gpus.slow.items()})
+    named = {process: late for process, late in named.items() if not absorbed.has(process)}
     unexplained = [
         late for late in all_late if late.process not in gpus.slow and not absorbed.has(late.process)
     ]

@@ -33,12 +33,31 @@ class Absorption:
         return process in self.proved or process in self.possible
 
 
-def absorption(case: Case, named: Late, *, is_exact: bool = True) -> Absorption:
+def absorption(
+    case: Case, named: Late, *, slow_gpus: Late | None = None, is_exact: bool = True
+) -> Absorption:
     """The absorbed delays of ranks that are late repeatedly.
 
-    named: their late steps by process. is_exact: see growth(); False for delays of GPUs.
+    named: their late steps by process. slow_gpus: late steps of slow GPUs, whose steps do not show what the delays of
+    other processes cost. is_exact: see growth(); False for delays of GPUs.
+
+    Absorbed delays are no reason for longer steps, so the remaining processes are compared again without them.
     """
-    parts = stretches(case, [late_step for late in named.values() for late_step in late]) if named else None
+    result, left = Absorption(), dict(named)
+    while left:
+        gpus = {process: late for process, late in (slow_gpus or {}).items() if process not in left}
+        found = _absorbed_alone(case, left, gpus, is_exact=is_exact)
+        if not found.proved and not found.possible:
+            break
+        result = Absorption({**result.proved, **found.proved}, {**result.possible, **found.possible})
+        left = {process: late for process, late in left.items() if not found.has(process)}
+    return result
+
+
+def _absorbed_alone(case: Case, named: Late, slow_gpus: Late, *, is_exact: bool) -> Absorption:
+    """The absorbed delays where each process is compared without the steps of the other named processes."""
+    late = [late_step for by_process in (named, slow_gpus) for own in by_process.values() for late_step in own]
+    parts = stretches(case, late)
     if parts is None:
         return Absorption()
     least = case.limits.min_late_steps
@@ -49,7 +68,7 @@ def absorption(case: Case, named: Late, *, is_exact: bool = True) -> Absorption:
             is_exact=is_exact and not _empties_queue(case, named[process]),
         )
         for process in named
-        if process in parts.delay_ns
+        if process in parts.delay_ns and parts.beyond_steps(process) <= _UNSURE
     }
     known = {process: each for process, each in grown.items() if each is not None}
     proved = {process for process, each in known.items() if _is_absorbed(case, each, named[process])}

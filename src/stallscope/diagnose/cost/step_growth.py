@@ -95,6 +95,14 @@ class Stretches:
         """The larger of a value in the stretch and, for steps, in the previous step, since delays carry over."""
         return np.maximum(value, np.append(0.0, value[:-1])) if self.is_step else value
 
+    def beyond_steps(self, process: int) -> float:
+        """The share of a process's delays that exceeds its stretches without delays: no queue can have absorbed it, also
+        where a longer delay of another process hides its cost.
+        """
+        delay = self.delay_ns[process]
+        beyond = np.maximum(delay - self.step_at_most_ns * np.maximum(self.n_steps, 1), 0.0)
+        return float(beyond.sum()) / max(float(delay.sum()), 1.0)
+
     @property
     def by_others_ns(self) -> Array:
         """The excess of unnamed ranks beyond a typical stretch: each may be longer by that much. float64 (k,)"""
