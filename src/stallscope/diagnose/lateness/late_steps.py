@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.arrays.grouping import by_group, medians, numbered
 from stallscope.diagnose.arrays.row_ranges import rows_of
 from stallscope.diagnose.lateness.launch_queue import held_in_launches
 from stallscope.diagnose.lateness.pauses import is_usual_in_pauses, shared_pause_ns
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.rounds import Rounds
-from stallscope.diagnose.timeline.step_table import Cells, lengths_ns, median_step_ns, touched
+from stallscope.diagnose.timeline.step_table import Cells, kinds, lengths_ns, median_step_ns, touched
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import Category
@@ -143,7 +143,8 @@ def _absorbed(
     """Late cells of ranks whose late steps last about as long as steps around which no rank is late: no rank had to
     wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step.
 
-    Nothing is known where there are too few such steps to compare with. has_pause: bool by cell; steps in which all
+    Nothing is known where there are too few such steps to compare with. Steps are compared with steps of their kind. The
+    kinds of a job (two models that train in turn) differ by more than a delay. has_pause: bool by cell; steps in which all
     ranks paused are longer for that reason, so they are not compared.
     """
     out = np.zeros(len(is_late), bool)
@@ -152,11 +153,15 @@ def _absorbed(
     quiet = np.flatnonzero(~touched(table.step, np.unique(table.step[late])) & ~has_pause)
     if not len(late) or not len(quiet):
         return out
+    kind, n_kinds = numbered(table.process, *kinds(table))
+    of_kind = by_group(kind[quiet], length[quiet], n_kinds, medians)
+    late = late[np.isfinite(of_kind[kind[late]])]
+    quiet = quiet[np.isin(kind[quiet], kind[late])]
 
     def usual(value: Array, cells: Array) -> Array:
         return by_group(table.process[cells], value[cells], timeline.n_processes, medians)
 
-    longer = usual(length, late) - usual(length, quiet)
+    longer = usual(length - of_kind[kind], late)
     n_quiet = np.bincount(table.process[quiet], minlength=timeline.n_processes)
     is_absorbed = n_quiet >= limits.steady_steps
     is_absorbed &= longer < limits.elongation * usual(table.rise_ns, late)

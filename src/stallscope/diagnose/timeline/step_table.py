@@ -187,6 +187,17 @@ def lengths_ns(timeline: Timeline, table: Cells, here: slice = slice(None)) -> A
     return np.asarray(timeline.ts_ns[table.end_row[here] - 1] - timeline.ts_ns[before])
 
 
+def kinds(table: Cells) -> tuple[Array, Array]:
+    """The number of calls of each cell and of the process's cell before it: int64 (c,) each.
+
+    Steps that are equal in both are of one kind: a wait for the GPU may end in the next step.
+    """
+    n_calls = table.end_row - table.first_row
+    is_first = np.append(True, np.diff(table.process) != 0)[: len(n_calls)]
+    before = np.append(n_calls[:1], n_calls[:-1])
+    return n_calls, np.where(is_first, n_calls, before)
+
+
 def touched(step: Array, late: Array) -> Array:
     """Whether each step is late or follows a late step: the waits for a late step show in the interval that leads into
     the next step.
