@@ -19,6 +19,12 @@ from shape_runs import Case, ran  # noqa: E402
         ("rollouts", "lock", 7),  # rollouts vary by more than the delay
         ("gan", "slow_gpu", 405),  # the steps of two models alternate
         ("accumulation", "slower_job", 409),  # the fabric, not a link between some ranks
+        ("absorbed", "slow_gpu", 300_017),  # a slow GPU makes the steps of an absorbed delay longer
+        ("experts", "slower_job", 300_014),  # hot experts on one GPU for some steps
+        ("subgroups", "slower_job", 300_004),  # the ranks of one node are compared with their own steps
+        ("bucketed", "slower_job", 300_004),  # steps vary by more than the change of the hosts' time
+        ("gan", "slower_job", 300_011),  # the steps of two models grow by different times
+        ("gan", "host_sleep", 300_002),  # the late steps are steps of one model only
     ],
 )
 def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:

@@ -4,14 +4,18 @@ A lasting change of the step time, found by a robust change-point test: the medi
 where the two parts lie closest to their medians. The change counts if it exceeds the differences between blocks of
 steps within each part, and if no block before it was as slow. Evaluations, checkpoints and recurring phases do not
 count. The time ledger shows which part of the step grew. Accuracy of the moment: a few steps if noise is small.
+
+Steps of several kinds (two models that train in turn) are compared with their own kind. Where the work of the steps
+varies more than the change (batches of several lengths), the time on the hosts varies less: it is examined as well, and
+counts if the steps became longer with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import by_group, medians
+from stallscope.diagnose.arrays.grouping import by_group, medians, numbered
 from stallscope.diagnose.arrays.subsample import spread_out
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.step_table import Cells
@@ -27,6 +31,8 @@ _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
 _COARSE_CUTS = 128  # cuts tried in a first pass; the second pass tries all cuts near the best
 _FEWEST_BEFORE = 6  # steps before an early change, of which each must be faster than each later step
 _OUTLIERS = 0.05  # share of the steps at either end that does not count in a mean
+_FEWEST_OF_KIND = 4  # steps of a kind in each half of the job from which they are compared with their kind only
+_OF_HOST = 0.5  # share of the hosts' additional time by which the steps must have become longer
 _GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
 
 
@@ -49,47 +55,158 @@ class Slowdown:
     grew_ns: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a job, (k,) each. duration_ns, host_ns: median over the ranks. like_ns: durations as if all steps
+    were of one kind. quiet_host_ns: host time of the faster half of the ranks, which late ranks do not change.
+    """
+
+    number: Array
+    duration_ns: Array
+    like_ns: Array
+    host_ns: Array
+    quiet_host_ns: Array
+    runs_ahead: bool
+
+    @staticmethod
+    def of(timeline: Timeline, table: Cells, limits: Thresholds) -> "_Steps":
+        """The steps of a table."""
+        number = np.unique(table.step)
+        duration = _per_step(table, timeline.interval_ns, number)
+        step_of_cell = np.searchsorted(number, table.step)
+        n_calls = by_group(step_of_cell, table.end_row - table.first_row, len(number), medians)
+        return _Steps(
+            number=number,
+            duration_ns=duration,
+            like_ns=_of_one_kind(duration, n_calls.astype(np.int64)),
+            host_ns=_per_step(table, timeline.host_ns, number),
+            quiet_host_ns=_per_step(table, timeline.host_ns, number, statistic=_lower_medians),
+            runs_ahead=not _per_step(table, timeline.wait_ns, number)[: limits.run_ahead_steps].any(),
+        )
+
+
 def slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
     """The lasting change of the step time, if there is one; the median over the ranks is examined."""
-    steps = np.unique(table.step)
-    if len(steps) < 2 * limits.slowdown_steps:
+    steps = _Steps.of(timeline, table, limits)
+    if len(steps.number) < 2 * limits.slowdown_steps:
         return None
-    duration = _per_step(table, timeline.interval_ns, steps)
-    runs_ahead = not _per_step(table, timeline.wait_ns, steps)[: limits.run_ahead_steps].any()
-    together = _STEPS_AHEAD if runs_ahead else 1
-    n = len(steps) // together
-    least = limits.slowdown_steps if together == 1 else _FEWEST_BLOCKS
-    if n < 2 * least:
+    together = _STEPS_AHEAD if steps.runs_ahead else 1
+    cut = _cut_of_steps(steps, together, limits)
+    if cut is None:
         return None
-    summed = duration[: n * together].reshape(n, together).sum(axis=1)
-    if together > 1:
-        summed[:1] = np.median(summed)  # the launch queue fills
-    cut = _change(summed, least)
-    if not _is_lasting(summed, cut, limits):
-        if together > 1:
-            return None
-        cut = _change(summed, _FEWEST_BEFORE)
-        if cut >= least or not _is_lasting(summed, cut, limits):
-            return None
-        if summed[:cut].max() >= summed[cut:].min():
-            return None
-    best = cut * together
+    summed = _summed(steps.like_ns, together)
     before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
-    if after - before < limits.min_late_ns and after < limits.slowdown_factor * before:
+    if not _is_enough(before, after, limits):
         return None
-    growth = (_trimmed_mean(summed[cut:]) - _trimmed_mean(summed[:cut])) / together
-    host = _per_step(table, timeline.host_ns, steps)
-    grown = float(np.median(host[best:]) - np.median(host[:best]))
-    first = table.first_row[table.step == steps[best]][0]
-    return Slowdown(
+    whole = _summed(steps.duration_ns, together)
+    growth = (_trimmed_mean(whole[cut:]) - _trimmed_mean(whole[:cut])) / together
+    of_all_kinds = float(np.median(whole[:cut])) / together
+    before, after = of_all_kinds, of_all_kinds * after / before
+    cut *= together
+    grown = float(np.median(steps.host_ns[cut:]) - np.median(steps.host_ns[:cut]))
+    share = min(max(grown / (after - before), 0.0), 1.0)
+    return _slowdown(
+        timeline, table, steps.number, cut, before_ns=before, after_ns=after, growth_ns=growth, host_share=share
+    )
+
+
+def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
+    """The lasting change of the hosts' time in each step by which the steps became longer, if there is one.
+
+    Late ranks do not change the host time of the faster half of the ranks, so their steps count as well.
+    """
+    steps = _Steps.of(timeline, table, limits)
+    if len(steps.number) < 2 * limits.slowdown_steps or steps.runs_ahead:
+        return None
+    host = steps.quiet_host_ns
+    cut = _change(host, limits.slowdown_steps)
+    before = _trimmed_mean(steps.duration_ns[:cut])
+    if not _is_lasting(host, cut, limits, of_ns=before):
+        return None
+    more = float(np.median(host[cut:]) - np.median(host[:cut]))
+    growth = _trimmed_mean(steps.duration_ns[cut:]) - before
+    if growth < _OF_HOST * more or not _is_enough(before, before + more, limits):
+        return None
+    growth = min(growth, more)
+    return _slowdown(
+        timeline,
+        table,
+        steps.number,
+        cut,
         before_ns=before,
-        after_ns=after,
+        after_ns=before + growth,
         growth_ns=growth,
-        host_share=min(max(grown / (after - before), 0.0), 1.0),
+        host_share=1.0,
+    )
+
+
+def _cut_of_steps(steps: _Steps, together: int, limits: Thresholds) -> int | None:
+    """The number of sums of `together` steps before the change; None without a lasting change."""
+    summed = _summed(steps.like_ns, together)
+    least = limits.slowdown_steps if together == 1 else _FEWEST_BLOCKS
+    if len(summed) < 2 * least:
+        return None
+    cut = _change(summed, least)
+    if _is_lasting(summed, cut, limits):
+        return cut
+    if together > 1:
+        return None
+    cut = _change(summed, _FEWEST_BEFORE)
+    is_early = cut < least and _is_lasting(summed, cut, limits)
+    return cut if is_early and summed[:cut].max() < summed[cut:].min() else None
+
+
+def _summed(values: Array, together: int) -> Array:
+    """The sums of `together` successive values; of several, the first is the median, since the launch queue fills."""
+    n = len(values) // together
+    summed: Array = values[: n * together].reshape(n, together).sum(axis=1)
+    if together > 1 and n:
+        summed[0] = np.median(summed)
+    return summed
+
+
+def _of_one_kind(duration_ns: Array, n_calls: Array) -> Array:
+    """Durations of steps, as if all steps took as long as the median step of the job: float64 (k,).
+
+    Steps are of one kind if they have equal numbers of calls, and the steps before them as well, since a wait for the
+    GPU may end in the next step. Only kinds that occur in the whole job are compared: a job whose steps get more calls at
+    some moment has become slower. n_calls: by step.
+    """
+    out, middle = duration_ns.astype(np.float64), len(duration_ns) // 2
+    kind_of, n_kinds = numbered(n_calls, np.append(n_calls[:1], n_calls[:-1]))
+    for kind in range(n_kinds) if n_kinds > 1 else ():
+        here = kind_of == kind
+        if min(np.count_nonzero(here[:middle]), np.count_nonzero(here[middle:])) >= _FEWEST_OF_KIND:
+            out[here] *= np.median(duration_ns) / max(float(np.median(duration_ns[here])), 1.0)
+    return out
+
+
+def _is_enough(before_ns: float, after_ns: float, limits: Thresholds) -> bool:
+    return after_ns - before_ns >= limits.min_late_ns or after_ns >= limits.slowdown_factor * before_ns
+
+
+def _slowdown(
+    timeline: Timeline,
+    table: Cells,
+    steps: Array,
+    cut: int,
+    *,
+    before_ns: float,
+    after_ns: float,
+    growth_ns: float,
+    host_share: float,
+) -> Slowdown:
+    """The slowdown from a cut of the steps on, with its moment and the parts of the steps that grew."""
+    first = table.first_row[table.step == steps[cut]][0]
+    return Slowdown(
+        before_ns=before_ns,
+        after_ns=after_ns,
+        growth_ns=growth_ns,
+        host_share=host_share,
         at_ns=int(timeline.ts_ns[first]),
-        step=int(steps[best]),
-        n_steps=len(steps) - best,
-        grew_ns=_grown_ns(timeline, table, steps, best, min_ns=_GREW_SHARE * (after - before)),
+        step=int(steps[cut]),
+        n_steps=len(steps) - cut,
+        grew_ns=_grown_ns(timeline, table, steps, cut, min_ns=_GREW_SHARE * (after_ns - before_ns)),
     )
 
 
@@ -99,13 +216,16 @@ def _trimmed_mean(values: Array) -> float:
     return float(values[(values >= low) & (values <= high)].mean())
 
 
-def _is_lasting(values: Array, cut: int, limits: Thresholds) -> bool:
-    """Whether the values after the cut are larger by more than the variation of blocks, and for the first time."""
+def _is_lasting(values: Array, cut: int, limits: Thresholds, *, of_ns: float | None = None) -> bool:
+    """Whether the values after the cut are larger by more than the variation of blocks, and for the first time.
+
+    They must be larger by a share of of_ns, by default of the values before the cut.
+    """
     parts = values[:cut], values[cut:]
     size = max(min(_BLOCK_STEPS, min(map(len, parts)) // _FEWEST_BLOCKS), len(values) // _MAX_BLOCKS, 1)
     before, after = (_block_medians(part, size) for part in parts)
     low, high = float(np.median(before)), float(np.median(after))
-    if min(len(before), len(after)) < 2 or high < (1 + limits.change_share) * low:
+    if min(len(before), len(after)) < 2 or high - low < limits.change_share * (low if of_ns is None else of_ns):
         return False
     middle = (low + high) / 2
     odd = (before >= middle).mean(), (after <= middle).mean()
@@ -138,9 +258,17 @@ def _grown_ns(timeline: Timeline, table: Cells, steps: Array, cut: int, *, min_n
     return dict(sorted(grown.items(), key=lambda item: -item[1]))
 
 
-def _per_step(table: Cells, value: Array, steps: Array) -> Array:
+def _per_step(
+    table: Cells, value: Array, steps: Array, *, statistic: Callable[[Array], Array] = medians
+) -> Array:
     """Median over the processes of a value's sum in each step: float64 (steps,)."""
-    return by_group(np.searchsorted(steps, table.step), table.sums(value), len(steps), medians)
+    return by_group(np.searchsorted(steps, table.step), table.sums(value), len(steps), statistic)
+
+
+def _lower_medians(values: Array) -> Array:
+    """The median of each row, of an even number the lower of the two in the middle."""
+    index = (values.shape[1] - 1) // 2
+    return np.asarray(np.partition(values, index, axis=1)[:, index])
 
 
 def _change(values: Array, n_least: int) -> int:

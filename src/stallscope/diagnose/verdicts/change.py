@@ -8,7 +8,7 @@ from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
-from stallscope.diagnose.lateness.slowdown import slowdown
+from stallscope.diagnose.lateness.slowdown import host_slowdown, slowdown
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -26,7 +26,9 @@ def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
     """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows."""
     if not case.programs.has_steps.all() or has_changing_sample(case.timeline):
         return []
-    change = slowdown(case.timeline, _without(case, list(known)), case.limits)
+    change = slowdown(case.timeline, _without(case, list(known)), case.limits) or host_slowdown(
+        case.timeline, case.judged, case.limits
+    )
     if change is None:
         return []
     n_steps = len(np.unique(case.judged.step[case.judged.step >= change.step]))
