@@ -4,6 +4,7 @@ The excess of a rank's host time over its peers within the calls also delays the
 it is subtracted.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,6 +28,7 @@ _ALONE = 4  # times as many slow steps as any other GPU
 _OFTEN = 0.3  # share of the steps
 _FEWEST_PEERS = 3  # other GPUs of a node that suffice for the node's median
 _FEW = 0.25  # share of the steps in which a small excess must occur, since small excesses drift
+_KIND = 0.15  # share of the steps from which a kind of step is examined by itself
 _LIKE = 0.5  # share of a GPU's median excess from which slow steps are similar
 _BY_HOST = 0.5  # share of a host's own delay that shows in the release of a rank held by its host
 _FEWEST_ROUNDS = 8
@@ -150,32 +152,78 @@ def slow_devices(
     sizes = np.array([late_step.excess_ns for late_step in late])
     slow: dict[int, SlowDevice] = {}
     for process in np.flatnonzero(np.bincount(process_of) >= limits.min_late_steps).tolist():
-        typical = float(np.median(sizes[process_of == process]))
-        is_like = sizes >= _LIKE * typical
-        counts = np.bincount(process_of[is_like], minlength=len(more.error_ns))
         cells = np.flatnonzero(table.process == process)
         cells = cells[[(process, int(step)) not in explained for step in table.step[cells]]]
-        by_step = {late[i].step: late[i] for i in np.flatnonzero(is_like & (process_of == process)).tolist()}
-        is_late = np.array([int(step) in by_step for step in table.step[cells]])
-        others = np.delete(counts, process)
-        is_clear = typical >= limits.clear_factor * max(min_ns, least)
-        during = _steadily(is_late, limits, n_least=0 if is_clear else int(_FEW * len(cells)))
-        if counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
-            during = _with_more(is_late, during, _now_and_then(is_late, limits))
-        if during is None or not beyond_chance(int(counts[process]), others, limits.chance):
-            continue
-        values = more.by_cell_ns[cells[during]]
-        is_irregular = bool(np.std(values) >= _IRREGULAR * np.mean(values))
-        kept = cells[during][is_late[during]]
-        steps = [by_step[step] for step in table.step[kept].tolist()]
-        between = cells[during][~is_late[during]]
-        slow[process] = SlowDevice(
-            _without_overlap(steps, more.overlapped.late_ns(kept)),
-            is_irregular,
-            "start and end of collectives on the GPUs",
-            _n_calls(table, kept) != _n_calls(table, between),
-        )
+        own = sizes[process_of == process]
+        for typical in dict.fromkeys((float(np.median(own)), _of_most_time(own))):
+            is_like = sizes >= _LIKE * typical
+            counts = np.bincount(process_of[is_like], minlength=len(more.error_ns))
+            of_process = np.flatnonzero(is_like & (process_of == process))
+            by_step = {late[i].step: late[i] for i in of_process.tolist()}
+            is_clear = typical >= limits.clear_factor * max(min_ns, least)
+            device = _slow_device(
+                table, more, by_step, cells=cells, counts=counts, process=process, is_clear=is_clear, limits=limits
+            )
+            if device is not None:
+                slow[process] = device
+                break
     return slow
+
+
+def _slow_device(
+    table: Cells,
+    more: DeviceExcess,
+    by_step: Mapping[int, LateStep],
+    *,
+    cells: Array,
+    counts: Array,
+    process: int,
+    is_clear: bool,
+    limits: Thresholds,
+) -> SlowDevice | None:
+    """A GPU that is late in most steps of a stretch, and more often than chance allows; otherwise None.
+
+    by_step: its late steps of similar size. counts: by process, the late steps of that size. cells: its steps.
+    """
+    is_late = np.array([int(step) in by_step for step in table.step[cells]])
+    of_kind = _of_late_kinds(table, cells, is_late)
+    is_part = not of_kind.all()
+    cells, is_late = cells[of_kind], is_late[of_kind]
+    others = np.delete(counts, process)
+    during = _steadily(is_late, limits, n_least=0 if is_clear else int(_FEW * len(cells)))
+    if counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
+        during = _with_more(is_late, during, _now_and_then(is_late, limits))
+    if during is None or not beyond_chance(int(counts[process]), others, limits.chance):
+        return None
+    values = more.by_cell_ns[cells[during]]
+    kept, between = cells[during][is_late[during]], cells[during][~is_late[during]]
+    return SlowDevice(
+        _without_overlap([by_step[step] for step in table.step[kept].tolist()], more.overlapped.late_ns(kept)),
+        bool(np.std(values) >= _IRREGULAR * np.mean(values)),
+        "start and end of collectives on the GPUs",
+        is_part or _n_calls(table, kept) != _n_calls(table, between),
+    )
+
+
+def _of_most_time(sizes_ns: Array) -> float:
+    """The size of late steps at which half of their time lies in larger ones: steps of a longer kind decide."""
+    ordered = np.sort(sizes_ns)
+    return float(ordered[np.searchsorted(np.cumsum(ordered), 0.5 * ordered.sum())])
+
+
+def _of_late_kinds(table: Cells, cells: Array, is_late: Array) -> Array:
+    """Whether each of some cells is of a kind of step in which the process is late at all: bool (k,).
+
+    In a job that trains two models in turn, a slow GPU may be late in the steps of one model only. Rare kinds of steps,
+    as with an evaluation, do not count by themselves.
+    """
+    n_calls = table.end_row[cells] - table.first_row[cells]
+    kinds, kind, n_cells = np.unique(n_calls, return_inverse=True, return_counts=True)
+    n_late = np.bincount(kind[is_late], minlength=len(kinds))
+    is_kind = (n_late > 0) & (n_cells >= _KIND * len(cells))
+    if n_late[is_kind].sum() < n_late.sum():
+        return np.ones(len(cells), bool)
+    return np.asarray(is_kind[kind])
 
 
 def _n_calls(table: Cells, cells: Array) -> float:
