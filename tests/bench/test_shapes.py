@@ -24,6 +24,11 @@ from shape_runs import Case, ran  # noqa: E402
         ("subgroups", "slower_job", 300_004),  # the ranks of one node are compared with their own steps
         ("bucketed", "slower_job", 300_004),  # steps vary by more than the change of the hosts' time
         ("gan", "slower_job", 300_011),  # the steps of two models grow by different times
+        (
+            "gan",
+            "slow_gpu_at_times",
+            300_006,
+        ),  # late by 40 ms in the steps of one model, by 2 ms in the others
         ("gan", "host_sleep", 300_002),  # the late steps are steps of one model only
     ],
 )
@@ -41,6 +46,7 @@ def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
         ("gan", "allocator_churn", 1),  # a free waits for the GPU first
         ("absorbed", "one_stop", 7),  # one stop among absorbed delays
         ("subgroups", "late_node", 302),
+        ("lengths", "growing_delay", 300_008),  # other ranks' longer work hides the short delays
     ],
 )
 def test_the_cost_is_right(shape: str, fault: str, seed: int) -> None:

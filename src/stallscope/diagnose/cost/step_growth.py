@@ -29,6 +29,7 @@ _SMALL = 0.1  # share of the median delay up to which a rank's own excess leaves
 _ALSO_LATE = 0.5  # share of the median delay from which a step of a named rank also counts as late
 _SURE_SLOPE = 0.3  # largest error of a usable slope
 _KNOWN = 0.4  # the growth over the shortest step is a measurement from this share of the delays on
+_THRESHOLDS = np.arange(14) / 10  # parts of the median delay that may cost nothing
 _FEWEST_FREE = 3  # degrees of freedom of a slope
 _FEWEST_STEPS = 5  # steps before a release that bound the length of a step
 _FAR = 5.0  # times the median delay from which a delay alone would determine a slope
@@ -96,8 +97,9 @@ class Stretches:
         return np.maximum(value, np.append(0.0, value[:-1])) if self.is_step else value
 
     def beyond_steps(self, process: int) -> float:
-        """The share of a process's delays that exceeds its stretches without delays: no queue can have absorbed it, also
-        where a longer delay of another process hides its cost.
+        """The share of a process's delays that exceeds its stretches without delays.
+
+        No queue can have absorbed this share, also where a longer delay of another process hides its cost.
         """
         delay = self.delay_ns[process]
         beyond = np.maximum(delay - self.step_at_most_ns * np.maximum(self.n_steps, 1), 0.0)
@@ -211,9 +213,11 @@ def growth(parts: Stretches, group: Collection[int], *, is_exact: bool = True) -
     own, whole = parts.delay_of(group), parts.delay_of(parts.delay_ns.keys())
     if not own.any():
         return None
-    slope = _slope(parts, whole) if is_exact else None
     compared = _compared(parts, whole)
-    compared = _narrowed(compared, whole, slope) if compared else _bounded(parts, whole, slope)
+    if compared is None:
+        compared = _bounded(parts, whole, _slope(parts, whole) if is_exact else None)
+    elif is_exact:
+        compared = _narrowed(parts, compared, whole)
     share, n_waiting = _shares(parts, group, compared)
     least, most, delay = (
         float((each * share * n_waiting).sum()) for each in (compared.min_ns, compared.max_ns, whole)
@@ -346,21 +350,43 @@ def _spread_of_others(parts: Stretches, max_ns: float) -> float:
     return float(np.minimum(known, max_ns).std()) if len(known) else 0.0
 
 
-def _narrowed(compared: _Estimate, delay_ns: Array, slope: tuple[float, float] | None) -> _Estimate:
-    """The comparison with quiet stretches, together with the slope where the slope is less uncertain.
+def _narrowed(parts: Stretches, compared: _Estimate, delay_ns: Array) -> _Estimate:
+    """The comparison with quiet stretches, together with fits of the delays where these are less uncertain.
 
     The range that both allow; where they contradict each other, the range from the lower to the higher.
     """
-    whole_ns = float(delay_ns.sum())
-    if slope is None or slope[1] * whole_ns >= compared.error_ns:
+    fitted = _by_fits(parts, delay_ns)
+    if fitted is None or fitted[1] - fitted[0] >= 2 * compared.error_ns:
         return compared
-    by_slope = [min(max(slope[0] + sign * slope[1], 0.0), 1.0) * whole_ns for sign in (-1, 1)]
+    whole_ns = float(delay_ns.sum())
     least = max(float(compared.min_ns.sum()) - compared.error_ns, 0.0)
     most = min(float(compared.max_ns.sum()) + compared.error_ns, whole_ns)
-    ends = [max(least, by_slope[0]), min(most, by_slope[1])]
+    ends = [max(least, fitted[0]), min(most, fitted[1])]
     if ends[0] > ends[1]:
-        ends = [min(least, by_slope[0]), max(most, by_slope[1])]
+        ends = [min(least, fitted[0]), max(most, fitted[1])]
     return _Estimate(delay_ns * (ends[0] / whole_ns), delay_ns * (ends[1] / whole_ns), 0.0, True)
+
+
+def _by_fits(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
+    """The growth of all stretches, at least and at most, by fits in which each delay costs its part beyond a threshold.
+
+    A queue, or other ranks with more work, absorb the first part of a delay. Thresholds that fit about as well as the
+    best threshold count.
+    """
+    median_ns = float(np.median(delay_ns[delay_ns > 0]))
+    fits = []
+    for threshold_ns in (_THRESHOLDS * median_ns).tolist():
+        beyond = np.maximum(delay_ns - threshold_ns, 0.0)
+        fit = _fit(parts, delay_ns, beyond) if beyond.any() else None
+        if fit is not None and fit.is_possible:
+            whole = float(beyond.sum())
+            slopes = (min(max(fit.slope + sign * fit.error, 0.0), 1.0) for sign in (-1, 1))
+            fits.append((fit.squares, fit.n_free, *(slope * whole for slope in slopes)))
+    if not fits:
+        return None
+    squares, n_free, *_ = min(fits)
+    good = [ends for each, _, *ends in fits if each <= squares * (1 + _ERRORS**2 / n_free)]
+    return min(low for low, _ in good), max(high for _, high in good)
 
 
 def _more_of_others(parts: Stretches, is_hit: Array, quiet: Array, *, max_ns: Array) -> float:
@@ -442,15 +468,38 @@ def _bounded(parts: Stretches, delay_ns: Array, slope: tuple[float, float] | Non
     return _Estimate(least, most, 0.0, is_measured or least.sum() >= _KNOWN * most.sum())
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """A linear fit of the stretches' lengths to delays: the growth for each ns, its error, the sum of the squares of
+    the deviations, and the degrees of freedom.
+    """
+
+    slope: float
+    error: float
+    squares: float
+    n_free: int
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a ns of delay may cost at most a ns."""
+        return self.slope - self.error <= 1.0
+
+
 def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
     """The growth of stretches for each ns of delay, and its error.
 
     A queue absorbs the first part of a delay. So the mean cost of a ns is at most the cost of the last ns.
     """
+    fit = _fit(parts, delay_ns, delay_ns)
+    return (fit.slope, fit.error) if fit is not None and fit.is_possible else None
+
+
+def _fit(parts: Stretches, delay_ns: Array, beyond_ns: Array) -> _Fit | None:
+    """The fit of the lengths of typical stretches to beyond_ns, the part of each delay that may cost time."""
     known = parts.is_usual & np.append(False, parts.is_usual[:-1])
     far_ns = _FAR * np.median(delay_ns[delay_ns > 0])
     known &= (parts.after(delay_ns) <= far_ns) & (parts.by_others_ns <= far_ns)
-    delays = [delay_ns, np.append(0.0, delay_ns[:-1])] if parts.is_step else [delay_ns]
+    delays = [beyond_ns, np.append(0.0, beyond_ns[:-1])] if parts.is_step else [beyond_ns]
     kinds = [parts.n_steps * (parts.kind == kind) for kind in np.unique(parts.kind[known])]
     x, y = np.column_stack([*kinds, *delays])[known].astype(np.float64), parts.length_ns[known]
     n_free = len(y) - x.shape[1]
@@ -458,9 +507,9 @@ def _slope(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
         return None
     by, *_ = np.linalg.lstsq(x, y, rcond=None)
     of_delay = np.array([0.0] * len(kinds) + [1.0] * len(delays))
-    variance = float(((y - x @ by) ** 2).sum()) / n_free * float(of_delay @ np.linalg.inv(x.T @ x) @ of_delay)
-    slope, error = float(of_delay @ by), variance**0.5 * (_ERRORS + 5.0 / n_free)
-    return (slope, error) if slope - error <= 1.0 else None  # a ns of delay costs at most a ns
+    squares = float(((y - x @ by) ** 2).sum())
+    variance = squares / n_free * float(of_delay @ np.linalg.inv(x.T @ x) @ of_delay)
+    return _Fit(float(of_delay @ by), variance**0.5 * (_ERRORS + 5.0 / n_free), squares, n_free)
 
 
 def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
