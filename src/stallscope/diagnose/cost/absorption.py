@@ -56,7 +56,9 @@ def absorption(
 
 def _absorbed_alone(case: Case, named: Late, slow_gpus: Late, *, is_exact: bool) -> Absorption:
     """The absorbed delays where each process is compared without the steps of the other named processes."""
-    late = [late_step for by_process in (named, slow_gpus) for own in by_process.values() for late_step in own]
+    late = [
+        late_step for by_process in (named, slow_gpus) for own in by_process.values() for late_step in own
+    ]
     parts = stretches(case, late)
     if parts is None:
         return Absorption()

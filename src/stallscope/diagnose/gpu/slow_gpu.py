@@ -162,7 +162,14 @@ def slow_devices(
             by_step = {late[i].step: late[i] for i in of_process.tolist()}
             is_clear = typical >= limits.clear_factor * max(min_ns, least)
             device = _slow_device(
-                table, more, by_step, cells=cells, counts=counts, process=process, is_clear=is_clear, limits=limits
+                table,
+                more,
+                by_step,
+                cells=cells,
+                counts=counts,
+                process=process,
+                is_clear=is_clear,
+                limits=limits,
             )
             if device is not None:
                 slow[process] = device
@@ -198,7 +205,9 @@ def _slow_device(
     values = more.by_cell_ns[cells[during]]
     kept, between = cells[during][is_late[during]], cells[during][~is_late[during]]
     return SlowDevice(
-        _without_overlap([by_step[step] for step in table.step[kept].tolist()], more.overlapped.late_ns(kept)),
+        _without_overlap(
+            [by_step[step] for step in table.step[kept].tolist()], more.overlapped.late_ns(kept)
+        ),
         bool(np.std(values) >= _IRREGULAR * np.mean(values)),
         "start and end of collectives on the GPUs",
         is_part or _n_calls(table, kept) != _n_calls(table, between),

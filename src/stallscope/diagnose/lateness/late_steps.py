@@ -143,8 +143,8 @@ def _absorbed(
     """Late cells of ranks whose late steps last about as long as steps around which no rank is late: no rank had to
     wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step.
 
-    Nothing is known where there are too few such steps to compare with. Steps are compared with steps of their kind. The
-    kinds of a job (two models that train in turn) differ by more than a delay. has_pause: bool by cell; steps in which all
+    Nothing is known where there are too few such steps to compare with. Steps are compared with steps of their kind,
+    since kinds (two models that train in turn) differ by more than a delay. has_pause: bool by cell; steps in which all
     ranks paused are longer for that reason, so they are not compared.
     """
     out = np.zeros(len(is_late), bool)

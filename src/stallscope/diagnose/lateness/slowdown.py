@@ -31,7 +31,9 @@ _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
 _COARSE_CUTS = 128  # cuts tried in a first pass; the second pass tries all cuts near the best
 _FEWEST_BEFORE = 6  # steps before an early change, of which each must be faster than each later step
 _OUTLIERS = 0.05  # share of the steps at either end that does not count in a mean
-_FEWEST_OF_KIND = 4  # steps of a kind in each half of the job from which they are compared with their kind only
+_FEWEST_OF_KIND = (
+    4  # steps of a kind in each half of the job from which they are compared with their kind only
+)
 _OF_HOST = 0.5  # share of the hosts' additional time by which the steps must have become longer
 _GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
 
@@ -106,7 +108,14 @@ def slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown |
     grown = float(np.median(steps.host_ns[cut:]) - np.median(steps.host_ns[:cut]))
     share = min(max(grown / (after - before), 0.0), 1.0)
     return _slowdown(
-        timeline, table, steps.number, cut, before_ns=before, after_ns=after, growth_ns=growth, host_share=share
+        timeline,
+        table,
+        steps.number,
+        cut,
+        before_ns=before,
+        after_ns=after,
+        growth_ns=growth,
+        host_share=share,
     )
 
 
@@ -169,8 +178,8 @@ def _of_one_kind(duration_ns: Array, n_calls: Array) -> Array:
     """Durations of steps, as if all steps took as long as the median step of the job: float64 (k,).
 
     Steps are of one kind if they have equal numbers of calls, and the steps before them as well, since a wait for the
-    GPU may end in the next step. Only kinds that occur in the whole job are compared: a job whose steps get more calls at
-    some moment has become slower. n_calls: by step.
+    GPU may end in the next step. Only kinds that occur in the whole job are compared: a job whose steps get more calls
+    at some moment has become slower. n_calls: by step.
     """
     out, middle = duration_ns.astype(np.float64), len(duration_ns) // 2
     kind_of, n_kinds = numbered(n_calls, np.append(n_calls[:1], n_calls[:-1]))
@@ -225,7 +234,9 @@ def _is_lasting(values: Array, cut: int, limits: Thresholds, *, of_ns: float | N
     size = max(min(_BLOCK_STEPS, min(map(len, parts)) // _FEWEST_BLOCKS), len(values) // _MAX_BLOCKS, 1)
     before, after = (_block_medians(part, size) for part in parts)
     low, high = float(np.median(before)), float(np.median(after))
-    if min(len(before), len(after)) < 2 or high - low < limits.change_share * (low if of_ns is None else of_ns):
+    if min(len(before), len(after)) < 2 or high - low < limits.change_share * (
+        low if of_ns is None else of_ns
+    ):
         return False
     middle = (low + high) / 2
     odd = (before >= middle).mean(), (after <= middle).mean()
