@@ -150,7 +150,7 @@ def node_count(db: Path) -> int:
 
 
 def rank(folder: Path, number: int, *, nranks: int) -> NoReturn:
-    """Small all-reduces at an even rate, for ever."""
+    """Small all-reduces at an even rate, without end."""
     gpu = Gpu(build.build())
     print(flush=True)
     sys.stdin.readline()

@@ -2,7 +2,7 @@
 
 Three loops (/dev/null stands for a device of the driver, a file of /proc for another, getpid for other system calls),
 in turns with the kernel side without the option and with it, in each way that this kernel has. The best batches
-count, since whatever else runs on the machine can only add. Needs root, gcc, and the built BPF programs.
+count, since other programs on the machine can only add time. Needs root, gcc, and the built BPF programs.
 """
 
 import subprocess

@@ -62,7 +62,7 @@ def ns_per_run(folder: Path, library: Path, *, is_traced: bool) -> dict[str, dic
 
 
 def agent_ms(library: Path) -> dict[str, float]:
-    """What a second's look at the sums, quotas and sockets takes, for this many traced processes."""
+    """The cost of reading the sums, quotas and sockets once a second, for this many traced processes."""
     result = {}
     for n in (1, 8, 64):
         with Program.load() as program:

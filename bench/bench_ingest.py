@@ -1,4 +1,4 @@
-"""What the hub takes in: rows a second, acknowledged after the commit, with sender and hub on the same machine.
+"""The ingest rate of the hub: rows a second, acknowledged after the commit, with sender and hub on one machine.
 
 The hub is a process of its own (its gRPC port, store on disk, housekeeping running); senders are threads of another.
 Requests are encoded before the clock starts: a few of them, and each is sent many times under an identity of its own,

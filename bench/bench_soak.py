@@ -62,7 +62,7 @@ def main() -> None:
 
 
 class Cost(NamedTuple):
-    """What the soak itself came to."""
+    """The result of the soak test."""
 
     elapsed_s: float
     cpu_s: float
@@ -112,7 +112,7 @@ def soaked(
 
 
 def summary(samples: Sequence[Sample], cost: Cost) -> dict[str, Any]:
-    """What is reported."""
+    """The reported numbers."""
     return {
         "lasted_s": round(cost.elapsed_s),
         "n_samples": len(samples),

@@ -1,4 +1,4 @@
-"""What the stack of an event costs the thread that makes the call: events without stacks, and with them.
+"""The cost of an event's stack for the calling thread: events without stacks, and with them.
 
 Calls a function in a loop, each call an event, in turns without hooks and with; the difference of the best batches.
 The loop is a program in C, so its stacks are native; a Python walk comes on top (1 us). Needs root, gcc, and the built

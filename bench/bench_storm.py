@@ -115,7 +115,7 @@ def hooked(library: Path, options: Options) -> Iterator[Program]:
 
 
 def storm(library: Path, n_calls: int, meanwhile: Any) -> float:
-    """Seconds that some processes took to launch n_calls times each; calls meanwhile() at intervals."""
+    """Seconds that some processes took to launch n_calls times each; calls meanwhile() at intervals in that time."""
     command = [sys.executable, "-c", LAUNCHER, str(library)]
     processes = [subprocess.Popen(command, stdin=-1, stdout=-1) for _ in range(N_PROCESSES)]
     for process in processes:

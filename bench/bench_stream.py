@@ -100,7 +100,7 @@ def fed(trace: Trace) -> dict[str, Any]:
 
 
 def batches(trace: Trace) -> Iterator[tuple[int, Trace]]:
-    """What the nodes send at the end of each interval, with that moment (wall clock)."""
+    """The rows that the nodes send at the end of each interval, with that time (wall clock)."""
     when = {table.name: wall_ns(trace, getattr(trace, table.name)) for table in TABLES}
     begin, end = int(when["collectives"].min()), int(when["collectives"].max())
     edges = range(begin, end + BATCH_NS, BATCH_NS)

@@ -107,7 +107,7 @@ print(json.dumps([usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, answe
 def explained(path: Path) -> dict[str, object]:
     """Time, memory and the accused ranks of `stallscope explain`.
 
-    A small process starts the command, because the peak of a process includes that of its parent at the start.
+    A small process starts the command, because the peak of a process includes the peak of its parent at the start.
     """
     words = [str(Path(sys.executable).with_name("stallscope")), "explain", "--json", str(path)]
     begin_s = time.perf_counter()

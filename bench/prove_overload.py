@@ -39,12 +39,14 @@ ROUNDS_A_QUESTION = 100_000
 SPOOL_BYTES = 20 << 30
 MAX_DRAIN_S = 3600.0
 MAX_GROWTH = 1.15
-"""Memory is flat if the median of the last third of the overload exceeds that of the middle third by at most this."""
+"""Memory is flat if the median of the last third of the overload exceeds the median of the middle third by at most
+this.
+"""
 
 
 @dataclass(frozen=True)
 class Offered:
-    """What the agents offered: rounds of all ranks. rss_mb: the hub's memory every SAMPLE_S."""
+    """The rows that the agents offered: rounds of all ranks. rss_mb: the hub's memory every SAMPLE_S."""
 
     agents: list["Agent"]
     first_round: int

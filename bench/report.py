@@ -1,4 +1,4 @@
-"""What every benchmark prints and keeps: its numbers, with the commit and the machine they come from."""
+"""The output of every benchmark: its numbers, with the commit and the machine."""
 
 import json
 import os

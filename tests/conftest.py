@@ -221,7 +221,7 @@ class FakeGpus:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For a process that shall meet these GPUs."""
+        """The environment of a process that uses these GPUs."""
         return {"LD_LIBRARY_PATH": str(self.folder), "FAKE_NVML": str(self.state)}
 
 
@@ -239,7 +239,7 @@ def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fake_gpus(fake_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
-    """GPUs for this process: the bindings are the real ones, and load the library as they would the driver's."""
+    """GPUs for this process: the real bindings load this library instead of the driver's library."""
     pynvml = pytest.importorskip("pynvml")
     fake = FakeGpus(fake_nvml, tmp_path / "gpus")
     fake.have()

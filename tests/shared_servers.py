@@ -125,7 +125,7 @@ class S3Server:
             "actions": ["Admin", "Read", "Write", "List"],
         }
         config.write_text(json.dumps({"identities": [identity]}))
-        for _ in range(3):  # another process may take a port meanwhile
+        for _ in range(3):  # another process may take the port in between
             is_first = not self._ports
             if is_first:
                 self.port, *self._ports = [_weed_port() for _ in range(4)]

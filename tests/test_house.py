@@ -21,14 +21,14 @@ DRAWERS = {
     "models",
     "types",
 }
-"""Names that say nothing about what is inside."""
+"""Names that do not describe the content."""
 
 CODE = {".py", ".c", ".h", ".sql", ".sh", ".md", ".toml", ".yaml", ".yml", ".json", ".service", ""}
 
 NOT_OURS = {
-    "a path of somebody's machine": re.compile(
+    "a path of a developer's machine": re.compile(
         r"/(?:home|Users)/\w+/|(?<!\d)/root/|/work/"
-    ),  # /proc/7/root is nobody's
+    ),  # /proc/7/root belongs to no developer
     "the number of an issue": re.compile(r"\b[Ii]ssues? #?\d|\(#\d+\)"),
     "a page that is not in the repository": re.compile(
         r"\b(?:PITFALLS?|DESIGN|CASES|STYLE|LEDGER)(?:\.md| \d)"
@@ -36,7 +36,7 @@ NOT_OURS = {
     "work that is not done": re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b"),
     "history": re.compile(r"\b(?:used to be|was changed|in the old version)\b", re.IGNORECASE),
 }
-"""What a reader a year from now can do nothing with."""
+"""Text that is useless to a reader a year from now."""
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,7 @@ def kernels(repository: Path, archive: Path, *words: str) -> subprocess.Complete
 
 
 def fetched(repository: Path, archive: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """What setup/SCRIPT.sh says that fetches into the folder SCRIPT."""
+    """The output of setup/SCRIPT.sh, which fetches into the folder SCRIPT."""
     command = [str(archive / "sh"), str(repository / "setup" / f"{script}.sh"), str(archive.parent / script)]
     environ = {"PATH": str(archive), "TMPDIR": str(archive.parent)}
     return subprocess.run([*command, *words], env=environ, capture_output=True, text=True)

@@ -35,7 +35,7 @@ PAGE = FOLDER.parents[1] / "docs" / "accuracy.md"
 
 
 def main() -> None:
-    """Run the parts that are asked for, and write what came out."""
+    """Run the requested parts, and write the results."""
     asked = _asked()
     parts = _parts(asked)
     chosen = asked.only.split(",") if asked.only else list(parts)

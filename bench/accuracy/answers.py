@@ -18,7 +18,7 @@ SURE, AT_MOST = 0.1, 3.0
 
 
 class Answer(NamedTuple):
-    """What became of one job.
+    """The result of one job.
 
     mark: right; accused (a rank of a healthy job); wrong (a rank that is not the culprit); missed (no rank named, or an
     imbalance where the work is even, and not inconclusive); inconclusive. cause, cost: "" where none is to be judged.
@@ -68,7 +68,7 @@ def _of_healthy(report: Report, truth: Truth, named: set[int]) -> Mark:
 
 
 def _blames_more_work(report: Report, truth: Truth, culprits: tuple[int, ...]) -> bool:
-    """Whether a rank that has more work of its own is named for another reason than its work."""
+    """Whether a rank that has more work is named for a reason other than its work."""
     return any(
         set(verdict.ranks) & truth.may_name - set(culprits)
         and (verdict.kind != "straggler" or any(part.cause.name in GPU_CAUSES for part in verdict.causes))
@@ -85,7 +85,7 @@ def _of_whole_job(report: Report, truth: Truth) -> Mark:
 
 
 def _is_unknowable(truth: Truth) -> bool:
-    """Whose GPU is slow is shown by GPU times and by the driver's records only; a slow link may have any cause."""
+    """Only GPU times and the driver's records show whose GPU is slow; a slow link may have any cause."""
     if truth.fault and truth.fault.kind == "slow_link":
         return True
     return bool(truth.fault and truth.fault.slow_gpus and not truth.has_gpu_times)

@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What became of a case. truth_text: the right answer in words."""
+    """The result of a case. truth_text: the right answer in words."""
 
     case: Case
     answer: Answer

@@ -31,7 +31,7 @@ NEEDS = {
     **dict.fromkeys(fault_scenarios.ON_DEVICE, ("GPU times", Capture(has_gpu_times=True))),
     **dict.fromkeys(fault_scenarios.IN_LAUNCHES, ("launches timed", Capture(times_launches=True))),
 }
-"""What a fault needs beyond the default capture, in words and as a capture."""
+"""The requirements of a fault beyond the default capture, in words and as a capture."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

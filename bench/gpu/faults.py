@@ -1,4 +1,4 @@
-"""What can go wrong in one rank of the training job, and how it is made to.
+"""The faults of one rank of the training job, and how each is injected.
 
 A fault is given as NAME:RANK:EVERY:MS, the last parts left out for the defaults; "*" as rank moves it to
 another rank each time. It strikes before a step's forward pass. "stop" is done to the process from outside
@@ -32,7 +32,7 @@ Disturb = Callable[[], None]
 
 
 class Kind(NamedTuple):
-    """What a name means: the diagnosis that is right, the default period and delay, how it is prepared."""
+    """A fault by name: the right diagnosis, the default period and delay, and its preparation."""
 
     cause: str
     every: int
@@ -51,7 +51,7 @@ class Fault:
 
     @property
     def kind(self) -> Kind:
-        """What the name means."""
+        """The fault with this name."""
         return KINDS[self.name]
 
     def is_due(self, rank: int, step: int, *, n_ranks: int) -> bool:

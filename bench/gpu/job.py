@@ -197,7 +197,7 @@ def write_truth(
 
 
 class Rank(NamedTuple):
-    """What a rank has: where it is, its batch, and a step in two halves."""
+    """The state of a rank: its device, its batch, and a step in two halves."""
 
     rank: int
     n_ranks: int

@@ -65,7 +65,7 @@ def clock(folder: Path, rank: int) -> Clock:
 
 
 def truths(folder: Path) -> list[Truth]:
-    """What was done to whom."""
+    """The injected fault and its rank."""
     data = json.loads((folder / "truth.json").read_text())
     result = []
     for fault in data["faults"]:

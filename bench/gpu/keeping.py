@@ -1,4 +1,4 @@
-"""What the proof leaves behind: JSON, a short table, and archives of bounded size."""
+"""The output of the proof: JSON, a short table, and archives of bounded size."""
 
 import json
 import platform

@@ -47,7 +47,7 @@ Answer = tuple[str, "Future[tuple[dict[str, Any], Judged]]"]
 
 @dataclass
 class Proof:
-    """What has been found so far, and where things go. work: in memory; disk: for traces, as a user has them."""
+    """The results so far, and the folders. work: in memory; disk: for traces, as a user has them."""
 
     chosen: argparse.Namespace
     work: Path

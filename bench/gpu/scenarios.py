@@ -31,7 +31,7 @@ FIRST = (
     Scenario("sync healthy", ()),
     Scenario("no-sync healthy", NO_SYNC),
 )
-"""What has to be shown in any case."""
+"""The scenarios that must always run."""
 
 MORE = (
     Scenario("alloc", _faults("alloc:3:5:290")),

@@ -178,7 +178,7 @@ def ordered(names: list[str]) -> list[str]:
 
 
 def profiling_order(names: list[str]) -> list[str]:
-    """The jobs that torch.profiler measures; a short budget leaves the most telling jobs."""
+    """The jobs that torch.profiler measures; a short budget leaves the most informative jobs."""
     first = [name for name in PROFILED_FIRST if name in names]
     last = [name for name in PROFILED_LAST if name in names]
     return [*first, *(name for name in names if name not in (*first, *last, *NOT_PROFILED)), *last]

@@ -44,7 +44,7 @@ UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
 
 
 class Use(NamedTuple):
-    """What the agent's process uses."""
+    """The resources that the agent's process uses."""
 
     cpu_s: float
     rss_mb: float
@@ -59,14 +59,14 @@ class Runs:
     run_ns: int
 
     def since(self, before: "Runs") -> "Runs":
-        """What came since."""
+        """The counts since the last call."""
         return Runs(
             self.n_uprobe - before.n_uprobe, self.n_other - before.n_other, self.run_ns - before.run_ns
         )
 
 
 class Counts(NamedTuple):
-    """What was counted in a window."""
+    """The counts of a window."""
 
     window: Window
     runs: Runs
@@ -340,7 +340,7 @@ def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
 
 
 def lost_percent(before: Governed, after: Governed, *, n_ranks: int) -> dict[str, float]:
-    """What the governor takes each group of hooks to have cost a rank, per cent of the time with hooks."""
+    """The governor's estimate of the cost of each group of probes for a rank, in per cent of the time with probes."""
     on_ns = (after.on_ns - before.on_ns) * n_ranks
     lost_ns = zip(HookGroup, before.lost_ns, after.lost_ns, strict=False)
     return {group.name.lower(): round(100 * (then - once) / on_ns, 3) for group, once, then in lost_ns}

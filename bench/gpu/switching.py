@@ -210,7 +210,7 @@ class Agent:
             raise Failed(f"the agent did not switch {word}: {answer or self.program.last_words()}")
 
     def governed(self) -> "Governed":
-        """What its governor knows so far. Raises Failed."""
+        """The present state of its governor. Raises Failed."""
         data = json.loads(self._asked(GOVERNED) or "null")
         if data is None:
             raise Failed(f"the agent did not answer: {self.program.last_words()}")

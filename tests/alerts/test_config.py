@@ -1,4 +1,4 @@
-"""The file of alerts: errors name the key and the remedy, secrets appear in no message."""
+"""The alerts file: errors name the key and the remedy, secrets appear in no message."""
 
 from datetime import UTC, datetime
 

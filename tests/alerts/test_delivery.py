@@ -1,4 +1,4 @@
-"""Deliveries to a real server: each change arrives once, whatever fails meanwhile."""
+"""Deliveries to a real server: each change arrives once, in spite of failures in between."""
 
 import random
 import socket

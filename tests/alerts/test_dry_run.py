@@ -1,4 +1,4 @@
-"""`alerts test` lists the alerts that a live run has sent, whatever the routes."""
+"""`alerts test` lists the alerts that a live run has sent, for all kinds of routes."""
 
 import random
 from contextlib import closing

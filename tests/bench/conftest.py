@@ -1,4 +1,4 @@
-"""Lets these tests import the scripts in bench, which are no package."""
+"""Lets these tests import the scripts in bench, which is not a package."""
 
 import sys
 from pathlib import Path

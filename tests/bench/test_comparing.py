@@ -49,7 +49,7 @@ def test_the_interval_has_its_stated_coverage():
 
 
 def test_windows_in_which_the_machine_was_slow_pull_it_to_neither_side():
-    """One in six takes a quarter longer, whether hooks are on or not."""
+    """One step in six takes a quarter longer, with and without probes."""
     result = []
     for seed in range(16):
         windows, (steps,) = job(0.5, noise=0.004, drift=0, n_on=100, seed=seed)
@@ -99,7 +99,7 @@ def test_jobs_side_by_side_are_compared_each_with_itself():
 
 
 def test_the_cost_of_intermittent_hot_probes_is_measured_correctly():
-    """On in a tenth of the windows, they cost 10 %: without knowing when, that looks like a machine that stumbles."""
+    """Probes that are on in a tenth of the windows cost 10 %: without the times, the machine seems irregular."""
     windows, (steps,) = job(0.2, noise=0.002, drift=0, n_on=60)
     rng = np.random.default_rng(3)
     is_hot = rng.random(60) < 0.1

@@ -1,4 +1,4 @@
-"""The hub's verdicts on some simulated jobs equal those of explain, and the truth: ranks, causes, victims, costs."""
+"""The hub's verdicts on simulated jobs equal the verdicts of explain and the truth: ranks, causes, victims, costs."""
 
 import bench_hub_truth as bench
 import pytest

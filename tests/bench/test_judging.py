@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def verdict(**differing: Any) -> dict[str, Any]:
-    """The right one, but for what is given."""
+    """The right result, with these fields changed."""
     right = {
         "kind": "straggler",
         "ranks": [1],

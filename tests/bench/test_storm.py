@@ -1,4 +1,4 @@
-"""In a storm of launches every call is accounted for, whatever overflows."""
+"""In a storm of launches every call is counted, even if rings overflow."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ N_CALLS = 20_000
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library whose launches do nothing."""
+    """The library with empty launch functions."""
     return bench_storm.built(tmp_path_factory.mktemp("storm"))
 
 

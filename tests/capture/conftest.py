@@ -44,7 +44,7 @@ for line in sys.stdin:
 
 @dataclass
 class Puppet:
-    """A process with the library that does what it is told, a line of Python at a time."""
+    """A process with the library loaded that runs Python lines as the test sends them."""
 
     process: subprocess.Popen[str]
 
@@ -53,14 +53,14 @@ class Puppet:
         return self.process.pid
 
     def does(self, *lines: str) -> None:
-        """Returns when the lines have been carried out."""
+        """Run the lines, and wait for their end."""
         for line in lines:
             self.tell(line)
             assert self.process.stdout is not None
             assert self.process.stdout.readline() == "done\n", f"failed: {line}"
 
     def tell(self, line: str) -> None:
-        """Does not wait for it."""
+        """Run the lines without waiting for their end."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
@@ -68,7 +68,7 @@ class Puppet:
 
 @dataclass(frozen=True)
 class Run:
-    """What a program printed, and what was traced of it."""
+    """The output of a program, and its trace."""
 
     pid: int
     lines: list[list[str]]
@@ -135,7 +135,7 @@ def tracing(bpf_object: Path, library: Path, hooks: list[Hook]) -> Iterator[Call
 
 @pytest.fixture
 def puppet(library: Path) -> Iterator[Puppet]:
-    """A process to be told what to do."""
+    """A process that waits for commands."""
     with subprocess.Popen(
         [sys.executable, "-c", _PUPPET, str(library)], stdin=-1, stdout=-1, text=True
     ) as process:
@@ -145,7 +145,7 @@ def puppet(library: Path) -> Iterator[Puppet]:
 
 @pytest.fixture
 def run(built: Callable[[str], Path]) -> Callable[..., Run]:
-    """run(program, name, *arguments): a compiled program from begin to end, its output in words."""
+    """run(program, name, *arguments): a compiled program from start to end; returns its output as words."""
 
     def to_its_end(program: Program, name: str, *arguments: str) -> Run:
         printed: list[str] = []

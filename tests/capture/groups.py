@@ -1,4 +1,4 @@
-"""Control groups and networks of a test's own: made with limits, and gone with the test."""
+"""Control groups and networks for one test: created with limits, and removed with the test."""
 
 import os
 import shutil
@@ -67,7 +67,7 @@ def _mounted(version: int, controller: str) -> Path | None:
 
 
 class Network:
-    """Two network namespaces with a wire between them; what arrives at the second one can be dropped."""
+    """Two connected network namespaces; packets that arrive at the second can be dropped."""
 
     def __init__(self, folder: Path):
         self.near, self.far = (f"stallscope-{os.getpid()}-{end}" for end in ("near", "far"))
@@ -89,7 +89,7 @@ class Network:
             _ip("-n", name, "link", "set", "lo", "up")
 
     def drop_all(self) -> None:
-        """Nothing arrives at the far end any more."""
+        """Drop all packets that arrive at the far end."""
         _ip(
             "-n",
             self.far,

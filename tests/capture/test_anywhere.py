@@ -1,4 +1,4 @@
-"""Wherever a library is, and whenever it is loaded, each of its calls is seen once: real processes, real probes."""
+"""A library at any location, loaded at any time: each of its calls is recorded once, by real probes."""
 
 import os
 import shutil
@@ -70,7 +70,7 @@ int main(void)
 
 @dataclass
 class Child:
-    """A process that does a line at a time."""
+    """A process that runs one line at a time."""
 
     process: subprocess.Popen[str]
 
@@ -88,7 +88,7 @@ class Child:
 
 @dataclass
 class Agent:
-    """What an agent does: it hears of libraries, attaches, counts."""
+    """The steps of an agent: notices libraries, attaches, counts."""
 
     program: Program
     attaching: Attacher
@@ -96,7 +96,7 @@ class Agent:
     links: list[Link] = field(default_factory=list)
 
     def attaches(self, n: int = 1) -> float:
-        """Until so many files have been hooked; how long it took, in seconds."""
+        """Wait until this many files have probes. Returns the time in seconds."""
         begin = time.monotonic()
         while len(self.links) < n:
             assert time.monotonic() - begin < 20, "not found"
@@ -107,7 +107,7 @@ class Agent:
         return time.monotonic() - begin
 
     def looks(self) -> None:
-        """Once, at what there is."""
+        """Attach once to the libraries that exist now."""
         self.attaching.attach_new(time.monotonic_ns())
 
     def counted(self) -> Counter[int]:
@@ -123,7 +123,7 @@ def program(bpf_object: Path) -> Iterator[Program]:
 
 @pytest.fixture
 def agent(program: Program, tmp_path: Path) -> Iterator[Agent]:
-    """Looks at what this test has started: others may run jobs on this machine, too."""
+    """Examines only the processes of this test: other users may run jobs on this machine as well."""
     with ExitStack() as stack, MmapWatch() as mapped:
         links: list[Link] = []
 
@@ -141,7 +141,7 @@ def agent(program: Program, tmp_path: Path) -> Iterator[Agent]:
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., Child]]:
-    """child(*prefix): a process in the surroundings that the prefix makes."""
+    """child(*prefix): a process in the environment that the prefix command creates."""
     with ExitStack() as stack:
 
         def start(*prefix: str, command: tuple[str, ...] = (sys.executable, "-c", CHILD)) -> Child:
@@ -251,7 +251,7 @@ def test_calls_into_several_versions_at_once_are_counted(agent: Agent, child, co
 def test_calls_into_statically_linked_code_are_counted(
     agent: Agent, child, tmp_path: Path, copy, is_hidden: bool
 ):
-    """Its symbols are in .symtab only; hidden ones are local there. A driver beside it says that it uses a GPU."""
+    """Its symbols are in .symtab only, where hidden symbols are local. A driver next to it shows that it uses a GPU."""
     main, both, program = tmp_path / "main.c", tmp_path / "both.o", tmp_path / "job"
     main.write_text(STATIC)
     calls = Path(__file__).parent / "targets" / "calls.c"
@@ -274,7 +274,7 @@ def test_calls_into_statically_linked_code_are_counted(
 
 
 def test_calls_in_a_container_with_its_own_root_are_counted(agent: Agent, child, copy, tmp_path: Path):
-    """The library's name means another file, or none, on the host."""
+    """On the host, the library's path leads to another file or to no file."""
     image = copy("image/libnccl.so.2")
     root = tmp_path / "root"
     root.mkdir()

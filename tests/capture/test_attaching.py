@@ -37,7 +37,7 @@ def loaded(path: Path) -> Iterator[int]:
 
 
 class Attached(list):
-    """Takes the place of the kernel: keeps what it was asked for, with the first byte at each place."""
+    """Replaces the kernel: keeps the requested probes, with the first byte at each offset."""
 
     n_closed = 0
 

@@ -44,7 +44,7 @@ def _programs(elf: bytes, section: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("section", [b"?uprobe", b"?uretprobe"])
 def test_programs_in_hooks_stay_on_the_stack_of_their_thread(bpf_object: Path, section: bytes):
-    """Each could call another; else Linux from 6.13 on gives it a stack for each CPU, which others overwrite."""
+    """Each program may call another; otherwise Linux 6.13 and later give it one stack per CPU, which is overwritten."""
     programs = list(_programs(OBJECT.read_bytes(), section))
     assert len(programs) >= 5
     for instructions in programs:

@@ -1,4 +1,4 @@
-"""Readings on made-up clocks, whose true offset is known, and on the machine's own."""
+"""Readings of simulated clocks, whose true offset is known, and of the machine's own clock."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A source that gives numbered records: nothing may be lost, doubled or out of order."""
+"""A source of numbered records: no record may be lost, duplicated or out of order."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from stallscope.capture.probes.collector import Collector
 
 
 class Source:
-    """Gives `per_drain` records, numbered on, each time it is asked."""
+    """Returns `per_drain` records with consecutive numbers at each call."""
 
     def __init__(self, per_drain: int = 10, *, is_full: bool = True):
         self.n = 0

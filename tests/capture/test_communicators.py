@@ -1,4 +1,4 @@
-"""Communicators that are made from others, groups that are not run, calls that are no round: real probes."""
+"""Communicators made from others, groups that are not run, calls that are not rounds: real probes."""
 
 import ctypes
 import time
@@ -158,7 +158,7 @@ def test_communicators_of_a_process_that_has_ended_are_forgotten(tracing: Callab
 
 
 def n_communicators(program: Program) -> int:
-    """How many the kernel side knows, of all processes."""
+    """The number of communicators of all processes that the kernel side knows."""
     fd, key, n = program._object.map_fd("comms"), None, 0
     following = ctypes.create_string_buffer(16)
     while n < 100 and not program._library.bpf_map_get_next_key(fd, key, following):

@@ -1,4 +1,4 @@
-"""What CUDA calls were given, how often, and what memory they leave: probes on functions of CUDA's signatures."""
+"""Arguments, counts and memory balance of CUDA calls: probes on functions with CUDA's signatures."""
 
 import json
 import subprocess
@@ -232,7 +232,7 @@ def test_failed_and_unknown_frees_do_not_change_the_memory_balance(tracing: Call
 
 
 def test_memory_is_held_until_the_last_of_its_handles_is_released(tracing: Callable[..., Program], puppet):
-    """NCCL takes a handle of what it registers, and gives it back at once."""
+    """NCCL takes a handle of the memory that it registers, and releases it immediately."""
     program = tracing()
     puppet.does(
         *PREPARE,
@@ -295,7 +295,7 @@ def test_a_runtime_call_that_enters_the_driver_is_counted_once(tracing: Callable
     }
     ways_ns, costs = program.entry_costs_ns(), program.costs()
     assert ways_ns[HookGroup.HOT] > ways_ns[HookGroup.COPIES] > 0
-    if program.mode == "session":  # the call inside the other is not told when it returns
+    if program.mode == "session":  # the return of the inner call is not reported
         assert (costs["counted_session"].n_runs, costs["cuda_session"].n_runs) == (3000, 30)
     else:
         assert (costs["counted_enter"].n_runs, costs["cuda_enter"].n_runs) == (2000, 20)

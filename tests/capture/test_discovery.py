@@ -1,4 +1,4 @@
-"""Real processes that load libraries the test compiles, under every guise a library comes in."""
+"""Real processes that load libraries compiled by the test, in every form in which a library occurs."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ def library(path: Path, source: str, *flags: str) -> Path:
 
 @contextmanager
 def process(*libraries: Path, command: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that has loaded the libraries, and loads what load() tells it."""
+    """A Python process that has loaded the libraries, and loads more on load()."""
     command = command or (sys.executable, "-c", LOADER)
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as child:
         try:
@@ -59,7 +59,7 @@ def names(libraries: list[Library]) -> list[str]:
 
 
 def everything(discovery: Discovery, built: Path, now_ns: int = 0) -> list[Library]:
-    """All that a scan of the machine finds, of the libraries that this test has built."""
+    """The libraries built by this test that a scan of the machine finds."""
     return [library for library in discovery.scan(now_ns) if library.name.startswith(f"{built}/")]
 
 

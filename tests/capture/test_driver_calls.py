@@ -40,7 +40,7 @@ NULL, RANDOM = os.makedev(MEMORY, 3), os.makedev(MEMORY, 8)
 PATIENCE_S = 20
 RM_CONTROL = 0xC020462A
 ENTROPY = 0x80045200
-"""RNDGETENTCNT of linux/random.h: the one of these that succeeds."""
+"""RNDGETENTCNT of linux/random.h: the only call among these that succeeds."""
 
 _MONITOR = """
 import contextlib, fcntl, sys
@@ -65,13 +65,13 @@ for line in sys.stdin:
 
 
 class Caller:
-    """A process that makes ioctls when it is told to."""
+    """A process that makes ioctls on request."""
 
     def __init__(self, process: "subprocess.Popen[str]"):
         self.process, self.pid = process, process.pid
 
     def calls(self, path: Path, command: int, n: int) -> None:
-        """Returns when they have been made."""
+        """Wait until the ioctls have been made."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"calls({str(path)!r}, {command}, {n})\n")
         self.process.stdin.flush()
@@ -120,7 +120,7 @@ def test_calls_into_the_driver_are_counted_and_no_others(
 ):
     program = tracing(ioctl_ways=(way,), slow_call_ns=1)
     if way == "function" and not program.ioctl_way:
-        # This kernel hooks no functions, and says so; tests/kernels tries the way on others.
+        # This kernel refuses probes on functions and reports this; tests/kernels tries them on other kernels.
         assert program.missing == ("calls into the GPU driver",)
         return
     assert (program.ioctl_way, program.missing) == (way, ())
@@ -198,7 +198,7 @@ def test_a_program_that_is_loaded_and_cannot_be_attached_is_named(tracing: Calla
     program = tracing()
     hook = "nccl_session" if program.mode == "session" else "nccl_enter"
     with pytest.raises(KernelRefused) as refusal:
-        program._object.attach(hook)  # its section does not say where
+        program._object.attach(hook)  # its section does not name the tracepoint
     assert refusal.value.program == hook
 
 
@@ -217,7 +217,7 @@ def test_others_than_the_chosen_processes_are_left_out(
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for it, but not for ever: what comes after says what is missing."""
+    """Waits for it for a limited time; the assertion that follows shows the missing part."""
     end_s = time.monotonic() + PATIENCE_S
     while not condition() and time.monotonic() < end_s:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Hooks on hot functions are on for as much of the time as their budget pays for."""
+"""Probes on high-frequency functions are on for the share of the time that their budget allows."""
 
 import json
 import os
@@ -30,7 +30,7 @@ WAY_NS, TIMES_WAY = 50, 20.0
 
 
 def spending(hits: dict[tuple[int, int], int], *, way_ns: int = WAY_NS, inside_ns: int = 0) -> Group:
-    """A group that has been on for a second, in which hooks were hit so often."""
+    """A group that has been on for a second, in which its probes were hit this many times."""
     group = Group(period_ns=0)
     group.add_counts(dict.fromkeys(hits, Count()), 0, cost_ratio=TIMES_WAY)
     now = {thread: Count(n * way_ns, inside_ns) for thread, n in hits.items()}
@@ -54,7 +54,7 @@ def test_scheduler_programs_are_charged_to_the_budget():
 
 
 def test_a_high_probe_entry_cost_uses_up_the_budget_sooner():
-    """As in a process between whose calls the caches are filled with other things."""
+    """As in a process whose other work replaces the cache contents between its calls."""
     assert not exceeds_budget(HookGroup.HOT, spending({THREAD: 2 * 4000}), BUDGET)
     assert exceeds_budget(HookGroup.HOT, spending({THREAD: 2 * 4000}, way_ns=7 * WAY_NS), BUDGET)
 
@@ -90,7 +90,7 @@ def test_copies_that_take_much_of_the_time_stay_on():
 
 
 def test_short_copies_with_expensive_probes_are_limited_by_the_budget():
-    """Such as those of a DDP job of small layers: a hundred a step, 5 us each, from one place of a GPU to another."""
+    """Copies as in a DDP job of small layers: a hundred per step, 5 us each, within one GPU."""
     short = spending({THREAD: 2 * 10_000}, inside_ns=SECOND_NS // 20)
     assert exceeds_budget(HookGroup.COPIES, short, BUDGET)
 
@@ -144,7 +144,7 @@ def by_group(library: Path) -> dict[HookGroup, list[Hook]]:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def hooks(library: Path) -> list[Hook]:  # noqa: F811
-    """Those that nobody governs."""
+    """The groups that no governor switches."""
     with elf.open_image(library) as image:
         exported = elf.exported_functions(image, operations.names(groups=(HookGroup.ALWAYS,)))
     return operations.hooks({n: s.offset for n, s in exported.items()}, groups=(HookGroup.ALWAYS,))

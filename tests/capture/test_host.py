@@ -77,7 +77,7 @@ def stranger() -> Iterator[subprocess.Popen[str]]:
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
-    """Have the stranger do it."""
+    """Run the lines in the untraced process."""
     assert process.stdin and process.stdout
     process.stdin.write(line + "\n")
     process.stdin.flush()
@@ -85,7 +85,7 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 
 def send(pid: int, number: int) -> int:
-    """Another process sends the signal; its number."""
+    """Send the signal from another process. Returns the pid of the sender."""
     sender = subprocess.Popen([sys.executable, "-c", SENDER, str(pid), str(number)])
     assert sender.wait() == 0
     return sender.pid
@@ -415,7 +415,7 @@ def test_retransmits_belong_to_the_owner_of_the_socket(
         tell(stranger, "peer = door.accept()[0]")
         watch = Watch(program, puppet.pid)
         wire.drop_all()
-        tell(stranger, "peer.send(b'y' * 9)")  # arrives, but its acknowledgement is dropped: sent again, too
+        tell(stranger, "peer.send(b'y' * 9)")  # arrives, but its acknowledgement is dropped: sent again
         puppet.does("_ = link.send(b'x' * 9000)")
         rows = watch.until(HostKind.RETRANSMIT, puppet.pid)
         assert (rows["file"][0], rows["device"][0]) == (message % port, b"wire")
@@ -425,7 +425,7 @@ def test_retransmits_belong_to_the_owner_of_the_socket(
 
 
 def test_actions_of_the_agent_are_not_recorded(tracing: Callable[..., Program], tmp_path: Path):
-    """This process is the agent, and stands below one that is traced."""
+    """This process is the agent, and is a child of a traced process."""
     program = tracing(pids=frozenset({os.getpid(), os.getppid()}), slow_io_ns=1000)
     watch = Watch(program, os.getpid())
     with (tmp_path / "own").open("wb") as file:

@@ -89,7 +89,7 @@ def test_only_the_traced_own_sockets(tmp_path: Path):
 
 
 def test_an_inherited_socket_belongs_to_the_first_listed_process(tmp_path: Path):
-    """The traced processes are asked before those that descend from them, as data loaders do."""
+    """The traced processes are searched before their descendants, such as data loaders."""
     for pid in (7, 8, 9):
         (tmp_path / f"{pid}/fd").mkdir(parents=True)
         (tmp_path / f"{pid}/fd/3").symlink_to("socket:[100]")

@@ -44,14 +44,14 @@ def test_each_launcher_provides_rank_local_rank_and_world_size(launcher):
 
 
 def test_torchrun_variables_take_precedence_inside_a_slurm_step():
-    """srun starts one torchrun a node: its own task number is no rank of the job."""
+    """srun starts one torchrun per node: its own task number is not a rank of the job."""
     slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
     assert launcher_ranks(slurm | LAUNCHED["torchrun"]) == (5, 1, 8)
 
 
 @pytest.mark.parametrize("rank", ["", "-1", "one", "5.0", "9" * 5000, "٣", "8"])
 def test_an_invalid_rank_is_unknown(rank):
-    """8 is none either: there are 8 ranks, from 0."""
+    """8 is not a rank either: there are 8 ranks, from 0."""
     assert launcher_ranks({"RANK": rank, "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (-1, -1, -1)
 
 

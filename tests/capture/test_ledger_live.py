@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 MS = 1_000_000
 NOISE = ("preempted", "on_cpu")
-"""What a busy machine does to any phase."""
+"""The effect of a busy machine on any phase."""
 
 
 @pytest.mark.parametrize(("nap_us", "hog"), [("0", "1"), ("300", "2"), ("0", "0")])
@@ -59,7 +59,7 @@ def test_the_ledger_matches_the_sum_of_raw_events(tracing: Callable[..., Program
 
 
 def _misjudged(expected_rows, line: list[str]) -> str:
-    """What is wrong with a phase's account; empty when it is right."""
+    """The error in a phase's account; empty if it is right."""
     name, begin_ns, end_ns, *parts = line
     first = np.searchsorted(expected_rows.arrivals["ts_ns"], int(begin_ns), side="right") - 1
     last = np.searchsorted(expected_rows.arrivals["ts_ns"], int(end_ns))

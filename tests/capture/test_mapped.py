@@ -27,7 +27,7 @@ def mapped() -> Iterator[MmapWatch]:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[str]]:
-    """A process that does what it is told."""
+    """A process that runs commands of the test."""
     with subprocess.Popen([sys.executable, "-c", LOADER], stdin=-1, stdout=-1, text=True) as process:
         does(process, "pass")
         yield process
@@ -56,7 +56,7 @@ def load(path: Path) -> str:
 
 
 def awaited(mapped: MmapWatch, is_there: Callable[[Records], bool]) -> Records:
-    """What is told until it is there; the kernel tells it at once, other processes tell, too."""
+    """The reported mappings until the expected mapping is among them; other processes report mappings as well."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         mapped.wait(1)

@@ -1,4 +1,4 @@
-"""The table of traced functions, and what their hooks carry."""
+"""The table of traced functions, and the cookies of their probes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Processes that start and end while they are watched: real ones."""
+"""Real processes that start and end while they are traced."""
 
 import os
 import subprocess
@@ -171,7 +171,7 @@ def collectives(*rows: tuple[int, int]) -> np.ndarray:
 
 
 def test_the_gpu_selected_by_a_process_is_reported_once(tmp_path):
-    """It sees all of them: only its calls tell which it uses."""
+    """It sees all GPUs: only its calls show which GPU it uses."""
     processes = Processes(0, tmp_path)
     processes.add({7: 1, 8: 1})
     located = processes.update_devices(collectives((7, -1), (7, 3), (7, 3), (8, 0), (8, 1), (9, 2)))

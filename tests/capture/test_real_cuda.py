@@ -78,7 +78,7 @@ def hooks(places: dict[str, int]) -> list[Hook]:
 
 @pytest.fixture(scope="module")
 def prototypes(where: Path) -> dict[str, list[str]]:
-    """Parameters of every function that the headers declare, as they stand there."""
+    """The parameters of every function that the headers declare, unchanged."""
     text = "".join((where / "include" / name).read_text() for name in ("cuda_runtime_api.h", "cuda.h"))
     matches = re.findall(r"(?:CUDARTAPI(?:_CDECL)?|CUDAAPI)\s+(\w+)\s*\(([^;]*?)\);", text, re.DOTALL)
     return {
@@ -127,7 +127,7 @@ LEFT_OUT = {
 
 
 def test_every_function_is_hooked_or_left_out_for_a_reason(library: Path, prototypes: dict[str, list[str]]):
-    """Those that the runtime exports, and those of the driver that the headers declare."""
+    """The functions that the runtime exports, and the driver functions that the headers declare."""
     known = {entry.symbol for entry in ENTRIES}
     words = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True).split()
     exported = {name for word in words if re.match("cuda[A-Z]", name := word.partition("@")[0])}
@@ -186,7 +186,7 @@ AT(CUDA_MEMCPY3D_PEER, WidthInBytes, 176) AT(CUmemAllocationProp, location.id, 1
 AT(cudaLaunchConfig_t, blockDim, 12) AT(cudaLaunchConfig_t, stream, 32)
 AT(CUlaunchConfig, blockDimX, 12) AT(CUlaunchConfig, hStream, 32) AT(struct cudaPitchedPtr, pitch, 8)
 """
-"""What bpf/calls.h reads, beside what the headers say."""
+"""The arguments that bpf/calls.h reads, compared with the headers."""
 
 
 COMPILER_WORDS = "".join(

@@ -83,7 +83,7 @@ def exported(library: Path) -> Iterator[set[str]]:
 
 
 def exported_names(path: Path) -> set[str]:
-    """All its own functions: by the tool that everybody reads symbols with."""
+    """All functions that it exports, by nm."""
     words = subprocess.check_output(["nm", "-D", "--defined-only", path], text=True).split()
     return {word.partition("@")[0] for word in words if word.startswith("nccl")}
 
@@ -152,7 +152,7 @@ MADE_OR_ENDED = [
 def test_every_communicator_create_and_destroy_call_is_recorded(
     tracing: Callable[..., Program], puppet, exported: set[str]
 ):
-    """With nothing to make it of they fail, or do nothing; none that fails is a communicator."""
+    """Without valid arguments the calls fail or do nothing; a failed call creates no communicator."""
     program = tracing(slow_call_ns=0)
     called = [entry for entry in MADE_OR_ENDED if entry.symbol in exported]
     assert {"ncclCommInitRankConfig", "ncclCommSplit", "ncclCommAbort"} <= {entry.symbol for entry in called}

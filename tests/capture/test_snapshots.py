@@ -1,4 +1,4 @@
-"""States as the kernel keeps them, made by hand: sums of time stamps, a byte a thread."""
+"""States in the kernel's form, made by hand: sums of time stamps, one byte per thread."""
 
 import numpy as np
 

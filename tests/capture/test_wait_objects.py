@@ -31,7 +31,7 @@ asyncio.run(read())""",
 
 @contextmanager
 def waiting(kind: str, at: str) -> Iterator[int]:
-    """A process that blocks in a wait of this kind."""
+    """A process that blocks in this kind of wait."""
     code = f"import asyncio, os, select, socket, subprocess, sys; at = sys.argv[1]; {_WAITING[kind]}"
     with subprocess.Popen([sys.executable, "-c", code, at]) as process:
         try:

@@ -60,7 +60,7 @@ def test_names_stay_when_asked_for(tmp_path):
 
 
 def test_a_bundle_has_no_environment_variables_or_command_lines(tmp_path):
-    """A process runs beside it that has a secret in both; all findings are the machine's own."""
+    """A second process has a secret in its environment and its arguments; all findings are about the machine."""
     words = [sys.executable, "-c", "input()", "--password=hunter-4711"]
     environment = {**os.environ, "API_KEY": "key-1234567890"}
     with subprocess.Popen(words, stdin=subprocess.PIPE, env=environment) as beside:

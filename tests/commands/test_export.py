@@ -1,4 +1,4 @@
-"""`stallscope export`: the files it writes, and what happens when it cannot."""
+"""`stallscope export`: the files it writes, and its errors."""
 
 import csv
 import json

@@ -141,7 +141,7 @@ def test_shipped_libraries_are_used_before_a_compiler(monkeypatch, tmp_path):
 
 @pytest.fixture
 def one_of_two(db: Path, tmp_path: Path):
-    """Words that select two nodes, of which one does not answer."""
+    """Arguments that select two nodes, one of which does not answer."""
     files = NodeFiles(tmp_path / "api")
     with served(Options(db=db, listen="127.0.0.1:0", node="here", files=files.folder)) as address:
         yield (

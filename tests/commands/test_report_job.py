@@ -14,7 +14,7 @@ from stallscope.store import node
 from stallscope.store.hub.store import Batch
 
 JOB = "00112233aabbccdd"
-REASON = {"reason": "2 of 10 ranks are not in this trace", "action": "Trace them, too."}
+REASON = {"reason": "2 of 10 ranks are not in this trace", "action": "Trace them as well."}
 
 
 @pytest.fixture(scope="module")

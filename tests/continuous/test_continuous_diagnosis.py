@@ -41,7 +41,7 @@ def slow_job() -> Trace:
 
 
 def sent(trace: Trace, request: Callable[..., bytes], batch_id: str, cluster: str = "c1") -> bytes:
-    """The trace's rows as an agent of its node sends them, just now."""
+    """The trace's rows as an agent of its node would send them now."""
     latest_ns = max(int(rows["ts_ns"].max()) for rows in (trace.collectives,) if len(rows))
     clock = Clock(0, latest_ns, time.time_ns())
     tables: Mapping[str, layout.Array] = {
@@ -269,7 +269,7 @@ def requests_of(trace: Trace, n: int) -> list[bytes]:
 
 
 def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: HubStore):
-    """More of c1 than is looked at, and a straggler in c2 behind it."""
+    """More rows of c1 than the diagnosis examines, and a straggler in c2 behind them."""
     with closing(
         ContinuousDiagnosis(store, bounds=BacklogLimits(turn_rows=500, max_rows=1_000))
     ) as diagnosis:

@@ -20,7 +20,7 @@ from .test_continuous_diagnosis import TENANT, as_arrow, slow_job, verdicts, wai
 
 
 class Broken(Stream):
-    """A stream whose evaluation fails, as one with a defect does."""
+    """A stream whose evaluation raises, as with a defect."""
 
     def feed(self, *_, **__):
         raise ZeroDivisionError

@@ -24,7 +24,7 @@ ME = Identity("a", frozenset({"read"}), "t")
 
 
 class Broken:
-    """A stream whose evaluation fails, as one with a defect does."""
+    """A stream whose evaluation raises, as with a defect."""
 
     n_jobs = 1
 

@@ -28,7 +28,7 @@ ONE = Dim3(1, 1, 1)
 
 
 class Me(NamedTuple):
-    """A process of the test."""
+    """A process of this test."""
 
     gpu: Gpu
     folder: Path
@@ -264,7 +264,7 @@ def graph(me: Me) -> dict[str, Any]:
 
 
 def rendezvous(me: Me) -> dict[str, int]:
-    """Ranks come one after the other; nobody may leave before the last came."""
+    """Ranks enter one after the other; no rank may leave before the last rank has entered."""
     comm, value = me.comm(), doubles(me, 1.0)
     time.sleep(0.08 * me.rank)
     entered_ns = time.monotonic_ns()
@@ -489,7 +489,7 @@ def bad_calls(me: Me) -> dict[str, int]:
 
 
 def main(program: str, folder: Path, rank: int, nranks: int) -> None:
-    """Runs a program of this file and prints what it found."""
+    """Runs a program of this file and prints its result."""
     gpu = Gpu(build())
     gpu.call("cudaSetDevice", rank)
     print(json.dumps(globals()[program](Me(gpu, folder, rank, nranks))))

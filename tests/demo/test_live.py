@@ -30,7 +30,7 @@ DELAY_MS = {
     "sync": 3.0,
     "copy": 5.0,
 }
-"""What a fault from inside adds at least to a step."""
+"""The minimum time that a fault in the process adds to a step."""
 
 
 def clock(job: Job, rank: int) -> np.ndarray:
@@ -41,7 +41,7 @@ def clock(job: Job, rank: int) -> np.ndarray:
 
 
 def run(scenario: str, *, ranks: int = 2, **changes: object) -> tuple[Job, list[np.ndarray]]:
-    """Runs a job to its end; gives it and the ranks' clocks."""
+    """Run a job to its end. Returns the job and the ranks' clocks."""
     plan = Plan(**{**vars(live_demo.plan_for(scenario, ranks=ranks)), **changes})
     with live_demo.started(plan) as job:
         job.go()

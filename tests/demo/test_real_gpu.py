@@ -45,7 +45,7 @@ int cudaFree(void *nothing) { return 0; }
 
 @pytest.fixture
 def driver(tmp_path):
-    """Builds a stub of the driver (and of the one function of the runtime that the kernel needs)."""
+    """Builds a stub of the driver, and of the only runtime function that the kernel needs."""
 
     def built(n_gpus=4, init=0):
         source, library = tmp_path / "stub.c", tmp_path / f"stub{n_gpus}{init}.so"
@@ -59,7 +59,7 @@ def driver(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Libraries as wheels and toolkits bring them; those of CUDA 13 do not fit a driver of CUDA 12."""
+    """Libraries as in wheels and toolkits; the libraries of CUDA 13 do not run on a driver of CUDA 12."""
     for name in ("nccl/lib/libnccl.so.2", "runtime/lib/libcudart.so.13", "old/lib/libcudart.so.11.0"):
         path = tmp_path / "nvidia" / name
         path.parent.mkdir(parents=True)

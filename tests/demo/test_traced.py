@@ -30,7 +30,7 @@ while True:
 
 
 def agent(code: str) -> tuple[str, ...]:
-    """A program in the agent's place: what the demo does with an agent does not need a kernel."""
+    """A program in place of the agent: the demo's handling of an agent needs no kernel."""
     return (sys.executable, "-c", code)
 
 

@@ -47,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Delay:
-    """A rank spends `ns` more in a category before a call; n_syncs: synchronise calls it makes meanwhile.
+    """A rank spends `ns` more in a category before a call; n_syncs: synchronise calls that it makes in that time.
 
     is_before_wait: between the call and the wait after it instead.
     """
@@ -63,7 +63,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Gone:
-    """A rank that never makes a call; category: what it does instead, NONE when its process has ended."""
+    """A rank that never makes a call; category: its state instead, NONE if its process has ended."""
 
     rank: int
     step: int
@@ -73,7 +73,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class Job:
-    """What runs, and on which hosts. extra: calls made before the program in some steps.
+    """The program of the job and its hosts. extra: calls made before the program in some steps.
 
     offset_ns: how far the clock of each host is ahead. gpu_late_ns: by (rank, step), GPU time before the first
     call. gpu_factor: by rank, how many times as long its GPU works. gpu_jitter: relative scatter of each piece of GPU

@@ -26,7 +26,7 @@ class Hand:
 
 @dataclass(frozen=True)
 class Told:
-    """What a stream said: its changes, its report before the end, and itself."""
+    """The results of a stream: its changes, its report before the end, and the stream."""
 
     stream: Stream
     changes: list[Change]
@@ -94,7 +94,7 @@ def batches(trace: Trace, cut: Cut) -> Iterator[tuple[int, Trace]]:
 
 
 def _known_ns(rows: Array, shift: Array) -> Array:
-    """When a row is known: calls and the like at their end."""
+    """The time at which a row is known: for calls and intervals, their end."""
     when = rows["ts_ns"].astype(np.int64)
     if "duration_ns" in (rows.dtype.names or ()):
         when = when + np.maximum(rows["duration_ns"], 0)

@@ -44,7 +44,7 @@ def _same_time(rows: Array, rng: Rng) -> Array:
 
 
 def _one_moment(rows: Array, rng: Rng) -> Array:
-    """All records of a node within one moment, and a last record long after."""
+    """All records of a node at one moment, and a last record long afterwards."""
     nodes = np.unique(rows["node"])
     here = rows["node"] == rng.choice(nodes) if len(nodes) else np.zeros(len(rows), bool)
     for name in ("ts_ns", "wait_enter_ns", "wait_leave_ns"):
@@ -55,7 +55,7 @@ def _one_moment(rows: Array, rng: Rng) -> Array:
 
 
 def _no_waits(rows: Array, rng: Rng) -> Array:
-    """Waits that the capture did not see."""
+    """Waits that the capture did not record."""
     gone = _some(rows, rng, 1.5)
     for name in ("wait_enter_ns", "wait_leave_ns"):
         rows[name][gone] = UNKNOWN

@@ -38,13 +38,13 @@ def report_of(trace: Trace, **rest: Any) -> Report:
 
 
 def only(report: Report) -> Verdict:
-    """The one verdict of a report."""
+    """The only verdict of a report."""
     assert len(report.verdicts) == 1, [verdict.summary for verdict in report.verdicts]
     return report.verdicts[0]
 
 
 def blamed(report: Report) -> list[tuple[Any, ...]]:
-    """What must not change when nothing about the job does: kinds, ranks, periods and first causes."""
+    """The parts of a report that stay equal for an equal job: kinds, ranks, periods and first causes."""
     return sorted(
         (
             verdict.kind,

@@ -24,7 +24,7 @@ BACKWARD = ("0x85f16 (libc.so.6)", "_ZN5torch4wait+0x1 (libtorch_cpu.so)", "/job
 
 
 def trace(*stands: tuple[str, ...], looks_s: tuple[int, ...] = (3, 8, 13), n_collectives: int = 0) -> Trace:
-    """Rank i stands at stands[i] at each look."""
+    """Rank i is at location stands[i] in each sample."""
     n = len(stands)
     processes = layout.empty(layout.PROCESSES, n)
     processes["pid"], processes["rank"], processes["nranks"] = range(100, 100 + n), range(n), n

@@ -19,7 +19,7 @@ ROUNDS = 3
 
 
 def telling(trace: Trace, *, rank: int = 0, every_rounds: int = ROUNDS, pid: int | None = None) -> Trace:
-    """The trace with a step told by one rank before each so many of its rounds; values from 1000 on."""
+    """The trace in which one rank annotates a step before every n-th of its rounds; values from 1000 on."""
     own = trace.collectives[trace.collectives["pid"] == 1000 + rank]["ts_ns"][::every_rounds]
     rows = layout.empty(layout.ANNOTATIONS, len(own))
     rows["ts_ns"], rows["pid"], rows["label"] = own - 1, 1000 + rank if pid is None else pid, b"step"
@@ -65,7 +65,7 @@ def test_other_labels_are_not_steps():
 
 
 def test_the_period_is_counted_in_annotated_steps():
-    """Two of the found steps are one of the job's: what comes every 8th of those comes every 4th of these."""
+    """Two detected steps are one step of the job: every 8th detected step is every 4th step of the job."""
     trace = dp_trace(every(2, 8, 50 * MS, first=4, until=120), n_steps=120)
     assert diagnose(trace).verdicts[0].period_steps == 8
     assert diagnose(telling(trace, every_rounds=2 * ROUNDS)).verdicts[0].period_steps == 4

@@ -75,7 +75,7 @@ def test_two_culprits_in_the_same_steps_are_both_named():
     ("periods", "firsts"), [((3, 3), (6, 7)), ((2, 2), (6, 7)), ((2, 4), (6, 7)), ((4, 4), (6, 7))]
 )
 def test_two_culprits_in_turns_are_both_named(periods, firsts):
-    """The one's victims wait in the steps in which the other is late, or in the quiet ones."""
+    """The victims of one rank wait in the steps in which the other rank is late, or in quiet steps."""
     delays = [
         *every(1, periods[0], 40 * MS, first=firsts[0], until=60, category=Category.IO),
         *every(3, periods[1], 60 * MS, first=firsts[1], until=60, category=Category.NET),
@@ -159,7 +159,7 @@ def test_lateness_below_the_limit_is_not_worth_a_word():
 
 
 def test_a_late_victim_of_a_send_is_not_named():
-    """Rank 0 is late; rank 1 waits for its data, and so enters the all-reduce late, too."""
+    """Rank 0 is late; rank 1 waits for its data, and therefore also enters the all-reduce late."""
     program = (
         Call(((0, 1), (2, 3)), op=Op.SEND, count=7, waits=True),
         Call(((0, 1, 2, 3),), count=9, waits=True),
@@ -177,7 +177,7 @@ def test_a_rank_that_is_late_repeatedly_among_quiet_ranks_recurs():
 @pytest.mark.parametrize("n_ranks", [2, 8, 64])
 @pytest.mark.parametrize("spread", [0.0, 0.7])
 def test_late_steps_that_all_ranks_share_are_chance(n_ranks, spread):
-    """A job all of whose ranks are late now and then, by equal or by varying amounts, names one rarely."""
+    """If all ranks of a job are late at times, by equal or varying amounts, a rank is rarely named."""
     n_jobs, n_named = 300, 0
     for seed in range(n_jobs):
         rng = np.random.default_rng(seed)
@@ -268,7 +268,7 @@ def test_long_delays_that_two_ranks_have_once_each_accuse_neither():
 
 
 def test_long_delays_that_move_between_ranks_name_no_rank():
-    """Garbage is collected by turns: that one rank came thrice, the others once or twice, is chance."""
+    """All ranks collect garbage at times: three times on one rank and once or twice on the others is chance."""
     turns = [(1, 6), (0, 10), (1, 14), (2, 18), (3, 22), (0, 26), (1, 30), (3, 34)]
     delays = [Delay(rank, step, 1500 * MS, Category.ON_CPU) for rank, step in turns]
     report = report_of(dp_trace(delays))

@@ -59,7 +59,7 @@ def test_both_parts_of_a_split_trace_blame_the_same_rank(share):
 
 
 def restarted(trace: Trace, nodes: tuple[int, ...], *, share: float, away_ns: int = 40 * MS) -> Trace:
-    """The trace with the agents of some nodes away for a while: they count anew, and know addresses only."""
+    """The trace with the agents of some nodes restarted: they count from 0 again, and know addresses only."""
     rows = trace.collectives.copy()
     if not rows["comm_handle"].any():
         rows["comm_handle"] = rows["comm_hash"] % 100_003 + rows["pid"]
@@ -104,7 +104,7 @@ def test_a_late_attach_and_a_restart_do_not_change_the_blame(program, share):
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)])
 def test_rounds_are_renumbered_consistently_after_an_agent_restart(nodes):
-    """Where another host saw on, the numbers are those of before; else they match between the ranks."""
+    """If another host recorded throughout, the numbers continue; otherwise they only match between the ranks."""
     trace = two_hosts(10**12)
     after = restarted(trace, nodes, share=0.5).collectives
     order = np.lexsort((after["ts_ns"], after["pid"]))
@@ -157,7 +157,7 @@ def test_small_delays_without_victims_name_no_rank():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_late_attached_hosts_that_run_far_ahead_are_aligned_by_their_waits(seed):
-    """All are captured late, at another call each, and are steps apart; released they are together."""
+    """All ranks are captured late, each at a different call, and are steps apart; their releases coincide."""
     job = Job(dp=4, steps=72, layers=4, sync_every=10, grad_norm=True, checkpoint_every=20, buckets=3)
     late_ns = 1_900_000_000 + 13_000_000 * seed
     trace, _ = simulate(job, seed=seed, capture=Capture(late_nodes=(0,), late_ns=late_ns), has_twin=False)

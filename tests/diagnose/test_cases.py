@@ -22,13 +22,13 @@ BENCH = Path(__file__).parents[2] / "bench" / "accuracy"
 
 
 def late(rank: int, ms: float, category: Category, *, period: int = 1, step_ms: float = 6, **rest) -> Report:
-    """The report on 4 ranks with steps of step_ms, of which one spends ms more every so many steps."""
+    """The report on 4 ranks with steps of step_ms, of which one rank spends ms more in every n-th step."""
     delays = every(rank, period, int(ms * MS), category=category, **rest)
     return report_of(dp_job(step_ms, delays=tuple(delays)))
 
 
 def dp_job(step_ms: float = 6, *, n_ranks: int = 4, **rest):
-    """A data-parallel job with steps of so many ms."""
+    """A data-parallel job with steps of this many ms."""
     program = data_parallel(n_ranks, work_ns=int(step_ms * MS / 3))
     return trace_of(Job(program, n_ranks=n_ranks, **rest))
 
@@ -250,7 +250,7 @@ def test_n01_a_slow_pcie_link_makes_the_copies_of_one_rank_long():
 
 
 def fabric(*, before_ns: int, after_ns: int, n_steps: int = 60) -> Report:
-    """The report on a job whose transfers take longer from the middle on, for all alike."""
+    """The report on a job whose transfers take longer from the middle on, equally for all ranks."""
     late_gpus = {(rank, step): after_ns for rank in range(4) for step in range(n_steps // 2, n_steps)}
     late_gpus |= {(rank, step): before_ns for rank in range(4) for step in range(n_steps // 2)}
     return report_of(trace_of(Job(data_parallel(), n_steps=n_steps, gpu_late_ns=late_gpus)))
@@ -274,7 +274,7 @@ def test_n09_n10_n13_n16_p23_a_fabric_that_was_slow_from_the_start_accuses_no_ra
 
 @pytest.mark.parametrize("case", ["n12", "p17"])
 def test_n12_p17_a_standstill_after_all_ranks_entered_names_no_rank(case):
-    """Nobody is missing: the connection or the GPUs hold all."""
+    """No rank is missing: the connection or the GPUs block all ranks."""
     job = Job(data_parallel(), n_steps=20, quiet_ns=60 * S)
     trace = trace_of(job)
     trace.snapshots["category"], trace.snapshots["in_call"] = Category.WAIT_GPU, 0
@@ -359,7 +359,7 @@ def test_p18_the_many_behind_are_named_not_the_two_ahead():
 
 
 def test_p21_experts_without_tokens_are_uneven_work_not_bad_machines():
-    """Odd ranks get no tokens, and wait for the even ones in each step."""
+    """Odd ranks get no tokens, and wait for the even ranks in each step."""
     work = tuple(1 * MS if rank % 2 else 5 * MS for rank in range(8))
     report = report_of(trace_of(Job(data_parallel(8, work_ns=work), n_ranks=8)))
     assert not named(report)
@@ -394,7 +394,7 @@ def test_the_table_and_this_file_list_the_same_tests():
 def test_every_known_case_has_a_test_or_a_reason(shared: Path):
     file = (shared / "CASES").with_suffix(".md")
     if not file.exists():
-        pytest.skip("no list of known cases beside the recordings")
+        pytest.skip("no list of known cases next to the recordings")
     wanted = set(re.findall(r"^\| ([cdgnp]\d\d) \|", file.read_text(), flags=re.M))
     assert wanted == set(table())
     assert all(known.test or known.why_not for known in table().values())

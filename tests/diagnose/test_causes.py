@@ -33,7 +33,7 @@ FINDS = {
     Category.ALLOC: "cuda_alloc",
     Category.ON_CPU: "host_compute",
 }
-"""Which cause a delay in a category has. Waits for other ranks are nobody's cause."""
+"""The cause of a delay in a category. Waits for other ranks have no cause of their own."""
 
 
 def excess(**by_category: float) -> Excess:

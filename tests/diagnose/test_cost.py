@@ -43,7 +43,7 @@ def test_the_cost_of_two_ranks_late_together_is_counted_once(second_ms, together
     first, second = report_of(dp_trace(delays, n_ranks=6)).verdicts
     n_delays = len(range(5, 40, 5))
     said_s = first.cost.gpu_seconds + second.cost.gpu_seconds
-    waits_itself_ms = abs(50 - second_ms)  # the one that is less late waits for the other
+    waits_itself_ms = abs(50 - second_ms)  # the rank that is less late waits for the other rank
     assert said_s == pytest.approx(n_delays * (4 * together_ms + waits_itself_ms) / 1e3, rel=0.1)
     assert second.cost.gpu_seconds >= n_delays * 4 * min(second_ms, 50) / 2e3 * 0.9
 

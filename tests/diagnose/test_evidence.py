@@ -1,4 +1,4 @@
-"""The three answers: health needs evidence, and the gaps state what is missing."""
+"""The three answers: health needs evidence, and the gaps name the missing data."""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ def slow_trace() -> Trace:
 
 
 def with_gpus(trace: Trace, *, foreign: int | None = None, **of_rank_2: int) -> Trace:
-    """A GPU a rank, all at 1,980 MHz and under load; that of rank 2 as told. foreign: another process on it."""
+    """One GPU per rank, all at 1,980 MHz and under load; rank 2's GPU as given. foreign: another process on it."""
     rows = layout.empty(layout.GPUS, N_RANKS)
     rows["ts_ns"], rows["gpu"], rows["sm_mhz"], rows["utilization_percent"] = (
         START_NS,
@@ -159,7 +159,7 @@ def test_a_late_host_is_not_laid_to_its_gpu():
 
 
 def test_a_hang_by_crossed_call_order_is_not_attributed_to_the_gpu():
-    """Such a hang has no cause beside the order."""
+    """Such a hang has no cause other than the order."""
     hang = Verdict(
         kind="hang", summary="", ranks=[2], nodes=[""], evidence=VerdictEvidence(crossed_order=True)
     )

@@ -78,7 +78,7 @@ def test_a_stage_with_more_work_for_its_gpus_is_imbalance(stage):
 
 
 def test_a_host_bound_job_is_not_a_slow_gpu():
-    """Its GPUs start late because they are fed late."""
+    """Its GPUs start late because their host enqueues late."""
     for seed in range(4):
         trace, _ = simulate(Job(dp=8, steps=60, sharded=True), seed=seed, capture=ON_GPU)
         assert report_of(trace).healthy

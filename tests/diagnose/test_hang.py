@@ -122,7 +122,7 @@ def test_a_rank_without_calls_on_one_of_its_communicators_is_named():
 
 
 def test_untraced_ranks_are_not_assumed_to_have_entered():
-    """Of two nodes one was traced: who is missing on the other one cannot be seen."""
+    """Only one of two nodes was traced: the missing ranks on the other node are not visible."""
     trace = joined(dp_trace(quiet_ns=LONG_NS), nranks=8)
     trace.snapshots["category"], trace.snapshots["in_call"] = Category.WAIT_GPU, Op.SYNC
     verdict = only(report_of(trace))
@@ -155,7 +155,7 @@ def test_the_hourly_cost_of_a_hang_is_at_most_the_cost_of_its_victims():
 
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_the_last_failed_call_of_a_missing_rank_is_reported(is_alive):
-    """Whatever the error: an invalid argument is no fault of the device, and yet the end of a program."""
+    """For any error: an invalid argument is not a fault of the device, and still ends a program."""
     trace = hung(Gone(2, 30, 1, Category.SLEEP if is_alive else Category.NONE))
     last_ns = trace.collectives["ts_ns"][trace.collectives["pid"] == 1002].max()
     calls = empty(CALLS, 2)
@@ -216,7 +216,7 @@ def test_a_killed_hung_job_is_reported_with_the_state_of_the_missing_rank():
         in verdict.summary
     )
     assert "exit code" not in verdict.advice[0]
-    assert verdict.cost is not None  # nobody waits after the end
+    assert verdict.cost is not None  # no rank waits after the end
     assert verdict.cost.gpu_seconds == pytest.approx(3 * (LONG_NS - 1000 * MS) / 1e9, rel=0.02)
 
 
@@ -228,7 +228,7 @@ def test_a_hang_is_not_reported_before_the_limit():
 
 
 def test_a_slow_job_is_given_more_patience():
-    """Its usual silence between calls is 4 s: ten seconds of it are no hang yet, thirty are."""
+    """Its typical gap between calls is 4 s: ten seconds without a call are not a hang yet, thirty are."""
     slow = data_parallel(n_buckets=1, work_ns=4000 * MS)
     assert report_of(hung(Gone(2, 30), program=slow, quiet_ns=15_000 * MS)).healthy
     assert only(report_of(hung(Gone(2, 30), program=slow, quiet_ns=30_000 * MS))).kind == "hang"
@@ -268,7 +268,7 @@ def test_a_hang_that_ended_by_a_kill_is_reported_if_the_wait_was_long(waited_ns,
 
 
 def test_waits_are_followed_through_two_communicators():
-    """Rank 3 is gone in its tensor group (2, 3); rank 2 waits there, and so 0 waits for 2 in (0, 2), 1 for 0."""
+    """Rank 3 has left its tensor group (2, 3); rank 2 waits there, so 0 waits for 2 in (0, 2), and 1 for 0."""
     tensor, data = Call(((0, 1), (2, 3)), count=10, waits=True), Call(((0, 2), (1, 3)), count=500, waits=True)
     verdict = only(report_of(hung(Gone(3, 30, 1), program=(tensor, tensor, data))))
     assert (verdict.kind, verdict.ranks) == ("hang", [3])
@@ -370,7 +370,7 @@ def test_ranks_that_compute_do_not_wait_for_an_ended_rank():
 
 
 def test_of_two_ranks_that_cross_none_is_named_and_the_fabric_is_not_blamed():
-    """One calls on the first communicator, then on the second; the other one the other way round."""
+    """One rank calls on the first communicator, then on the second; the other rank in the opposite order."""
     trace = hung(program=(Call(((0, 1),), count=7), Call(((0, 1),), count=8, waits=True)), n_ranks=2)
     rows = trace.collectives.copy()
     rows["comm_hash"][rows["count"] == 8] ^= np.uint64(5)

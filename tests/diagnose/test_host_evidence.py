@@ -24,7 +24,7 @@ VICTIM = 2
 
 
 def told(trace: Trace, *rows: dict[str, Any]) -> Trace:
-    """The trace with these HOST_EVENTS, of the victim's process unless they say otherwise."""
+    """The trace with these HOST_EVENTS, of the victim's process unless they name another process."""
     events = layout.empty(layout.HOST_EVENTS, len(rows))
     pid = trace.processes["pid"][trace.processes["rank"] == VICTIM][0]
     for event, row in zip(events, rows, strict=True):

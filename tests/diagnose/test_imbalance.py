@@ -1,4 +1,4 @@
-"""Uneven work: a slow stage is no bad machine, and a bad machine in a stage is still found."""
+"""Uneven work: a slow stage is not a bad machine, and a bad machine in a stage is still found."""
 
 import pytest
 

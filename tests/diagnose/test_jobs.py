@@ -69,7 +69,7 @@ def exited(pid: int, at_ns: int, status: int, *, killer: int = UNKNOWN) -> Array
 
 
 def restarted(gap_ns: int = 300 * MS) -> Trace:
-    """A healthy job, killed; then the same anew, with rank 1 late at times."""
+    """A healthy job that is killed, then the same job again, with rank 1 late at times."""
     first = ended(dp_trace())
     again = another(dp_trace(every(1, 4, DELAY_NS)), pids_from=100, later_ns=length_ns(first) + gap_ns)
     return replace(side_by_side(first, again), host_events=first.host_events)
@@ -99,7 +99,7 @@ def attached_late(trace: Trace) -> Trace:
 
 
 def test_two_jobs_of_one_size_that_were_attached_late_are_two():
-    """Their processes take turns, and nothing but their pids tells them apart."""
+    """Their processes take turns, and only their pids distinguish them."""
     both = side_by_side(
         attached_late(dp_trace(every(2, 5, DELAY_NS))),
         attached_late(another(dp_trace(), pids_from=100, later_ns=MS)),
@@ -131,7 +131,7 @@ def test_replicas_that_share_no_communicator_stay_together():
 
 
 def test_processes_with_the_same_rank_in_one_communicator_are_one_job():
-    """As workers are that inherit the environment of the process that forked them."""
+    """Like workers that inherit the environment of the process that forked them."""
     trace = dp_trace(every(2, 5, DELAY_NS))
     trace.processes["rank"] = 0
     assert job_of(trace) == {}

@@ -1,4 +1,4 @@
-"""Clocks of several nodes: a release that host work delays is no offset, and the claimed accuracy holds."""
+"""Clocks of several nodes: a release delayed by host work is not an offset, and the stated accuracy is reached."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def job_of(n_nodes: int, delays: list[Delay], *, ranks_per_node: int = 1, **rest
 
 
 def with_wall_errors(trace: Trace, errors_ns: list[int]) -> Trace:
-    """The trace, where each node's wall clock is off by so much."""
+    """The trace with this error of each node's wall clock."""
     clocks = tuple(replace(clock, wall_ns=clock.wall_ns + errors_ns[clock.node]) for clock in trace.clocks)
     return replace(trace, clocks=clocks)
 
@@ -96,7 +96,7 @@ def test_wall_clocks_that_the_rounds_disprove_are_not_used(off_ns):
 
 
 def test_the_error_covers_releases_and_wall_clocks_that_disagree():
-    """Neither can be disproved where the hosts have time to spare in every round."""
+    """Neither explanation can be excluded if the hosts have spare time in every round."""
     off_ns = 10 * MS
     job = replace(job_of(2, [], ranks_per_node=2), program=data_parallel(4, gpu_ns=20 * MS))
     result = aligned(*with_line(with_wall_errors(trace_of(job), [0, off_ns])))

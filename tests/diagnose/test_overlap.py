@@ -1,4 +1,4 @@
-"""GPUs that work during collectives: their work before a collective begins at the start of the one before."""
+"""GPUs that work during collectives: their work before a collective begins at the start of the previous collective."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The owner of a verdict: what the named processes have in common."""
+"""The owner of a verdict: the labels that the named processes have in common."""
 
 from dataclasses import replace
 

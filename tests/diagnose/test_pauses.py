@@ -65,7 +65,7 @@ def test_a_delay_between_uneven_saves_is_named():
 
 
 def test_the_last_rank_of_a_shared_evaluation_is_not_named():
-    """One was in its evaluation for a tenth longer when the others were waiting already."""
+    """One rank's evaluation took a tenth longer, while the others were already waiting."""
     usual = Timing().scaled(3.0)
     kernels = ("forward_ns", "backward_ns", "optimizer_ns", "layer_bytes")
     timing = replace(usual, **{name: 4 * getattr(usual, name) for name in kernels})

@@ -49,7 +49,7 @@ def report_named(name: str) -> Report:
 
 
 def shifted(trace: Trace, ns: int) -> Trace:
-    """The trace as a host would have told it that started earlier or later."""
+    """The trace as recorded by a host that started earlier or later."""
     out = {}
     for table in TABLES:
         rows = getattr(trace, table.name).copy()
@@ -112,7 +112,7 @@ def test_more_healthy_ranks_do_not_change_the_blame(seed, n_more):
 
 
 def test_a_healthy_rank_added_to_the_recording_does_not_change_the_blame():
-    """A fifth rank that does what rank 0 does, a little later."""
+    """A fifth rank that makes the calls of rank 0, a little later."""
     trace = shipped()
     rows = trace.collectives
     more = rows[rows["pid"] == trace.processes["pid"][trace.processes["rank"] == 0][0]].copy()

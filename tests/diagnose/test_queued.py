@@ -1,4 +1,4 @@
-"""Jobs whose hosts run ahead: who stands in a launch behind a late rank is not late itself."""
+"""Jobs whose hosts run ahead: a rank blocked in a launch behind a late rank is not late itself."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def stall(rank, delay_ms, every, cause="block_io"):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_other_half_of_a_late_ranks_layers_is_not_late_itself(seed):
-    """It computes with the late one, call by call, and stands in a launch once its queue is full."""
+    """It computes in step with the late rank, and blocks in a launch once its queue is full."""
     assert accused([stall(14, 2000, 2)], seed) == {14}
 
 

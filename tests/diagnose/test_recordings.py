@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("STALLSCOPE_DATA") or ROOT.parent / "shared") / "recordings"
 TRUTHS = {path.parent.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*/truth.json"))}
 WITHOUT_SYSTEM_CALLS = {"host_sleep": {"host_sleep", "blocked"}}
-"""Older recordings do not tell a sleep from another block."""
+"""Older recordings do not distinguish a sleep from another blocking call."""
 
 pytestmark = pytest.mark.shared
 
 
 @pytest.fixture(scope="module")
 def report(request, recordings):
-    """The report on the recording that the test is given."""
+    """The report on the given recording."""
     folder = recordings / request.param
     return report_of(importer_for(folder).read(folder))
 
@@ -89,7 +89,7 @@ def test_a_shared_gpu_is_a_device_verdict(report, request):
 
 @cases(lambda truth: truth["scenario"] == "host_sleep_periodic")
 def test_the_cost_of_a_periodic_sleep_is_the_wait_of_its_victims(report):
-    """Four delays of 290 ms, and three victims: so much longer than the others these four steps last for each."""
+    """Four delays of 290 ms and three victims: these four steps last longer by that much for each victim."""
     verdict = only(report)
     assert verdict.cost.gpu_seconds == pytest.approx(4 * 0.2925 * 3, rel=0.02)
     assert verdict.n_incidents == 4

@@ -45,7 +45,7 @@ def test_a_rank_alone_in_its_round_is_not_late():
         ([7, 21, 35, 49], [290] * 4, 14),
         ([7, 21, 49, 63], [290] * 4, 14),  # one return was missed
         ([7, 8, 21, 35, 49], [290, 20, 290, 290, 290], 14),  # a small one in between
-        ([3, 4, 5, 6, 7], [50] * 5, None),  # every step is no period
+        ([3, 4, 5, 6, 7], [50] * 5, None),  # a delay in every step has no period
         ([3, 11, 13, 30, 41], [50] * 5, None),
         ([3, 9], [50] * 2, None),
         ([3, 9, 16, 23], [50] * 4, None),  # 6, 7, 7: not regular enough

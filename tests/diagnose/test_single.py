@@ -27,7 +27,7 @@ def lone(
     alloc_ns: Sequence[int] = (),
     workers_on_cpu: float | None = None,
 ) -> Trace:
-    """A loop of copy, launch, synchronise; before a step it is off the CPU for so long, in the category."""
+    """A loop of copy, launch, synchronise; before each step it is off the CPU for this time, in the category."""
     calls, off, now = [], [], START_NS
     for step in range(N_STEPS):
         if pause := pauses_ns.get(step, 0):

@@ -119,7 +119,7 @@ def test_a_gpu_without_queued_work_passes_a_delay_on():
 
 
 def test_a_gpu_with_much_left_hides_a_delay():
-    """After fifteen pieces 15 ms of work were left: it went on."""
+    """After fifteen pieces 15 ms of work were left, so the GPU continued."""
     spent, delay = with_delay(15)
     assert passed_on_by(spent, delay, wait_ns=15.0 * MS) == pytest.approx(0.0, abs=0.05)
 

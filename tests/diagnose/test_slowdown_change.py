@@ -41,7 +41,7 @@ def test_a_change_of_15_to_40_percent_is_lasting_amid_noise_and_checkpoints(n: i
 
 
 def wandering(rng: np.random.Generator, n: int, step_ns: float) -> np.ndarray:
-    """Step times that wander by 2 %, with a memory, and scatter by 3 %."""
+    """Step times that drift slowly by 2 % and vary by 3 %."""
     wander = np.zeros(n)
     for i in range(1, n):
         wander[i] = 0.6 * wander[i - 1] + rng.normal(0, 0.02)

@@ -63,7 +63,7 @@ def test_ranks_with_increasing_counters_do_not_hang():
 
 
 def test_ranks_last_known_when_the_job_stopped_do_not_hang():
-    """Nothing is known of the time after: the processes may have ended."""
+    """The time afterwards is unknown: the processes may have ended."""
     trace = still(Category.LOCK, 4 * PATIENCE_NS)
     first = trace.snapshots["ts_ns"] == trace.snapshots["ts_ns"].min()
     assert report_of(replace(trace, snapshots=trace.snapshots[first])).verdicts == []
@@ -107,7 +107,7 @@ def test_long_delays_of_alternating_ranks_name_no_rank():
 
 
 def test_a_stop_early_in_a_job_of_two_models_is_an_incident():
-    """Four short steps of one model and a step of the other repeat: the third repetition is no warm-up."""
+    """Four short steps of one model and a step of the other repeat: the third repetition is not part of the warm-up."""
     everyone = ((0, 1, 2, 3),)
     first = tuple(Call(everyone, count=1000, work_ns=4 * MS, waits=True) for _ in range(4))
     program = (*first, Call(everyone, count=9000, work_ns=20 * MS, waits=True))

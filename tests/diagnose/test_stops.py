@@ -1,4 +1,4 @@
-"""A signal that stops a process again and again is no chance, however late the other ranks are."""
+"""A signal that stops a process repeatedly is not chance, even if other ranks are late."""
 
 import numpy as np
 import pytest

@@ -54,7 +54,7 @@ SIMULATED = (
     ("dp8-tp2", "missing_asleep"),
     ("dp8", "dead_process"),
 )
-ROWS_OF_A_LOOK = 10_000  # what a look costs beside the rows it looks at
+ROWS_OF_A_LOOK = 10_000  # the fixed cost of an evaluation, in addition to its rows
 SMALL = Retention(min_rows=1_000, n_steps=48)
 
 
@@ -69,12 +69,12 @@ def simulated(shape: str, fault: str) -> Trace:
 
 
 def same_in(trace: Trace, cut: Cut) -> None:
-    """What is said of the batches is what is said of the whole, and everybody to blame was told when it happened."""
+    """The verdicts on the batches equal the verdicts on the whole trace, and each culprit was reported in time."""
     whole = report_of(trace)
     changes = told(trace, cut)
     assert blamed(changes.report) == blamed(whole)
     firm = {(kind, ranks) for kind, ranks, *_ in blamed(whole) if kind != "inconclusive"}
-    # Before a node's rows have come, a hang may have nobody to name.
+    # Before a node's rows have arrived, a hang may name no rank.
     assert firm <= {*changes.opened, *changes.updated}
     assert [entry.incident_id for entry in changes.of("opened")] == list(
         dict.fromkeys(entry.incident_id for entry in changes.of("opened"))
@@ -145,7 +145,7 @@ def test_a_straggler_is_named_with_its_third_late_step():
 
 
 def late_steps_at(trace: Trace, *, rank: int) -> list[int]:
-    """When a rank of a made-up job arrived after each of its delays, by the wall clock."""
+    """When a rank of a simulated job arrived after each of its delays, by the wall clock."""
     rows = trace.collectives[trace.collectives["pid"] == 1000 + rank]
     late = np.flatnonzero(np.diff(rows["ledger_ns"][:, Category.IO - 1]) > 0) + 1
     clock = trace.clocks[0]
@@ -318,7 +318,7 @@ def test_a_silent_job_without_process_states_is_inconclusive():
 
 
 def test_an_agent_that_falls_silent_is_not_a_hang():
-    """Nobody tells of any rank any more, while time goes on."""
+    """No rank sends rows any more while time passes."""
     trace = dp_trace(n_steps=60)
     clock = Hand()
     stream = Stream(clock=clock)
@@ -344,7 +344,7 @@ def test_a_silent_node_is_not_accused_while_other_nodes_continue():
 
 
 def test_a_hang_is_over_when_its_ranks_go_on():
-    """A rank is held for 20 s, and then goes on."""
+    """A rank is blocked for 20 s, and then continues."""
     stop = dp_trace([*every(1, 1, 20 * SECOND, first=25, until=26)], n_steps=60)
     clock, changes = Hand(), []
     stream = Stream(clock=clock)

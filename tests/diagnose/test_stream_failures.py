@@ -18,7 +18,7 @@ SECOND = 1_000 * MS
 
 
 def until(trace: Trace, end_ns: int) -> Trace:
-    """What a node has told up to a moment of its clock, which it has looked up to."""
+    """The rows of a node up to a time of its clock, up to which its capture is complete."""
     calls, rows = trace.calls, trace.collectives
     known = calls["ts_ns"] + calls["duration_ns"] <= end_ns
     return replace(
@@ -27,7 +27,7 @@ def until(trace: Trace, end_ns: int) -> Trace:
 
 
 def after(trace: Trace, begin_ns: int, end_ns: int) -> Trace:
-    """What it tells from then on."""
+    """The rows of the node after that time."""
     before, whole = until(trace, begin_ns), until(trace, end_ns)
     return replace(
         whole,
@@ -37,7 +37,7 @@ def after(trace: Trace, begin_ns: int, end_ns: int) -> Trace:
 
 
 def fed(*parts: Trace) -> list[list[Change]]:
-    """The changes that each part brings, together with two seconds going by after it."""
+    """The changes after each part and the two seconds that follow it."""
     clock, result = Hand(), []
     stream = Stream(clock=clock)
     for part in parts:

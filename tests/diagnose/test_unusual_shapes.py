@@ -20,7 +20,7 @@ def named(report: Report) -> set[int]:
 
 
 def with_long_kernels(factor: float, jitter: float = 1.0) -> Timing:
-    """Kernels and transfers that take so many times as long; hosts are as they were."""
+    """Kernels and transfers that take this many times as long; the hosts are unchanged."""
     usual = Timing().scaled(jitter)
     kernels = ("forward_ns", "backward_ns", "optimizer_ns", "layer_bytes", "sharded_ns")
     return replace(usual, **{name: int(getattr(usual, name) * factor) for name in kernels})
@@ -37,7 +37,7 @@ def test_a_late_host_of_a_job_that_runs_ahead_makes_no_gpu_slow():
 
 
 def test_the_gpu_of_the_other_rank_of_two_is_not_slow():
-    """The clock of its GPU is known well, that of the late rank's is not."""
+    """The clock of its GPU is known well; the clock of the late rank's GPU is not."""
     timing = with_long_kernels(40, 0.3)
     slow = HostStall(cause="block_io", ranks=(1,), delay_ns=70_000_000, schedule=Schedule(first=0))
     job = Job(dp=2, layers=2, buckets=3, steps=90)
@@ -48,7 +48,7 @@ def test_the_gpu_of_the_other_rank_of_two_is_not_slow():
 
 @pytest.mark.parametrize("delay_ms", [600, 1500])
 def test_the_cost_of_a_late_host_with_queued_work_is_a_range(delay_ms: int):
-    """It is late in every step, and its GPU has work meanwhile: nothing tells how much is hidden behind that."""
+    """It is late in every step while its GPU has work: the data does not show how much of the delay that hides."""
     job = Job(dp=6, layers=4, buckets=1, sync_every=5, steps=100)
     late = HostStall(cause="block_io", ranks=(3,), delay_ns=delay_ms * 1_000_000, schedule=Schedule(first=5))
     trace, truth = simulate(job, [late], seed=2, timing=with_long_kernels(200))
@@ -95,7 +95,7 @@ def test_records_lost_from_another_communicator_are_not_gpu_work():
 
 
 def test_a_rank_with_a_lost_first_record_has_the_same_steps_as_its_peers():
-    """Two communicators of one size are told apart by which is used first."""
+    """Two communicators of the same size are distinguished by their first use."""
     job = Job(dp=6, ranks_per_node=3, layers=1, buckets=1, grad_norm=True, steps=16)
     trace, _ = simulate(job, seed=133, timing=with_long_kernels(300), capture=GPU_TIMES)
     rows = trace.collectives
@@ -136,7 +136,7 @@ def test_a_rank_that_lost_some_records_is_not_alone_in_its_program(seed: int):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_gpus_with_high_variance_are_not_slow(seed: int):
-    """Kernels so long that what they scatter by is more than a small share of a step."""
+    """Kernels whose variation exceeds a small share of a step."""
     job = Job(dp=6, layers=3, buckets=3, sync_every=20, steps=100)
     trace, _ = simulate(job, seed=seed, timing=with_long_kernels(200, 2.0), capture=GPU_TIMES)
     assert not named(report_of(trace))

@@ -25,7 +25,7 @@ def test_since_is_when_the_first_delay_began():
     step_ns, min_ns = 3 * (2 * MS + 10_000) + 110_000, 3 * (2 * MS + 10_000)
     begin = verdict.since_ns - EPOCH_NS - START_NS
     assert 5 * min_ns <= begin <= 6 * step_ns
-    # The last of five delays is that of step 33.
+    # The last of the five delays is in step 33.
     assert verdict.until_ns - verdict.since_ns >= (33 - 5 - 1) * min_ns + 5 * 50 * MS
     data = as_json(report_of(TRACE))["verdicts"][0]
     assert data["since"].startswith("2023-11-14T22:13:30.")

@@ -20,13 +20,13 @@ def thread(calls=(), offs=(), *, first_ns=0, last_ns=OPEN) -> ThreadEvents:
 
 
 def spent(threads, at_ns) -> dict[str, int]:
-    """Time by category at one moment, without what is zero."""
+    """Time by category at one moment, without zeros."""
     ledger = account(threads, np.array([at_ns]))[0]
     return {Category(i + 1).name: int(ns) for i, ns in enumerate(ledger) if ns}
 
 
 def state_at(thread_events: ThreadEvents, moment: int) -> int:
-    """What a thread does at a moment, read off its events one by one."""
+    """The state of a thread at a moment, from its events one by one."""
     if not thread_events.first_ns <= moment < thread_events.last_ns:
         return 0
     off = 0

@@ -1,4 +1,4 @@
-"""The socket for orchestrators: several readers, each with the open incidents first; nobody else may connect."""
+"""The socket for orchestrators: several readers, each with the open incidents first; no other user may connect."""
 
 import json
 import socket

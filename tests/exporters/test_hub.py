@@ -38,7 +38,7 @@ PATIENCE_S = 30.0
 
 
 class Far:
-    """A hub that keeps what it gets and answers as `says` tells: called with the number of the request."""
+    """A hub that keeps the received requests and answers with says(number of the request)."""
 
     def __init__(self, *, knows_arrow: bool = True, says: Callable[[int], Any] = lambda number: None):
         self.got: list[tuple[str, bytes, dict[str, str]]] = []
@@ -283,7 +283,7 @@ def owners() -> Array:
 
 
 def test_a_hub_without_a_table_gets_the_other_tables(line):
-    """The message is that of receive/arrow.py for a table that it does not know."""
+    """The message of receive/arrow.py for an unknown table."""
     unknown = "table 'owners' does not accept rows; the tables are calls, collectives"
 
     def answer(number: int) -> Any:

@@ -8,7 +8,7 @@ from stallscope.exporters import hub_channel
 
 
 class Output:
-    """A hub's output with a state that the test sets."""
+    """The output to a hub, with a state that the test sets."""
 
     reason = ""
 

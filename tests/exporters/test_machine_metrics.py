@@ -54,7 +54,7 @@ def test_a_file_that_is_missing_leaves_only_its_own_metrics_out(proc: Path):
 
 
 def test_gpu_metrics_use_the_units_of_the_semantic_conventions():
-    """Two GPUs; the second tells neither its power nor its use, as a partition."""
+    """Two GPUs; the second, like a partition, reports neither power nor utilisation."""
     rows = layout.empty(layout.GPUS, 2)
     rows["uuid"], rows["name"] = [b"GPU-0", b"GPU-1"], b"H100"
     rows["utilization_percent"], rows["power_mw"] = [75, UNKNOWN], [250_500, UNKNOWN]

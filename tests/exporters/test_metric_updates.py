@@ -20,7 +20,7 @@ def trace() -> Trace:
 
 
 def counted(trace: Trace, n_batches: int) -> dict[str, dict]:
-    """The metrics after the rows came in so many batches, by time: name -> values -> series."""
+    """The metrics after the rows arrived in this many batches, by time: name -> values -> series."""
     updates = MetricUpdates(Meter(0))
     updates.take(layout.PROCESSES, trace.processes)
     rows = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]

@@ -53,7 +53,7 @@ def test_an_owner_is_a_resource_of_its_own():
 
 @dataclass
 class Receiver:
-    """What came, and what is answered next: refusals in turn, then all is taken."""
+    """The received requests and the next answers: first the refusals, then acceptance."""
 
     metrics: list[ExportMetricsServiceRequest] = field(default_factory=list)
     spans: list[ExportTraceServiceRequest] = field(default_factory=list)

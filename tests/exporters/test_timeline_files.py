@@ -252,7 +252,7 @@ EVENT = {
     "s": {"id": {"type": "integer"}, "ts": NUMBER, "cat": {"type": "string"}, "name": {"type": "string"}},
     "f": {"id": {"type": "integer"}, "ts": NUMBER, "cat": {"type": "string"}, "bp": {"const": "e"}},
 }
-"""The Trace Event Format, as far as it is used: what each phase must have."""
+"""The part of the Trace Event Format in use: the required fields of each phase."""
 SCHEMA = {
     "type": "object",
     "required": ["traceEvents"],
@@ -350,7 +350,7 @@ def test_nodes_that_only_a_probe_ties_share_a_clock():
 
 
 def with_gpus(trace: Trace) -> Trace:
-    """Two GPUs and a partition of the second, told twice; the second time nothing is known of the first's clock."""
+    """Two GPUs and a partition of the second in two readings; in the second the clock of the first GPU is unknown."""
     begin_ns = int(trace.collectives["ts_ns"].min())
     rows = layout.empty(layout.GPUS, 6)
     rows["ts_ns"] = begin_ns + np.repeat([0, 100 * MS], 3)

@@ -68,7 +68,7 @@ class Job:
         self.pid = self.process.pid
 
     def ends(self) -> tuple[int, int, int]:
-        """Its numbers of launches, signals and interrupted calls."""
+        """The number of its launches, signals and interrupted calls."""
         out, _ = self.process.communicate(timeout=30)
         assert self.process.returncode == 0
         word, *counts = out.split()

@@ -30,7 +30,7 @@ WORK_S = 0.3
 
 @dataclass
 class Fault:
-    """What differs on a machine at a time: own time as a multiple, share of preempted time, GPU clock, free memory."""
+    """The deviations of a machine at a time: multiple of own time, share of preempted time, GPU clock, free memory."""
 
     slowness: Callable[[float], float] = lambda at_s: 1.0
     preempted: float = 0.0

@@ -48,7 +48,7 @@ class Attacked:
     folder: Path
 
     def peak_bytes(self) -> int:
-        """The most memory that the process has used."""
+        """The peak memory of the process."""
         text = Path(f"/proc/{self.process.process.pid}/status").read_text()
         return int(text.split("VmHWM:")[1].split()[0]) * 1024
 

@@ -74,7 +74,7 @@ def served(tmp_path: Path, tls: Files) -> Iterator[Served]:
 
 
 class HubProcess:
-    """A running `stallscope hub`: its process and what it has said."""
+    """A running `stallscope hub`: its process and its output."""
 
     def __init__(self, folder: Path, *arguments: str, grpc: str = "127.0.0.1:0"):
         self.said = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.said")

@@ -1,4 +1,4 @@
-"""Hubs that share their data, as a user starts them: tokens, senders, answers and states are those of all hubs."""
+"""Hubs that share their data, as a user starts them: tokens, senders, answers and states are shared."""
 
 import json
 import tempfile

@@ -18,7 +18,7 @@ AHEAD = 5
 
 @dataclass(frozen=True)
 class Step:
-    """One call of one rank: on which group, what, and the peer's place in the group for send and recv."""
+    """One call of one rank: the group, the operation, and the peer's rank in the group for send and recv."""
 
     group: str
     op: str
@@ -75,7 +75,7 @@ class Job:
         return result
 
     def kinds(self) -> dict[str, str]:
-        """What each group is for, by name."""
+        """The purpose of each group, by name."""
         sizes = (
             1,
             self.data * self.pipeline,
@@ -101,7 +101,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Reached:
-    """How far every rank got: calls made, and calls complete."""
+    """The progress of every rank: calls made, and calls completed."""
 
     made: list[int]
     complete: list[int]
@@ -138,7 +138,7 @@ def reached(job: Job) -> Reached:
 
 
 def _keys(job: Job, rank: int, program: list[Step]) -> list[Any]:
-    """What makes a call the same as another rank's."""
+    """The properties that make two ranks' calls equal."""
     counts: dict[Any, int] = {}
     stage, out = job.place(rank)[2], []
     for step in program:
@@ -150,7 +150,7 @@ def _keys(job: Job, rank: int, program: list[Step]) -> list[Any]:
 
 
 def dumps(job: Job) -> dict[int, dict[str, Any]]:
-    """What each rank's dump holds, without those that left none."""
+    """The content of each rank's dump; ranks without a dump are left out."""
     got = reached(job)
     return {
         rank: _dump(job, rank, got.made[rank], min(got.complete[rank], job.reports_until.get(rank, 1 << 30)))
@@ -227,5 +227,5 @@ def write(folder: Path, expected: dict[int, Any], *, protocol: int = 2) -> Path:
 
 
 def same_stage(job: Job, rank: int, others: Iterable[int]) -> list[int]:
-    """Those of the others that are in a rank's pipeline stage."""
+    """The other ranks that are in a rank's pipeline stage."""
     return [other for other in others if job.place(other)[2] == job.place(rank)[2]]

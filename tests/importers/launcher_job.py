@@ -124,7 +124,7 @@ def summary(log: Log, codes: dict[int, int], first: int) -> None:
 
 
 def hang(log: Log, culprit: int) -> None:
-    """All ranks but one wait in round 60; that one has entered 59 rounds."""
+    """All ranks except one wait in round 60; that rank has entered 59 rounds."""
     chatter(log)
     for rank in range(log.n_ranks):
         if rank != culprit:
@@ -269,7 +269,7 @@ PREFIXES = {entry.__name__: entry for entry in (torchrun, ray, kubectl, mpirun)}
 
 
 def interleaved(log: Log, prefix: Callable[[int, str], str], seed: int) -> str:
-    """One text: the ranks' lines in order, mixed with those of ranks that write at the same time."""
+    """One text: the lines of each rank in order, mixed with the lines of ranks that write at the same time."""
     chance = random.Random(seed)
     left, out = list(log.lines), []
     while left:

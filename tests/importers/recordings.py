@@ -31,7 +31,7 @@ class Recording:
         self.rows: list[dict[str, Any]] = []
 
     def add(self, us: float, pid: int, kind: str, symbol: str = "", *words: int, **rest: Any) -> None:
-        """One event; tid is the process's main thread unless told."""
+        """One event; tid: the process's main thread by default."""
         row = {
             "ts_ns": 10**9 + int(us * 1000),
             "pid": pid,
@@ -73,7 +73,7 @@ class Recording:
             self.add(on_us, by, "sched_switch", "", by, pid, by, pid, 0, 0, comm="python", **rest)
 
     def write(self, folder: Path, *, truth: dict[str, Any] | None = None) -> Path:
-        """Write events.parquet, and truth.json where one is told."""
+        """Write events.parquet, and truth.json if it is given."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = sorted(self.rows, key=lambda row: row["ts_ns"])
         columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in COLUMNS.items()}

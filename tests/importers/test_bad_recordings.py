@@ -22,7 +22,7 @@ def folder(tmp_path):
 
 
 def refused(folder, *words):
-    """The one line with which a folder is refused."""
+    """The error message for a folder."""
     with pytest.raises(BadTrace) as caught:
         importer_for(folder).read(folder)
     output = str(caught.value)

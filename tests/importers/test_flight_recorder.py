@@ -145,7 +145,7 @@ def test_a_single_truncated_dump_is_an_error(tmp_path: Path):
 def test_the_ranks_of_a_real_hang_are_named_without_counters(
     shared: Path, tmp_path: Path, name: str, ranks: set[int]
 ):
-    """Formats before 2.2 have no pg_status; what is complete follows from the first call that is not."""
+    """Formats before 2.2 have no pg_status; the complete calls follow from the first incomplete call."""
     for file in (shared / "public" / "flight-recorder" / name).iterdir():
         output = plain(file.read_bytes(), file.name)
         del output["pg_status"]
@@ -164,7 +164,7 @@ def test_a_host_that_stops_calling_is_named(tmp_path: Path):
     (verdict,) = report.verdicts
     assert verdict.causes[0].cause.name == "missing_rank"
     assert set(verdict.victims) <= set(range(8)) - {3} and verdict.victims
-    assert verdict.cost is None  # how long the job hung is not told
+    assert verdict.cost is None  # the file does not state how long the job hung
 
 
 def test_a_rank_that_does_not_complete_the_calls_of_its_peers_is_named(tmp_path: Path):
@@ -269,7 +269,7 @@ def test_exactly_the_stopped_ranks_are_named(tmp_path_factory: pytest.TempPathFa
     if len(guilty) * 2 > job.n_ranks:
         return
     if kind == "gpu" and len(guilty) == len(peers):
-        return  # nobody in their groups is ahead of them: nothing tells them apart
+        return  # no rank in their groups is ahead of them: nothing distinguishes them
     if kind == "killed":
         job.left_none = set(guilty)
     if kind == "gpu":

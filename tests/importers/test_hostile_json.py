@@ -30,7 +30,7 @@ VALUES = st.one_of(
 
 
 def places(expected: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where values stand in nested JSON; of long lists the first few."""
+    """The paths of the values in nested JSON; of long lists only the first few."""
     items = (
         expected.items()
         if isinstance(expected, dict)

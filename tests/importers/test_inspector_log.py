@@ -1,4 +1,4 @@
-"""Inspector logs: the rank with the shortest time inside a collective came last, whatever the hosts' clocks are."""
+"""Inspector logs: the rank with the shortest time inside a collective entered last, on any clocks."""
 
 import json
 from pathlib import Path

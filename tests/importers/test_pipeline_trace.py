@@ -77,7 +77,7 @@ def test_the_cost_of_a_real_job_is_a_lower_bound(shared: Path, tmp_path: Path, n
     lost_s = sum(output["step_t_base"][step] - output["step_t_noblk"][step] for step in output["step_t_base"])
     (verdict,) = explained(shared / "public" / "pipeline-traces" / f"trace-{name}.parquet", tmp_path).verdicts
     assert verdict.cost is not None and verdict.cost.is_lower_bound
-    # Of the first job the file tells of one GPU in four only.
+    # The file covers only one in four GPUs of the first job.
     assert 0.2 * lost_s * n_gpus < verdict.cost.gpu_seconds <= lost_s * (n_gpus - 1)
 
 
@@ -287,7 +287,7 @@ def test_files_without_rows_or_with_excess_rows_are_refused(tmp_path: Path, monk
     pq.write_table(table(rows(Job(n_steps=4)))[:0], tmp_path / "none.parquet")
     with pytest.raises(BadTrace, match="no operations"):
         IMPORTER.read(tmp_path / "none.parquet")
-    n = 5_000_000  # a few kilobytes, since all rows are alike
+    n = 5_000_000  # a few kilobytes, since all rows are equal
     same = {name: pa.array(np.zeros(n, np.int8)) for name in ("step", "rank", "stage", "dp_rank", "seq_id")}
     same |= {name: pa.array(np.zeros(n, np.float32)) for name in ("start_ts", "duration")}
     same["optype"] = pa.DictionaryArray.from_arrays(np.zeros(n, np.int8), ["gc"])

@@ -17,7 +17,7 @@ from ..diagnose.reports import only, report_of
 def answer(
     counts: dict[int, int], at: str, missing: dict[int, str] | None = None, size: int = 32
 ) -> dict[str, Any]:
-    """An answer about one communicator. counts: all-reduces by rank; missing: what RAS says of a rank, by rank."""
+    """An answer about one communicator. counts: all-reduces by rank; missing: RAS's statement on a rank, by rank."""
     ranks = [
         {
             "rank": rank,

@@ -257,7 +257,7 @@ def test_a_return_without_its_entry_does_no_harm(tmp_path):
 
 
 def test_a_call_that_never_returned_does_not_absorb_later_calls(tmp_path):
-    """It was left by an exception: the thread goes on and makes other calls."""
+    """An exception left the call: the thread continues and makes other calls."""
     made = two_ranks()
     made.add(1500, 11, "enter", "cudaMalloc", 1, 2)
     rows = of(read(made, tmp_path).collectives, 11)

@@ -1,4 +1,4 @@
-"""Stacks of all ranks by several tools: the rank that stands elsewhere is named with its line.
+"""Stacks of all ranks by several tools: the rank at another location is named with its line.
 
 The texts follow py-spy 0.4 (src/dump.rs), Python/traceback.c (3.12) and gdb 15's "thread apply all bt".
 """

@@ -22,7 +22,7 @@ _CPU = "Nehalem"
 """x86-64-v2, which numpy asks for; with AVX, which is emulated slowly, a run takes a quarter longer."""
 _BOOT = "console=ttyS0 quiet panic=-1 mitigations=off rcupdate.rcu_expedited=1 no_timer_check nowatchdog"
 """Mitigations cost an emulated CPU a sixth of the run; to unhook a function waits for a grace period of RCU. The last
-two: where the host is busy, a timer that comes late is no fault.
+two: on a busy host, a late timer is not a fault.
 """
 _LEFT_OUT = (
     "site-packages",
@@ -45,7 +45,7 @@ import sys, stallscope.agent, stallscope.demo.job, stallscope.demo.live_demo
 import stallscope.diagnose.engine, stallscope.store.node
 from stallscope.cli import app
 try:
-    app(["trace", "--help"])  # loads what the command line needs to read options
+    app(["trace", "--help"])  # loads the modules that the command line needs to parse options
 except SystemExit:
     print(*(each.__file__ for each in sys.modules.values() if getattr(each, "__file__", None)), sep="\\n")
 """
@@ -111,7 +111,7 @@ def output(
 
 
 def _imported(source: Path) -> set[Path]:
-    """The files and folders of site-packages that are loaded by what is run inside."""
+    """The files and folders of site-packages that the programs inside load."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), *filter(None, sys.path)])}
     done = subprocess.run(
         [sys.executable, "-P", "-c", _IMPORTED], capture_output=True, text=True, check=True, env=environment

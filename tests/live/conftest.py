@@ -20,7 +20,7 @@ PATIENCE_S = 20.0
 
 
 class Agent:
-    """A running `stallscope trace`: its process, what it has said, its trace."""
+    """A running `stallscope trace`: its process, its output, its trace."""
 
     def __init__(self, db: Path, *arguments: str, prefix: tuple[str, ...] = ()):
         self.db = db
@@ -90,7 +90,7 @@ def job() -> Iterator[Callable[..., Job]]:
 
 
 def pid_flags(job: Job) -> list[str]:
-    """The flags that make an agent trace this job only: other tests may run jobs beside it."""
+    """The flags that make an agent trace only this job: other tests may run jobs at the same time."""
     return [word for pid in job.pids for word in ("--pid", str(pid))]
 
 

@@ -134,7 +134,7 @@ def wait_until_it_stands(job) -> None:
 
 
 def wait_for_look(db: Path, pid: int, *, after_s: float) -> None:
-    """Until a process has been looked at so long after the last call of all."""
+    """Wait until a process was sampled this long after the last call of all processes."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         if db.exists():
@@ -153,4 +153,4 @@ def wait_for_looks(db: Path, n: int) -> None:
         if db.exists() and len(set(node.read(db).positions["ts_ns"].tolist())) >= n:
             return
         time.sleep(0.3)
-    raise AssertionError("nobody was looked at")
+    raise AssertionError("no process was sampled")

@@ -28,7 +28,7 @@ STEPS = 150  # some seconds: who a process is is read once a second
 
 
 def steps(job: Job, rank: int) -> int:
-    """Steps that the rank itself wrote down."""
+    """The steps that the rank itself recorded."""
     with (job.folder / f"rank{rank}.csv").open() as file:
         return len(list(csv.DictReader(file)))
 
@@ -161,7 +161,7 @@ def test_the_trace_can_be_read_while_it_is_written(agent, job, only):
 
 
 def test_a_job_that_starts_later_is_traced_from_its_first_round(agent, job):
-    """Nobody told the agent of it, and it runs a copy of the libraries that no probe is on yet."""
+    """The agent was not informed of it, and it runs a copy of the libraries that has no probes yet."""
     tracer = agent()
     tracer.says("0 processes" if not _others() else "process")
     job = job(steps=STEPS)
@@ -177,7 +177,7 @@ def test_a_job_that_starts_later_is_traced_from_its_first_round(agent, job):
 
 
 def _others() -> bool:
-    """Do other processes run jobs on this machine now?"""
+    """Whether other processes run jobs on this machine now."""
     return any(b"libnccl" in maps for maps in map(_maps, Path("/proc").glob("[0-9]*/maps")))
 
 
@@ -205,7 +205,7 @@ def test_a_running_job_is_traced_with_the_late_attach_flag(agent, job, only):
 
 
 def test_descendants_of_a_chosen_process_are_traced(agent, job):
-    """The chosen process is the one that started the ranks: this one."""
+    """The chosen process is this process, which started the ranks."""
     tracer = agent("--pid", str(os.getpid()))
     tracer.says("0 process")
     job = job(steps=20)
@@ -265,12 +265,12 @@ def test_the_sudo_user_can_read_the_trace_without_root(agent, job, only, monkeyp
 
 def n_read(db: Path, *, uid: int, gid: int) -> int:
     """Collectives that a user with no more rights than these reads; -1: none, by a clear error."""
-    # A process of its own, not a fork of this one: gRPC's threads do not outlive a fork.
+    # A separate process, not a fork of this process: gRPC's threads do not survive a fork.
     code = (
         "import os, sys\nfrom pathlib import Path\n"
         "from stallscope.errors import BadTrace\nfrom stallscope.store import node\n"
         "db, uid, gid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])\n"
-        "node.read(db)  # imports, too, what that user may not read\n"
+        "node.read(db)  # also imports modules that this user may not read\n"
         "os.setgroups([]), os.setgid(gid), os.setuid(uid)\n"
         "try:\n    print(len(node.read(db).collectives))\n"
         "except BadTrace:\n    print(-1)"

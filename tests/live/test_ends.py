@@ -38,7 +38,7 @@ def all_loaded(what: str) -> set[int]:
 
 
 def left_of(programs: set[int], links: set[int]) -> set[int]:
-    """What is still loaded after a while: the kernel frees with some delay."""
+    """The programs that are still loaded after a while: the kernel frees them with some delay."""
     end_s = time.monotonic() + 5
     while (left := programs & all_loaded("prog") | links & all_loaded("link")) and time.monotonic() < end_s:
         time.sleep(0.1)
@@ -104,7 +104,7 @@ def test_a_job_that_ended_without_an_agent_is_no_hang(agent, job, only):
 
 
 def test_ctrl_c_keeps_the_last_moment(agent, job, only):
-    """What was recorded within the second before the end is there, too."""
+    """The records of the last second before the end are stored as well."""
     job = job(seconds=30)
     tracer = agent(*only(job))
     tracer.says("attached", "libnccl")
@@ -141,7 +141,7 @@ def test_the_agent_imports_no_heavy_modules():
     assert not {"pyarrow", "duckdb", "pandas", "rich", "yaml"} & set(modules.split())
 
 
-# ---- what cannot be done is said in one line ----
+# ---- failures are reported in one line ----
 
 
 def refusal(tracer, exit_code: int) -> str:

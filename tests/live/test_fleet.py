@@ -47,7 +47,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[list[tuple[str, str]]]:
-    """(namespace, address) of each machine; this one can reach them over a bridge."""
+    """(namespace, address) of each machine; this machine reaches them over a bridge."""
     if not shutil.which("ip"):
         pytest.skip("no ip to make network namespaces with (Debian package iproute2)")
     tag = f"ss{os.getpid() % 100_000}"

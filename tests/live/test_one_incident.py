@@ -42,7 +42,7 @@ def stored(db: Path) -> list[dict[str, Any]]:
 
 
 def printed(tracer: Agent) -> list[str]:
-    """What became of incidents, as a journal shows it."""
+    """The changes of incidents, as a journal shows them."""
     return [line for line in tracer.lines() if "verdict opened" in line or "verdict closed" in line]
 
 

@@ -22,7 +22,7 @@ CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A command on a pseudo-terminal of 100 x 40; what it has written so far, without control sequences."""
+    """A command on a pseudo-terminal of 100 x 40, and its output so far, without control sequences."""
 
     def __init__(self, *words: object):
         self.process_id, self._fd = pty.fork()
@@ -70,7 +70,7 @@ def test_a_page_shows_the_job_and_the_verdict_and_stays_at_the_end(job, only, tm
     assert terminal.ended() == 0
     assert b"\x1b[?1049l" in terminal.written  # the other screen is left ...
     last = CONTROL.sub(b"", terminal.written.split(b"\x1b[?1049l")[-1]).decode()
-    assert "Rank 1 (host here" in last  # ... and the last page stands on the first one
+    assert "Rank 1 (host here" in last  # ... and the last page remains on the first screen
     assert len(node.read(tmp_path / "trace.db").collectives)
 
 

@@ -173,7 +173,7 @@ def test_the_times_of_earlier_kernels_accuse_no_rank_of_a_healthy_job(runs_ahead
 
 
 def test_gpus_are_aligned_by_the_ends_of_their_kernels():
-    """The thread of one rank notices all starts 5 ms late: this is no lateness of its GPU."""
+    """The thread of one rank notices all starts 5 ms late: its GPU is not late."""
     recorded = job(Fault(), runs_ahead=True)
     recorded[101].records["noticed_ns"] += 5_000_000
     rows = gpu_arrivals(trace_of(recorded).gpu_kernels)

@@ -25,7 +25,7 @@ TIMEOUT_MS = 45_000
 
 @dataclass
 class Problems:
-    """What must not happen on any page: console errors, exceptions, dialogs, requests to another host."""
+    """Events that no page may cause: console errors, exceptions, dialogs, requests to another host."""
 
     own: str
     found: list[str] = field(default_factory=list)

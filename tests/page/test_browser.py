@@ -164,7 +164,7 @@ def test_sign_in_lists_the_worst_job_first_and_a_click_shows_the_culprit(hub: Se
         (wanted,) = client.post("/api/v1/tools/fleet.cluster.verdicts", json={"cluster": "llama-70b"}).json()[
             "rows"
         ]
-    # The numbers on the card are those of the tool.
+    # The card shows the numbers of the tool.
     assert wanted["summary"] in card and f"{wanted['late_ms']:g} ms" in card
     assert f"{len(wanted['victims']):,}" in card and f"{wanted['confidence']:.0%}".replace("%", " %") in card
     assert "0.5 to 1" in card  # 30 to 60 GPU seconds in 60 s
@@ -455,7 +455,7 @@ def test_stacks_are_a_flame_graph_and_the_window_opens_in_perfetto(hub: Served, 
     intervals = [
         process
         | {"ts_ns": time.time_ns() - number * S // 10, "tid": 1, "duration_ns": 60 * MS, "category": "sleep"}
-        for number in range(-600, 400)  # whatever window the page opens
+        for number in range(-600, 400)  # in any window that the page opens
     ]
     appended(hub.store, stacks=pa.Table.from_pylist([process | {"ts_ns": 0, "stack": 5, "frames": frames}]))
     appended(hub.store, offcpu=pa.Table.from_pylist([row | {"stack": 5} for row in intervals]))
@@ -473,7 +473,7 @@ def test_stacks_are_a_flame_graph_and_the_window_opens_in_perfetto(hub: Served, 
     trace = pb.Trace()
     trace.ParseFromString(download.value.path().read_bytes())
     names = {entry.name for packet in trace.packet for entry in packet.interned_data.event_names}
-    assert "sleep" in names, names  # the interval of the culprit that the timeline shows, too
+    assert "sleep" in names, names  # the interval of the culprit that the timeline also shows
 
 
 def test_an_inconclusive_answer_shows_its_reasons_and_the_data_that_would_decide(

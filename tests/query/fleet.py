@@ -29,7 +29,7 @@ def job_trace() -> Trace:
 
 
 def part(trace: Trace, number: int) -> Trace:
-    """What the agent of one machine saw."""
+    """The trace of one machine's agent."""
     tables = {table.name: getattr(trace, table.name) for table in TABLES}
     tables = {name: rows[rows["node"] == number].copy() for name, rows in tables.items()}
     for rows in tables.values():
@@ -46,7 +46,7 @@ def part(trace: Trace, number: int) -> Trace:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Running agents: their addresses in order, what they have on disk, the whole trace."""
+    """Running agents: their addresses in order, their traces on disk, and the whole trace."""
 
     addresses: list[str]
     files: NodeFiles

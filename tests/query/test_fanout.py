@@ -159,7 +159,7 @@ def test_a_silent_node_is_named_and_the_other_nodes_answer(nodes: Fleet):
 
 
 def test_nodes_with_the_same_name_are_distinguished_by_address(nodes: Fleet):
-    """The same machine by two addresses stands for two machines that call themselves alike."""
+    """The same machine at two addresses represents two machines with the same name."""
     port = nodes.addresses[0].partition(":")[2]
     twins = [f"127.0.0.1:{port}", f"localhost:{port}"]
     rows = fanout.query(

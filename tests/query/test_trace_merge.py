@@ -1,4 +1,4 @@
-"""A merged trace is the union of its sources: every row of every table, whatever numbers they share."""
+"""A merged trace is the union of its sources: every row of every table, even if sources share numbers."""
 
 import shutil
 import sqlite3
@@ -26,7 +26,7 @@ from ..importers.recordings import two_ranks
 
 
 def contents(path: Path) -> dict[str, Counter[tuple[object, ...]]]:
-    """The rows of every table as a multiset, numbers of nodes, symbols and stacks replaced by what they stand for."""
+    """The rows of every table as a multiset, numbers of nodes, symbols and stacks replaced by their names."""
     with closing(sqlite3.connect(path)) as db:
         nodes = dict(db.execute("SELECT node, name FROM nodes"))
         symbols = dict(db.execute("SELECT symbol, name FROM symbols"))

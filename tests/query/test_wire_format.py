@@ -12,7 +12,7 @@ from ..diagnose.builders import MS, dp_trace, every
 
 
 def labelled() -> Trace:
-    """A job that tells a label."""
+    """A job that sets a label."""
     labels = layout.empty(layout.ANNOTATIONS, 1)
     labels["ts_ns"], labels["pid"], labels["label"] = 5 * MS, 7, b"phase"
     return replace(dp_trace(every(2, 7, 50 * MS)), annotations=labels)

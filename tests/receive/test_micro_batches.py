@@ -31,7 +31,7 @@ DECODER = Decoder(now_ns=lambda: NOW_NS)
 
 
 def told(decoded: Decoded) -> object:
-    """All that a request became; texts, as NaN is not equal to itself."""
+    """The result of a request, as text, because NaN is not equal to itself."""
     return decoded.n_records, decoded.n_rejected, stored(decoded.batch)
 
 
@@ -76,7 +76,7 @@ def receiver_of(store: StoreInMemory) -> Receiver:
 
 
 def answers(sent: Sequence[Callable[[], Accepted]]) -> list[Accepted | str]:
-    """What became of requests that are sent at the same time."""
+    """The results of requests that are sent at the same time."""
     barrier = threading.Barrier(len(sent))
 
     def send(one: Callable[[], Accepted]) -> Accepted | str:
@@ -107,7 +107,7 @@ def test_requests_decoded_together_equal_requests_decoded_separately(requests):
         bodies.append(message.SerializeToString())
     alone = [DECODER.decode("logs", body, "a") for body in bodies]
     together = DECODER.logs_together(bodies, "a")
-    if together is None:  # a record without a time tells nothing that a retry is known by
+    if together is None:  # a record without a time does not identify a retry
         assert any(entry.counts for entry in alone) or not any(entry.n_records for entry in alone)
         return
     assert told_together(together) == [told(entry) for entry in alone]
@@ -144,7 +144,7 @@ def test_an_oversized_record_is_rejected_in_its_own_request():
     [
         b"\x0a",
         b"\x0a\xff",
-        b"\x0a\x05\x0a",  # says that more follows, which would be the next request's
+        b"\x0a\x05\x0a",  # announces more bytes, which would belong to the next request
         b"\x0a\x80\x80\x80\x80\x80\x01",
         b"\x12\x00",
         b"hello, world",
@@ -271,7 +271,7 @@ def test_waiting_requests_are_bounded_by_their_bytes():
 
 
 def arrow_request(node: str, *, about: dict[str, str] | None = None, **n_rows: int) -> bytes:
-    """An agent's request: so many rows by table, each with its own numbers."""
+    """An agent's request: this many rows by table, each with different numbers."""
     tables = {}
     for name, n in n_rows.items():
         table = {entry.name: entry for entry in layout.TABLES}[name]
@@ -287,7 +287,7 @@ def arrow_request(node: str, *, about: dict[str, str] | None = None, **n_rows: i
 
 
 def arrow_told(batch: arrow.Batch) -> object:
-    """All that a request of the Arrow lane became."""
+    """The result of a request to the Arrow endpoint."""
     rows = {name: schema.conformed(name, part).to_pylist() for name, part in batch.tables.items()}
     return batch.batch_id, batch.tenant, rows
 

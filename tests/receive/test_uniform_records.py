@@ -97,7 +97,7 @@ def test_the_uniform_decoder_matches_the_general_decoder(message):
 
 
 def collectives(n: int = 1000) -> ExportLogsServiceRequest:
-    """What a GPU agent sends in a loop: numbers of one byte and of two, texts of one length and of several."""
+    """The records that a GPU agent sends in a loop: numbers of one or two bytes, texts of one or several lengths."""
     records = [
         {
             "event_name": "nccl.collective",

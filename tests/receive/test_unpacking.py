@@ -41,7 +41,7 @@ def test_a_body_with_another_size_or_format_returns_none(packed, n_told):
 
 
 def request(body: bytes, *, n_bytes: int) -> bytes:
-    """A request of the Arrow lane that tells of so many bytes."""
+    """A request to the Arrow endpoint that announces this many bytes."""
     head = b'{"compression": "gzip", "tables": [{"name": "calls", "n_bytes": %d}]}\n' % n_bytes
     return head + body
 

@@ -21,7 +21,7 @@ from stallscope.serve.tools.tool_registry import collected
 
 @dataclass(frozen=True)
 class Answering:
-    """Where it listens, and what makes tokens."""
+    """The address of the hub, and a function that creates tokens."""
 
     url: str
     token: Callable[..., str]

@@ -107,7 +107,7 @@ PROMPTS: dict[str, tuple[list[str], Callable[[dict[str, str]], list[Any]]]] = {
 
 
 def with_fixtures(served: Server[Any]) -> Server[Any]:
-    """The server, which besides its own things has those that the suite asks for."""
+    """The server with its own tools and the tools that the suite requires."""
 
     def own(method: str) -> Callable[[Any, Any], Awaitable[Any]]:
         entry = served.get_request_handler(method)

@@ -18,7 +18,7 @@ from stallscope.serve.tokens import Tokens, bearer
 
 @contextmanager
 def house_in(folder: Path, **changes: Any) -> Iterator[AppContext]:
-    """A house whose tokens and audit log are in a folder."""
+    """A context whose tokens and audit log are in a folder."""
     with closing(AuditLog(folder / "audit.jsonl")) as audit:
         yield AppContext(**{"tokens": Tokens(folder / "tokens.json"), "audit": audit} | changes)
 

@@ -1,4 +1,4 @@
-"""The capability flags of GET /api/versions state what the routes serve, at the hub and at a node."""
+"""The capability flags of GET /api/versions match the served routes, at the hub and at a node."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -55,13 +55,13 @@ def token(there):
 
 @pytest.fixture(scope="module")
 def hub(inspector, there, token):
-    """How the inspector is told to reach the hub: words before the method, and words after `--`."""
+    """The inspector's arguments to reach the hub: before the method, and after `--`."""
     url = [f"{there.url}/mcp", "--transport", "http", "--header", f"Authorization: {bearer(token)}"]
     return [*inspector, *url], []
 
 
 def asked(how, method, *more):
-    """What the inspector prints, and its exit code; errors are JSON on its standard error."""
+    """The inspector's output and exit code; errors are JSON on its standard error."""
     before, after = how
     done = subprocess.run(
         [*before, "--method", method, *more, *after],

@@ -21,7 +21,7 @@ DOCUMENT = document(collected(tools), sql_tool="fleet.cluster.run_analysis")
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 schema.config.phases.update(phases=["fuzzing"])
 TAKES_SQL = ("/api/v1/sql", "/api/v1/tools/fleet.cluster.run_analysis")
-"""No schema can say which texts are SQL: what is none is refused with 400 though it fits the schema."""
+"""A schema cannot define valid SQL: other text is refused with 400 although it matches the schema."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def token(there):
 )
 def test_the_hub_conforms_to_its_openapi_document(there, token, case):
     body = case.body if isinstance(case.body, dict) else {}
-    # Nor that one time comes before another.
+    # Nor can it define that one time is before another.
     has_window = body.get("from") is not None and body.get("to") is not None
     excluded = [positive_data_acceptance] if case.path in TAKES_SQL or has_window else []
     headers = {"Authorization": bearer(token)}

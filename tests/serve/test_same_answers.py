@@ -71,7 +71,7 @@ def posted(there, token, name, arguments, path="/api/v1/tools/"):
 
 
 def over_mcp(there, token, use):
-    """What `use` gives for an MCP client over HTTP."""
+    """The function `use` for an MCP client over HTTP."""
 
     async def ran():
         async with (
@@ -84,7 +84,7 @@ def over_mcp(there, token, use):
 
 
 def over_stdio(options, use):
-    """What `use` gives for an MCP client of `stallscope hub mcp`."""
+    """The function `use` for an MCP client of `stallscope hub mcp`."""
     command = [sys.executable, "-c", "from stallscope.cli import main; main()", "hub", "mcp", *options]
 
     async def ran():

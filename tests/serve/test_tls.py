@@ -32,7 +32,7 @@ def ca() -> trustme.CA:
 def issued(
     ca: trustme.CA, folder: Path, name: str = "localhost", client_ca: trustme.CA | None = None
 ) -> Files:
-    """Certificate and key in files, as an administrator would lay them down."""
+    """Certificate and key in files, as an administrator would create them."""
     made = ca.issue_cert(name, "127.0.0.1")
     cert, key = folder / "hub.crt", folder / "hub.key"
     cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
@@ -71,7 +71,7 @@ def serving(folder: Path, certificates: Certificates) -> Iterator[int]:
 
 
 def seen_by_client(port: int, context: ssl.SSLContext) -> tuple[str, int]:
-    """TLS version and serial number of the certificate that a client meets."""
+    """TLS version, and serial number of the certificate that a client receives."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as connection,
@@ -147,7 +147,7 @@ def test_clients_need_a_certificate_when_a_client_authority_is_set(ca: trustme.C
 
 @contextmanager
 def grpc_serving(certificates: Certificates) -> Iterator[int]:
-    """A gRPC server that repeats what it is told."""
+    """A gRPC server that echoes its requests."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", {"Echo": echo}),))
@@ -297,7 +297,7 @@ def test_a_request_after_many_idle_connections_is_answered_at_once(
 
 
 def has_ended(connection: socket.socket) -> bool:
-    """Whether the other side has cut it off."""
+    """Whether the other side has closed the connection."""
     connection.settimeout(0.05)
     try:
         return not connection.recv(1)
@@ -308,7 +308,7 @@ def has_ended(connection: socket.socket) -> bool:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it; a connection that is refused counts as no."""
+    """Wait for the condition; a refused connection counts as False."""
     end_s = time.monotonic() + 30
     while True:
         with suppress(httpx.TransportError):

@@ -34,7 +34,7 @@ def step_begins(trace: Trace, rank: int = 0) -> list[int]:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    """40 steps, told by rank 0 as steps 100 to 139; the first 10 are phase warm, the rest train."""
+    """40 steps, which rank 0 annotates as steps 100 to 139; the first 10 are in phase warm, then train."""
     plain = dp_trace()
     begins = step_begins(plain)
     steps = [(at, 1000, "step", str(100 + i)) for i, at in enumerate(begins)]

@@ -204,7 +204,7 @@ SURFACES = {
 
 
 def essence(row: Row) -> tuple[object, ...]:
-    """What must not differ: kind, ranks, processes and leading cause."""
+    """The fields that must not differ: kind, ranks, processes and leading cause."""
     causes = row.get("causes")
     cause = row.get("cause") if causes is None else (causes[0]["cause"] if causes else None)
     return row["kind"], tuple(row.get("ranks") or ()), tuple(row.get("pids") or ()), cause

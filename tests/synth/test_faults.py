@@ -126,7 +126,7 @@ def test_slow_launches_of_all_ranks_have_no_culprit() -> None:
     "fault", [SlowDevice(ranks=(4,), factor=2.0), SharedDevice(ranks=(4,), delay_ns=5_000_000)]
 )
 def test_a_slow_device_makes_all_hosts_wait_equally_long(fault: Fault) -> None:
-    """Hosts cannot tell whose device is slow: that is what makes this case hard."""
+    """Hosts do not show whose device is slow, which makes this case hard."""
     trace, truth = simulate(JOB, [fault], seed=2, timing=CALM)
     waits = np.array([in_category(trace, rank, Category.WAIT_GPU) for rank in range(8)])
     assert truth.kind == "device"

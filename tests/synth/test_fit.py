@@ -66,7 +66,7 @@ def lateness_us(arrivals: Arrivals) -> NDArray[np.float64]:
 
 
 def wander(arrivals: Arrivals) -> tuple[float, float]:
-    """Log scatter of intervals: what a rank's step has in common, and what is each interval's own."""
+    """Log scatter of intervals: the part that the intervals of a rank's step share, and the part of each interval."""
     lengths = np.log(np.diff(arrivals, axis=2))
     apart = lengths - np.median(lengths, axis=1, keepdims=True)
     common = np.median(apart, axis=2)

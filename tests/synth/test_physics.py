@@ -189,7 +189,7 @@ def test_a_node_clock_shifts_only_the_times_of_its_rows() -> None:
 
 
 def test_a_short_delay_is_absorbed_when_the_host_runs_ahead() -> None:
-    """The device still has work queued, so nobody waits longer than before."""
+    """The device still has work queued, so no rank waits longer than before."""
     job = Job(dp=8, steps=60, sync_every=20)
     short = HostStall(
         cause="host_sleep", ranks=(1,), delay_ns=1_000_000, schedule=Schedule(first=25, until=26)

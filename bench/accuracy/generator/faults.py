@@ -16,7 +16,7 @@ from stallscope.events.names import Category
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done to a job. ranks: the culprits, none where the job slows down as a whole.
+    """The fault of a job. ranks: the culprits, none where the job slows down as a whole.
 
     causes: names that are right. period: in steps, None where it does not recur regularly. gpu: the processes whose
     GPU is slow, by first and last step, for the GPU's own records.

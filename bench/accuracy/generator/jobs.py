@@ -111,7 +111,7 @@ def _view(
 def _with_cost(
     truth: Truth, b: Builder, machine: Machine, twin: Machine, view: View, *, twin_ns: int, ended_ns: int
 ) -> Truth:
-    """What the fault cost. twin_ns: when the twin ended; ended_ns: when the job ended, or its watch."""
+    """The cost of the fault. twin_ns: when the twin ended; ended_ns: when the job ended, or its watch."""
     fault = truth.fault
     assert fault
     host, other = (made.hosts[b.generations[-1][0]].step_begins_ns for made in (machine, twin))

@@ -39,7 +39,7 @@ class Group:
 
 @dataclass
 class Log:
-    """What happened, one tuple per event; times are true times. See records for the columns."""
+    """The events, one tuple each; times are true times. See records for the columns."""
 
     arrivals: list[tuple[Any, ...]] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Machine:
                 self._note(i, host, category, at_ns, at_ns - since)
 
     def stopped_ns(self) -> int:
-        """When a process stopped for ever; 0 where none did."""
+        """When a process stopped permanently; 0 if none did."""
         return max((host.now_ns for host in self.hosts if not host.done), default=0)
 
     def _continue(self, i: int) -> None:

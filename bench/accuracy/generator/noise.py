@@ -44,7 +44,7 @@ class Noise:
         self.next_step(1.0)
 
     def next_step(self, warm_up: float) -> None:
-        """Let hosts and GPUs wander. warm_up: how many times as long the hosts take in this step."""
+        """Let the speed of hosts and GPUs drift. warm_up: how many times as long the hosts take in this step."""
         n = len(self._wander)
         fresh = math.sqrt(1 - HOST_MEMORY**2) * HOST_WANDER
         self._wander = HOST_MEMORY * self._wander + fresh * self.rng.standard_normal(n)

@@ -56,7 +56,7 @@ def clocks(n_nodes: int, rng: np.random.Generator) -> Clocks:
 
 @dataclass(frozen=True)
 class View:
-    """From when to when each node's agent watches, true time. has_gpu_times: a profiler recorded the kernels."""
+    """The interval in which each node's agent records, in true time. has_gpu_times: a profiler recorded the kernels."""
 
     begins_ns: Array
     ends_ns: Array
@@ -242,7 +242,7 @@ class _Writer:
         return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
     def _handed_over(self) -> list[tuple[int, int, int, int, int]]:
-        """Main and autograd thread work by turns: the other thread is blocked in a futex.
+        """Main and autograd thread take turns: the other thread is blocked in a futex.
 
         The ledger is the process's, so these intervals have no part in it.
         """
@@ -331,7 +331,7 @@ class _Writer:
         return rows
 
     def gpus(self, fault: Fault | None, end_ns: int) -> Array:
-        """What the driver reports of each GPU once a second: clocks, held down where a GPU is slow."""
+        """The driver's readings of each GPU once a second: clocks, held down if a GPU is slow."""
         slow = fault.slow_gpus if fault else ()
         parts = []
         for i in range(len(self.node)):

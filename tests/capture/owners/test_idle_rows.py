@@ -33,7 +33,7 @@ class Machine:
         )
 
     def rows(self, until_s: int, allocations=(), processes=(), *, from_s: int = 100, **more):
-        """All rows from second to second, as (second, gpu, is_idle, reason, since in s)."""
+        """All rows, second by second, as (second, gpu, is_idle, reason, since in s)."""
         out = []
         for self.now_s in range(from_s, until_s):
             for row in self.idle.rows(int(self.now_s) * S, allocations, processes, **more):

@@ -338,7 +338,7 @@ def serving(cluster: Cluster) -> Iterator[KubeApi]:
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that gives up is a part of the tests."""
+            """Do not print the error of a client that disconnects: some tests do this on purpose."""
 
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

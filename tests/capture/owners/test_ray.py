@@ -113,7 +113,7 @@ def test_two_actors_with_one_process_number_and_address_have_no_name():
 
 
 def test_a_worker_that_ray_starts_in_advance_belongs_to_the_job_of_its_actor():
-    """Recorded with Ray 2.60: RAY_JOB_ID of the first workers of a node is the job that no job has."""
+    """Recorded with Ray 2.60: RAY_JOB_ID of the first workers of a node is the nil job."""
     ray = refreshed(actor("n1", 40, "trainer-0", job="02000000"), actor("n2", 41, "other"))
     advance = facts(40, "10.0.0.1", job="ffffffff")
     expected = {"job": "02000000", "job_name": "night", "actor": "trainer-0"}

@@ -22,7 +22,7 @@ _CHAINS = ("left", "right", "generated", "by_a_c_function", "forward")
 
 
 def line(text: str, after: str = "") -> int:
-    """The number of the first line with this text, after the one with the other."""
+    """The number of the first line with this text after the line with the other text."""
     start = next(i for i, entry in enumerate(_SOURCE) if after in entry) if after else 0
     return next(i for i, entry in enumerate(_SOURCE, 1) if i > start and text in entry)
 
@@ -50,7 +50,7 @@ def plain(frame: str) -> str:
 
 
 def walked(program: Program, python: str, library: Path, n_calls: int) -> Counter[str]:
-    """How many calls had the right frames, wrong ones, none."""
+    """The number of calls with right frames, with wrong frames, and without frames."""
     with running(python, "calling.py", str(library), str(n_calls)) as process:
         interpreter, memory = interpreter_in(process.pid), Memory(process.pid)
         assert interpreter is not None
@@ -74,7 +74,7 @@ def walked(program: Program, python: str, library: Path, n_calls: int) -> Counte
 
 
 def _batches(program: Program, pid: int, n_calls: int) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Hashes of the calls in order, and the stacks that they name; until all calls have come."""
+    """Hashes of the calls in order, and the stacks with these hashes; waits for all calls."""
     n, until = 0, time.monotonic() + 120
     while n < n_calls and time.monotonic() < until:
         events = of_kind(program.events.drain(), Kind.CALL)

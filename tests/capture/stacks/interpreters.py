@@ -39,7 +39,7 @@ def _interpreter(minor: int) -> str | None:
 
 
 INTERPRETERS = {minor: path for minor in VERSIONS if (path := _interpreter(minor))}
-"""Those of this machine; the one that runs the tests is among them."""
+"""The interpreters of this machine, including the interpreter that runs the tests."""
 
 EACH_VERSION = [
     pytest.param(
@@ -52,7 +52,7 @@ EACH_VERSION = [
 
 @contextmanager
 def running(path: str, program: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of ours in that interpreter, once it has said that it is there; ended when the block is left."""
+    """A test program in that interpreter, after it has reported that it runs; it ends with the block."""
     command = [path, str(PROGRAMS / program), *words]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None

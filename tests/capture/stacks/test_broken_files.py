@@ -1,4 +1,4 @@
-"""Files belong to other users: whatever their tables contain, the reader reports it and continues."""
+"""Files belong to other users: the reader reports broken tables and continues."""
 
 import random
 import subprocess

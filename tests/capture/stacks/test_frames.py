@@ -1,4 +1,4 @@
-"""Python frames read from outside are those that py-spy reads, in every version, for every kind of program."""
+"""Python frames read from outside equal py-spy's frames, in every version, for every kind of program."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def by_us(pid: int) -> dict[int, Stack]:
 
 
 def plain(function: str) -> str:
-    """Without the names of what it is in: versions and readers differ in that."""
+    """The name without its enclosing scopes: versions and readers differ in these."""
     return function.rpartition(".")[2]
 
 

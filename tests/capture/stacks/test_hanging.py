@@ -1,4 +1,4 @@
-"""Where threads that hang are, in words: through calls that are hooked, with and without leave to read memory."""
+"""Code locations of threads that hang: below probed calls, with and without permission to read memory."""
 
 import errno
 import shutil
@@ -29,7 +29,7 @@ def waits(program: Program, pid: int) -> None:
 
 
 def now(program: Program, pid: int) -> tuple[tuple[str, ...], list[str]]:
-    """The stack of the main thread in words, and what was said."""
+    """The stack of the main thread as text, and the notes for the user."""
     kept: list[tuple[str, ...]] = []
     message: list[str] = []
 

@@ -55,7 +55,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @contextmanager
 def waiting(path: Path, *words: str) -> Iterator[int]:
-    """The program, once it has said that it is there and waits."""
+    """The program, after it has reported that it waits."""
     with subprocess.Popen([path, *words], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -170,7 +170,7 @@ def test_frames_are_those_of_gdb_in_every_thread_of_python(program, minor):
 
 
 def by_gdb(pid: int) -> dict[int, list[int]]:
-    """Where the calls of each thread go on, by gdb; functions that were put into others have the others' address."""
+    """The return addresses of each thread, by gdb; inlined functions have the address of their caller."""
     command = ["gdb", "-batch", "-nx", "-p", str(pid)]
     command += ["-ex", "thread apply all backtrace -frame-info location-and-address"]
     done = subprocess.run(command, capture_output=True, check=True)

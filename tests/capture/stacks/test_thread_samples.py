@@ -1,4 +1,4 @@
-"""Samples of a GPU thread and of the threads that it waits for, on a real Python process with a made-up GPU state."""
+"""Samples of a GPU thread and of the threads that it waits for, on a real Python process with a simulated GPU state."""
 
 import subprocess
 import sys

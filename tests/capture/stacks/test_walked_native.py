@@ -25,7 +25,7 @@ def chain(i: int) -> list[str]:
 
 
 class Told:
-    """The stacks of the calls of a process, taken as the agent does it."""
+    """The stacks of the calls of a process, captured in the same way as by the agent."""
 
     def __init__(self, program: Program):
         self.kept: list[tuple[str, ...]] = [()]

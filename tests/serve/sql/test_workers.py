@@ -115,7 +115,7 @@ def test_a_worker_killed_during_a_query_is_reported_and_replaced(workers):
     asking = threading.Thread(target=ask)
     asking.start()
     busy = []
-    while not busy:  # the one that computes
+    while not busy:  # the worker that computes
         busy = [pid for pid in pids(workers) if _cpu_s(pid) > 0.7]
         assert asking.is_alive()
         time.sleep(0.01)

@@ -104,7 +104,7 @@ def verdict(cluster: str, *, rank: int = STRAGGLER, state: str = "open") -> pa.T
 def machines(
     cluster: str, *, gpu: str | None = "NVIDIA H100 80GB HBM3", provider: str | None = "ec2"
 ) -> pa.Table:
-    """What its two machines say of themselves."""
+    """The facts that its two machines report about themselves."""
     return table(
         "nodes",
         [

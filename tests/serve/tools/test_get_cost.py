@@ -28,7 +28,7 @@ BEGIN_MS, LENGTH_MS = cluster.T0_NS // 10**6, 100_000
 
 @pytest.fixture
 def asker_of(tmp_path):
-    """Gives who asks a hub that holds these verdicts."""
+    """Creates a client of a hub with these verdicts."""
     with cluster.hub_in(tmp_path) as hub:
 
         def context(*message: dict[str, Any], **machines: Any) -> TenantContext:

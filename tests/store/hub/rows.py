@@ -49,7 +49,7 @@ def appended(store: HubStore, tenant: str = "a", batch_id: str = "", **tables: p
 
 
 def sql(store: HubStore, text: str, tenant: str = "a") -> list[tuple[object, ...]]:
-    """Rows of a query over what a tenant has, sealed and hot."""
+    """Rows of a query over the sealed and hot rows of a tenant."""
     snapshot = store.snapshot(tenant)
     files = {name: [str(store.folder / s.path) for s in result] for name, result in snapshot.segments.items()}
     with duckdb.connect() as db:

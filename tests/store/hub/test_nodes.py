@@ -1,4 +1,4 @@
-"""Which machines the hub has heard of: those that its rows name."""
+"""The machines that the hub knows: all machines that its rows name."""
 
 import pyarrow as pa
 import pytest

@@ -27,7 +27,7 @@ store.close()
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The writer's system calls in order, those of all its threads."""
+    """The system calls of all the writer's threads, in order."""
     if not shutil.which("strace"):
         pytest.skip("no strace to look at system calls with")
     folder = tmp_path_factory.mktemp("traced")

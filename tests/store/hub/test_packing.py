@@ -1,4 +1,4 @@
-"""Rows that were packed for the journal are the same rows when they come back, whatever stands in them."""
+"""Rows that were packed for the journal come back unchanged, with any content."""
 
 import numpy as np
 import pyarrow as pa

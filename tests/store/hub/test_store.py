@@ -344,7 +344,7 @@ while True:
 @pytest.mark.parametrize("n_acknowledged", [1, 20, 45])
 def test_every_acknowledged_row_is_there_once_after_kill_9(place: Place, n_acknowledged: int):
     acknowledged: list[str] = []
-    for life in range(2):  # the second begins in what the first left
+    for life in range(2):  # the second begins in the folder that the first left
         limits = "settle_s=0, seal_rows=200, maintenance_s=0.02, grace_s=0"
         command = [sys.executable, "-c", place.opening(limits) + WRITER, str(life)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writing:

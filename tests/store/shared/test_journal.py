@@ -1,4 +1,4 @@
-"""Both journals keep the same contract: what a commit stores is there after a restart, once, and nothing else."""
+"""Both journals keep the same contract: after a restart, each committed row exists once, and no other row."""
 
 import time
 from collections.abc import Callable, Iterator
