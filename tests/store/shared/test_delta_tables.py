@@ -211,3 +211,22 @@ def test_the_command_publishes_and_names_what_is_missing(start: Started, run, mo
     assert code == 0, err
     assert "segments/a/events  version 1  1 added, 0 removed, 1 files" in out
     assert KEY not in out and SECRET not in out
+
+
+@pytest.mark.prove
+def test_clickhouse_reads_the_files_in_place(start: Started):
+    """chdb is ClickHouse in a process, 900 MB when installed: pip install chdb."""
+    chdb = pytest.importorskip("chdb")
+    store = start("hub-a")
+    settled(store)
+    for n in range(8):
+        sealed(store, n)
+    published(store)
+    compactor(store)._merge_small()
+    sealed(store, 8)
+    published(store)
+    options = store.bucket.options_of_object_store()
+    address = store.bucket.address("segments/a/events").removeprefix("s3://")
+    source = f"deltaLake('{options['endpoint']}/{address}/', '{KEY}', '{SECRET}')"
+    answer = chdb.query(f"SELECT count(), count(DISTINCT name), max(ts) FROM {source}", "CSV")
+    assert str(answer).strip() == '9,9,"1970-01-01 00:00:00.000000"', answer
