@@ -12,14 +12,16 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import hypothesis
 import pytest
+from tests import shared_servers
 
 from stallscope.cli import main
 
@@ -247,3 +249,28 @@ def fake_gpus(fake_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(fake_nvml / "libnvidia-ml.so.1")))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return fake
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[shared_servers.PostgresServer]:
+    """A PostgreSQL server for all tests."""
+    if reason := shared_servers.missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        with shared_servers.postgres_server(Path(folder) / "postgres") as server:
+            yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[shared_servers.S3Server]:
+    """An S3 server for all tests, with its keys in the environment."""
+    if reason := shared_servers.missing():
+        pytest.skip(reason)
+    with (
+        shared_servers.s3_server(tmp_path_factory.mktemp("s3")) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in shared_servers.environment().items():
+            patch.setenv(name, value)
+        yield server

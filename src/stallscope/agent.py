@@ -55,7 +55,10 @@ _SIGNALS = (*ASKS, signal.SIGHUP)
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """A hub to send to. address: HOST:PORT. insecure: without TLS. client_cert, client_key: for mutual TLS."""
+    """A hub to send to. address: HOST:PORT. insecure: without TLS. client_cert, client_key: for mutual TLS.
+
+    hosts: other permitted hosts of hubs, see exporters/hub_owners.py.
+    """
 
     address: str
     token_file: Path
@@ -64,6 +67,7 @@ class Hub:
     client_cert: Path | None = None
     client_key: Path | None = None
     insecure: bool = False
+    hosts: tuple[str, ...] = ()
     max_spool_bytes: int = 200_000_000
 
 
@@ -254,6 +258,7 @@ def _line_to_hub(hub: Hub, options: Options) -> "HubOutput":
         client_cert=hub.client_cert,
         client_key=hub.client_key,
         insecure=hub.insecure,
+        hosts=hub.hosts,
         about={"agent": f"stallscope {__version__}"},
     )
     return HubOutput.open(target, spool_path(options.db), max_spool_bytes=hub.max_spool_bytes)

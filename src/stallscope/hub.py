@@ -127,6 +127,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             _authenticate(tokens),
             bounds=RequestLimits.within(memory),
             audit=_audit_of(audit, refusals),
+            owner_of=shared.store.ingest_of if shared else None,
         )
         sessions = Sessions(options.db / SESSIONS_FILE, tokens)
         provider = _provider(options.settings)

@@ -282,6 +282,13 @@ class Settings:
         Path | None, About("the agent's certificate, for a hub that requires one", "--client-cert")
     ] = None
     hub_client_key: Annotated[Path | None, About("key of the agent's certificate", "--client-key")] = None
+    hub_hosts: Annotated[
+        str,
+        About(
+            "other hosts, separated by commas, to which hubs that share their data may direct this agent and its"
+            " token: names, addresses or *.DOMAIN; empty: only the host of the setting hub"
+        ),
+    ] = ""
     hub_spool_bytes: Annotated[
         int,
         About(
@@ -306,6 +313,14 @@ class Settings:
     hub_peer: Annotated[str, About("address for other hubs, ADDR:PORT", "--peer")] = ":4319"
     hub_peer_host: Annotated[
         str, About("name or address at which other hubs reach this hub; empty: its host name", "--peer-host")
+    ] = ""
+    hub_direct: Annotated[
+        str,
+        About(
+            "address HOST:PORT at which agents of the hub's own clusters send to it directly; empty: agents send to"
+            " any hub, which forwards the rows",
+            "--direct",
+        ),
     ] = ""
     hub_lease_s: Annotated[
         float, About("time after which another hub takes over from a silent hub", unit="s", minimum=1)

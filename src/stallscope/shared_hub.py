@@ -139,6 +139,8 @@ def opened(
     if not settings.hub_shared:
         if settings.hub_bucket:
             raise BadInput("--bucket needs --shared, the PostgreSQL of the hubs; give both or neither")
+        if settings.hub_direct:
+            raise BadInput("--direct needs --shared and --bucket: a hub alone gets all rows itself")
         return None
     if not settings.hub_bucket:
         raise BadInput("--shared needs --bucket, the bucket of the sealed files; give both or neither")
@@ -156,6 +158,7 @@ def opened(
         version=_version(),
         peer_listen=f"{host or '0.0.0.0'}:{port}",
         peer_host=settings.hub_peer_host or socket.gethostname(),
+        ingest=settings.hub_direct,
         lease_s=settings.hub_lease_s,
         max_cache_bytes=settings.hub_cache_bytes,
     )

@@ -25,7 +25,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Clock
-from stallscope.exporters import hub_channel, hub_output, hub_sender
+from stallscope.exporters import hub_channel, hub_output, hub_owners, hub_sender
 from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_output import HubOutput, Target
@@ -40,8 +40,11 @@ PATIENCE_S = 30.0
 class Far:
     """A hub that keeps the received requests and answers with says(number of the request)."""
 
-    def __init__(self, *, knows_arrow: bool = True, says: Callable[[int], Any] = lambda number: None):
+    def __init__(
+        self, *, knows_arrow: bool = True, says: Callable[[int], Any] = lambda number: None, owner: str = ""
+    ):
         self.got: list[tuple[str, bytes, dict[str, str]]] = []
+        self.owner = owner
         self.says = says
         self.knows_arrow = knows_arrow
         self._lock = threading.Lock()
@@ -56,7 +59,7 @@ class Far:
                 self.got.append((call.method, body, dict(context.invocation_metadata())))
             if refusal := self.says(number):
                 context.abort_with_status(rpc_status.to_status(refusal))
-            return b""
+            return json.dumps({"owner": self.owner}).encode() if self.owner else b""
 
         return grpc.unary_unary_rpc_method_handler(take)
 
@@ -474,3 +477,74 @@ def test_a_port_with_tls_that_is_not_grpc_is_named():
     )
     reason = hub_channel._reason(grpc.StatusCode.UNAVAILABLE, details)
     assert "4317" in reason and "--hub" in reason and "certificate" not in reason
+
+
+def offered(output: HubOutput, n: int) -> None:
+    """n batches, one after the other."""
+    for _ in range(n):
+        before = output._sender.n_acknowledged
+        output.offer({"collectives": collectives()}, clock=CLOCK)
+        until(lambda before=before: output._sender.n_acknowledged > before)
+
+
+@pytest.fixture
+def follows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_owners, "_FOLLOW_EVERY_S", 0.0)
+
+
+def test_an_agent_sends_to_the_owner_and_returns_when_the_owner_ends(line, follows_at_once: None):
+    home, owner = Far(), Far()
+    with serving(home) as port:
+        with serving(owner) as owner_port:
+            home.owner = f"127.0.0.1:{owner_port}"
+            output = line(port)
+            offered(output, 3)
+            assert (len(home.got), len(owner.got)) == (1, 2)
+            assert output.status().startswith("hub has")
+        offered(output, 2)  # the owner has ended
+        assert len(home.got) == 3 and len(set(home.ids() + owner.ids())) == 5
+        assert output._sender.n_not_sent == 0
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        refusal(grpc.StatusCode.UNAUTHENTICATED),
+        refusal(grpc.StatusCode.UNAVAILABLE, retry_s=0.01),
+        refusal(grpc.StatusCode.UNIMPLEMENTED),
+        refusal(grpc.StatusCode.INTERNAL),
+    ],
+    ids=lambda says: says.message,
+)
+def test_an_owner_that_refuses_a_batch_loses_the_agent_and_no_batch(line, follows_at_once: None, says: Any):
+    home, owner = Far(), Far(says=lambda number: says)
+    with serving(home) as port, serving(owner) as owner_port:
+        home.owner = f"127.0.0.1:{owner_port}"
+        output = line(port)
+        offered(output, 4)
+        assert len(owner.got) == 1 and len(set(home.ids())) == 4
+        assert output._sender.n_not_sent == 0
+
+
+def test_a_stranger_gets_neither_batch_nor_token(line, follows_at_once: None):
+    home, stranger = Far(), Far()
+    with serving(home) as port, serving(stranger) as strange_port:
+        output = line(port)
+        for address in (
+            f"localhost:{strange_port}",
+            "unix:/tmp/x",
+            "dns:///127.0.0.1:1",
+            "127.0.0.1:0",
+            "x" * 999,
+        ):
+            home.owner = address
+            offered(output, 2)
+        assert (len(home.got), len(stranger.got)) == (10, 0)
+
+
+def test_an_agent_follows_to_a_host_of_its_settings(line, follows_at_once: None):
+    home, owner = Far(), Far()
+    with serving(home) as port, serving(owner) as owner_port:
+        home.owner = f"localhost:{owner_port}"
+        offered(line(port, hosts=("LOCALHOST",)), 2)
+        assert (len(home.got), len(owner.got)) == (1, 1)

@@ -1,10 +1,9 @@
 """Hubs that share their data, as a user starts them: tokens, senders, answers and states are shared."""
 
 import json
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -22,33 +21,28 @@ from stallscope.stress import load
 CLUSTERS = [f"c{n}" for n in range(8)]
 
 
-@pytest.fixture(scope="module")
-def settings() -> Iterator[Settings]:
-    """The settings of hubs that share a new database and a new bucket."""
-    if reason := shared_servers.missing():
-        pytest.skip(reason)
-    with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for name, value in shared_servers.environment().items():
-            patch.setenv(name, value)
-        temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        folder = Path(stack.enter_context(temporary))
-        folder.chmod(0o755)  # for the user of PostgreSQL
-        postgres = stack.enter_context(shared_servers.postgres_server(folder / "postgres"))
-        s3 = stack.enter_context(shared_servers.s3_server(folder / "s3"))
-        yield Settings(
-            hub_shared=postgres.new_database(),
-            hub_bucket=s3.bucket(),
-            hub_peer="127.0.0.1:0",
-            hub_peer_host="127.0.0.1",
-            hub_lease_s=3.0,
-        )
+@pytest.fixture
+def settings(postgres_server: shared_servers.PostgresServer, s3_server: shared_servers.S3Server) -> Settings:
+    """The settings of hubs that share a new database and a new prefix of the bucket."""
+    return Settings(
+        hub_shared=postgres_server.new_database(),
+        hub_bucket=s3_server.bucket(f"hubs{postgres_server.n_databases}"),
+        hub_peer="127.0.0.1:0",
+        hub_peer_host="127.0.0.1",
+        hub_lease_s=3.0,
+    )
 
 
 def options(folder: Path, settings: Settings) -> hub.Options:
+    grpc_address = settings.hub_direct or "127.0.0.1:0"
     return hub.Options(
-        db=folder, otlp_grpc="127.0.0.1:0", otlp_http="127.0.0.1:0", api="127.0.0.1:0", settings=settings
+        db=folder, otlp_grpc=grpc_address, otlp_http="127.0.0.1:0", api="127.0.0.1:0", settings=settings
     )
+
+
+def directing(settings: Settings) -> Settings:
+    """The settings of a hub to which agents are directed."""
+    return replace(settings, hub_direct=f"127.0.0.1:{shared_servers.free_port()}")
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -67,16 +61,18 @@ def body(cluster: str, batch_id: str) -> tuple[bytes, int]:
 
 
 def sent(port: int, token: str, message: bytes) -> bool:
-    """Whether the batch was a duplicate; repeated as an agent would."""
+    """Whether the batch was a duplicate."""
+    return bool(answer_to(port, token, message)["is_duplicate"])
+
+
+def answer_to(port: int, token: str, message: bytes) -> dict:
+    """The answer to a batch, which is repeated as an agent would."""
     end_s = time.monotonic() + 60
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(hub_arrow.METHOD)
         while True:
             try:
-                answer = json.loads(
-                    call(message, timeout=20, metadata=(("authorization", f"Bearer {token}"),))
-                )
-                return bool(answer["is_duplicate"])
+                return json.loads(call(message, timeout=20, metadata=(("authorization", f"Bearer {token}"),)))
             except grpc.RpcError as error:
                 assert error.code() is grpc.StatusCode.UNAVAILABLE and time.monotonic() < end_s, error
                 time.sleep(0.2)
@@ -90,8 +86,8 @@ def test_two_hubs_are_one_service(settings: Settings, tmp_path: Path, monkeypatc
     token = token.splitlines()[-1]
     assert code == 0
     headers = {"authorization": f"Bearer {token}"}
-    with hub.started(options(tmp_path / "a", settings)) as one:
-        with hub.started(options(tmp_path / "b", settings)) as two:
+    with hub.started(options(tmp_path / "a", directing(settings))) as one:
+        with hub.started(options(tmp_path / "b", directing(settings))) as two:
             ports = (one, two)
 
             def state(of: hub.Ports) -> dict:
@@ -107,6 +103,17 @@ def test_two_hubs_are_one_service(settings: Settings, tmp_path: Path, monkeypatc
                     True,
                     True,
                 ]
+            addresses = [f"127.0.0.1:{port.otlp_grpc}" for port in ports]
+
+            def are_directed() -> bool:
+                """Whether both hubs name the owner of each cluster; both hubs own clusters."""
+                messages = [body(cluster, f"b-{cluster}")[0] for cluster in CLUSTERS]
+                named = [[answer_to(p.otlp_grpc, token, m).get("owner") for p in ports] for m in messages]
+                return all(each in ([None, addresses[0]], [addresses[1], None]) for each in named) and any(
+                    each != named[0] for each in named
+                )
+
+            until(are_directed)
             query = {
                 "sql": "SELECT cluster_id, count(*) FROM collectives GROUP BY cluster_id ORDER BY cluster_id"
             }

@@ -13,7 +13,7 @@ from stallscope.commands.hub_quickstart import quickstart
 from stallscope.commands.hub_status import status
 from stallscope.commands.hub_token import token_app
 from stallscope.commands.hub_upkeep import backup, check, restore
-from stallscope.commands.options import Alerts, HubDb, Rates, SettingsFile, settings_from
+from stallscope.commands.options import Alerts, HubDb, Rates, SettingsFile, check_grpc_address, settings_from
 from stallscope.errors import BadInput
 
 hub_app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, invoke_without_command=True)
@@ -67,6 +67,9 @@ def hub(
     peer_host: Annotated[
         str | None, typer.Option("--peer-host", help="Name of this machine for other hubs.")
     ] = None,
+    direct: Annotated[
+        str | None, typer.Option("--direct", help="Direct agents of this hub's clusters to HOST:PORT.")
+    ] = None,
     rates: Rates = None,
     alerts: Alerts = None,
     settings: SettingsFile = None,
@@ -89,6 +92,7 @@ def hub(
         "hub_bucket": bucket,
         "hub_peer": peer,
         "hub_peer_host": peer_host,
+        "hub_direct": direct,
         "hub_tls_cert": tls_cert,
         "hub_tls_key": tls_key,
         "hub_tls_client_ca": tls_client_ca,
@@ -96,6 +100,8 @@ def hub(
         "alerts": alerts,
     }
     chosen = settings_from(flags, settings)
+    if chosen.hub_direct:
+        check_grpc_address(chosen.hub_direct, "--direct")
     cert, key = chosen.hub_tls_cert, chosen.hub_tls_key
     if insecure_no_tls and (cert or key or chosen.hub_tls_client_ca):
         raise BadInput("--insecure-no-tls and a certificate exclude each other; give only one")

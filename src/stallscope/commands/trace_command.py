@@ -343,5 +343,6 @@ def _hub(chosen: Settings, *, is_insecure: bool) -> Hub | None:
         client_cert=chosen.hub_client_cert,
         client_key=chosen.hub_client_key,
         insecure=is_insecure,
+        hosts=tuple(filter(None, (host.strip() for host in chosen.hub_hosts.split(",")))),
         max_spool_bytes=chosen.hub_spool_bytes,
     )

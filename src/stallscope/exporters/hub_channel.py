@@ -1,13 +1,15 @@
 """The connection of an agent to its hub: gRPC with TLS and a token, on the Arrow or the OTLP logs endpoint.
 
 The Arrow endpoint is tried first. A hub or collector without it gets OTLP logs, and the Arrow endpoint is tried again
-after a while. The token file is read for each batch, so that a token can be replaced while the agent runs.
+after a while. An answer of the Arrow endpoint may name another hub that owns the cluster (hub_owners.py). The token
+file is read for each batch, so that a token can be replaced while the agent runs.
 """
 
+import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from stallscope.exporters.hub_arrow import METHOD as ARROW
 from stallscope.exporters.hub_arrow import request as arrow_request
 from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_logs import request as logs_request
+from stallscope.exporters.hub_owners import HubChoice
 from stallscope.exporters.hub_sender import Answer, Outcome
 from stallscope.exporters.otlp_retry import LATER_CODES, is_bad_request, retry_after_s
 from stallscope.health import METHOD as HEALTH
@@ -48,7 +51,7 @@ _AWAY = _SHUT_OUT | {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEE
 class Target:
     """A hub and the agent's credentials. address: HOST:PORT. token: called for each batch. insecure: no TLS.
 
-    client_cert, client_key: for a hub with mutual TLS.
+    client_cert, client_key: for a hub with mutual TLS. hosts: permitted hosts of other hubs, see hub_owners.py.
     """
 
     address: str
@@ -60,6 +63,27 @@ class Target:
     client_key: Path | None = None
     insecure: bool = False
     about: Mapping[str, str] = field(default_factory=dict)
+    hosts: Sequence[str] = ()
+
+
+class _Connection:
+    """The methods of one hub."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None):
+        """credentials: None for clear text."""
+        self.address = address
+        self._channel = (
+            grpc.insecure_channel(address, _OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(address, credentials, _OPTIONS)
+        )
+        self.arrow = self._channel.unary_unary(ARROW)
+        self.logs = self._channel.unary_unary(LOGS)
+        self.health = self._channel.unary_unary(HEALTH)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
 
 
 class HubChannel:
@@ -74,14 +98,13 @@ class HubChannel:
         """
         self._target = target
         self._clock_s = clock_s
-        self._channel = (
-            grpc.insecure_channel(target.address, _OPTIONS)
-            if target.insecure
-            else grpc.secure_channel(target.address, _credentials(target), _OPTIONS)
+        credentials = None if target.insecure else _credentials(target)
+        self._hubs = HubChoice(
+            _Connection(target.address, credentials),
+            lambda address: _Connection(address, credentials),
+            hosts=target.hosts,
+            clock_s=clock_s,
         )
-        self._arrow = self._channel.unary_unary(ARROW)
-        self._logs = self._channel.unary_unary(LOGS)
-        self._health = self._channel.unary_unary(HEALTH)
         self._no_arrow_until_s = float("inf") if only_logs else 0.0
         self._refused_until_s: dict[str, float] = {}
         self._complaint = ""
@@ -100,7 +123,7 @@ class HubChannel:
             refused = {
                 name for name, until_s in self._refused_until_s.items() if is_arrow and now_s < until_s
             }
-        request, method = (arrow_request, self._arrow) if is_arrow else (logs_request, self._logs)
+        request = arrow_request if is_arrow else logs_request
         message = request(
             {name: rows for name, rows in tables.items() if name not in refused},
             batch_id=batch_id,
@@ -108,9 +131,24 @@ class HubChannel:
             cluster=self._target.cluster,
             about=self._target.about,
         )
-        call = method.future(message, timeout=_TIMEOUT_S, metadata=metadata)
+        hub = self._hubs.take()
+        try:
+            method = hub.arrow if is_arrow else hub.logs
+            call = method.future(message, timeout=_TIMEOUT_S, metadata=metadata)
+        except BaseException:
+            self._hubs.give(hub)
+            raise
 
         def ended(call: Any) -> None:
+            self._hubs.give(hub)
+            if call.code() is grpc.StatusCode.OK:
+                if is_arrow and (owner := _owner(call.result())):
+                    self._hubs.follow(owner)
+            elif call.code() is not grpc.StatusCode.INVALID_ARGUMENT and self._hubs.has_failed(hub):
+                after_s = retry_after_s(call.trailing_metadata()) or 0.0
+                reason = f"{hub.address}: {_reason(call.code(), call.details() or '')}"
+                done(Answer(Outcome.LATER, after_s, reason))
+                return
             if is_arrow and call.code() is grpc.StatusCode.UNIMPLEMENTED:
                 with self._lock:
                     self._no_arrow_until_s = self._clock_s() + _ASK_AGAIN_S
@@ -132,16 +170,20 @@ class HubChannel:
         """Report the machine's health. Returns the hub's thresholds; None if it does not answer, or is older."""
         try:
             metadata = (("authorization", f"Bearer {self._target.token()}"),)
-            answer: bytes = self._health(report, timeout=_HEALTH_TIMEOUT_S, metadata=metadata)
+        except (BadInput, NotFound) as error:
+            self._complaint = str(error)
+            return None
+        hub = self._hubs.take()
+        try:
+            answer: bytes = hub.health(report, timeout=_HEALTH_TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             is_away = error.code() in _AWAY
             self._complaint = _reason(error.code(), error.details() or "") if is_away else ""
             return None
-        except (BadInput, NotFound) as error:
-            self._complaint = str(error)
-            return None
         except ValueError:  # the channel is closed
             return None
+        finally:
+            self._hubs.give(hub)
         self._complaint = ""
         return answer
 
@@ -153,8 +195,17 @@ class HubChannel:
         return self._complaint
 
     def close(self) -> None:
-        """End the connection."""
-        self._channel.close()
+        """End the connections."""
+        self._hubs.close()
+
+
+def _owner(answer: bytes) -> str:
+    """The hub that owns the cluster, HOST:PORT; empty if the answer names no other hub."""
+    try:
+        owner = json.loads(answer).get("owner", "")
+    except (ValueError, AttributeError):  # an older hub, or another receiver
+        return ""
+    return owner if isinstance(owner, str) else ""
 
 
 def _refused_table(call: Any) -> str:

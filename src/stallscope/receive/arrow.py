@@ -88,6 +88,12 @@ def read(body: bytes, *, limit: int) -> Request:
     return Request(batch_id, node, cluster, about, out, n_decoded)
 
 
+def cluster_of(body: bytes) -> str:
+    """The cluster that a request names. Raises BadInput."""
+    head, _ = _split(body)
+    return _text(head, "cluster")
+
+
 def _rest(packed: memoryview, compression: str, *, n_announced: int, limit: int) -> pa.Buffer:
     """The bytes of all streams. Raises BadInput if their number differs from the head's, TooLarge."""
     if (

@@ -125,7 +125,9 @@ class Receiver:
         *,
         bounds: RequestLimits | None = None,
         audit: Audit | None = None,
+        owner_of: Callable[[str, str], str] | None = None,
     ):
+        """owner_of: where agents of a tenant's cluster should send, HOST:PORT; "": here. None: a hub alone."""
         self.bounds = bounds or RequestLimits()
         self.counters = Counters()
         self.requests = SharedLimit(self.bounds.max_requests, "requests")
@@ -133,6 +135,7 @@ class Receiver:
         self.bodies = SharedLimit(self.bounds.max_bodies_bytes, "bytes of requests")
         self.cohorts = Cohorts()
         self._store, self._authenticate, self._audit = store, authenticate, audit
+        self._owner_of = owner_of
         self._logged = ("", 0.0)
         self._decoder = otlp_requests.Decoder(max_bytes=self.bounds.max_decoded_bytes)
         self._decoding = threading.BoundedSemaphore(self.bounds.max_at_once)
@@ -177,6 +180,7 @@ class Receiver:
         """A request of the Arrow endpoint. Raises StallscopeError."""
         self._check_size(body)
         self.check_room()
+        cluster = arrow.cluster_of(body) if self._owner_of else ""
         if len(body) <= _SMALL_ARROW_BYTES:
             future = self._small_arrow.submit(body, tenant, n_bytes=len(body))
         else:
@@ -185,8 +189,20 @@ class Receiver:
                 future = self._appended(self._arrow_batch(request, tenant))
         return Accepted(
             future,
-            lambda receipt: {"n_rows": receipt.n_rows, "is_duplicate": receipt.is_duplicate},
+            lambda receipt: {
+                "n_rows": receipt.n_rows,
+                "is_duplicate": receipt.is_duplicate,
+                **self._direction(tenant, cluster),
+            },
         )
+
+    def _direction(self, tenant: str, cluster: str) -> dict[str, str]:
+        """The hub that an agent should send to, if another hub owns its cluster."""
+        owner = self._owner_of(tenant, cluster) if self._owner_of else ""
+        if not owner:
+            return {}
+        self.counters.add(agents_directed=1)
+        return {"owner": owner}
 
     def _store_logs(self, group: "list[Waiting[_SmallLogs]]", tenant: str) -> None:
         """Store small logs requests of a tenant together, or each alone if they cannot be decoded together."""
