@@ -18,6 +18,7 @@ from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
 
 PROGRAM = (str(Path(sys.executable).with_name("stallscope")),)
 MAX_SEAL_S = 900.0
+BUSY = (429, 503, 504)
 MAX_ROWS = 10_000
 """The hub's largest limit; without a limit an answer has 100 rows."""
 
@@ -36,25 +37,26 @@ class ServedHub:
 
     def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """The answer of a tool."""
-        return self._answer("POST", f"/api/v1/tools/{tool}", arguments)
+        answer: dict[str, Any] = json.loads(self._good("POST", f"/api/v1/tools/{tool}", arguments))
+        return answer
 
     def all_rows(self, statement: str) -> list[list[Any]]:
         """The rows of a statement, once its answer covers all stored rows. Raises RuntimeError after some minutes."""
         end_s = time.monotonic() + MAX_SEAL_S
         while True:
-            answer = self._answer("POST", "/api/v1/sql", {"sql": statement, "limit": MAX_ROWS})
-            if not answer["truncated"]:
+            status, text = self._request("POST", "/api/v1/sql", {"sql": statement, "limit": MAX_ROWS})
+            answer = json.loads(text)
+            if status == 200 and not answer["truncated"]:
                 rows: list[list[Any]] = answer["rows"]
                 return rows
-            if not answer.get("note") or time.monotonic() > end_s:
-                raise RuntimeError(
-                    f"the answer is incomplete: {answer.get('note') or 'it has too many rows'}"
-                )
+            is_temporary = status in BUSY or (status == 200 and answer.get("note"))
+            if not is_temporary or time.monotonic() > end_s:
+                raise RuntimeError(f"no complete answer: {status} {answer.get('note') or text[:500]}")
             time.sleep(2.0)
 
     def numbers(self) -> dict[str, float]:
         """The metrics without labels, by name."""
-        text = self._request("GET", "/metrics", None)
+        text = self._good("GET", "/metrics", None)
         pairs = (line.split() for line in text.splitlines() if line.startswith("stallscope_hub_"))
         return {name.removeprefix("stallscope_hub_"): float(value) for name, value in pairs}
 
@@ -68,19 +70,19 @@ class ServedHub:
         pids = [self.process.pid, *children(self.process.pid)]
         return round(sum(_rss_bytes(pid) for pid in pids) / 1e6)
 
-    def _answer(self, method: str, path: str, body: object) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._request(method, path, json.dumps(body)))
-        return answer
+    def _good(self, method: str, path: str, body: object) -> str:
+        """The text of a successful answer. Raises RuntimeError."""
+        status, text = self._request(method, path, body)
+        if status != 200:
+            raise RuntimeError(f"{path}: {status} {text[:500]}")
+        return text
 
-    def _request(self, method: str, path: str, body: str | None) -> str:
+    def _request(self, method: str, path: str, body: object) -> tuple[int, str]:
         headers = {"Authorization": bearer(self.reader), "Content-Type": "application/json"}
         with closing(http.client.HTTPConnection("127.0.0.1", self.api, timeout=60)) as connection:
-            connection.request(method, path, body, headers)
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
-            text = answer.read().decode()
-        if answer.status != 200:
-            raise RuntimeError(f"{path}: {answer.status} {text[:500]}")
-        return text
+            return answer.status, answer.read().decode()
 
 
 @contextmanager
@@ -126,8 +128,15 @@ def children(pid: int) -> list[int]:
     return [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
+        for child in _text(task / "children").split()
     ]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # the thread has ended
+        return ""
 
 
 def command_of(pid: int) -> str:
@@ -136,4 +145,7 @@ def command_of(pid: int) -> str:
 
 
 def _rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # the process has ended
+        return 0

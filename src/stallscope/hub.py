@@ -39,6 +39,7 @@ from stallscope.serve.hub_api import front
 from stallscope.serve.hub_metrics import expose, expose_slots
 from stallscope.serve.refusals import Refusals
 from stallscope.serve.server import RunningServer, address, bound
+from stallscope.serve.sql.workers import QueryLimits
 from stallscope.serve.tls import Certificates, Files
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.serve.tokens import Identity, Tokens, checked_tenant
@@ -163,7 +164,9 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
                 health=lambda identity: _health(identity, receiver, diagnosis, certificates),
             )
         )
-        parts, lifespan = stack.enter_context(front(store, rates.load(options.settings.rates)))
+        parts, lifespan = stack.enter_context(
+            front(store, rates.load(options.settings.rates), limits=QueryLimits.within(memory))
+        )
         routes = [
             *parts,
             *alerts_api.routes(alert_state, has_receivers=alert_config is not None),
@@ -186,7 +189,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
 
 
 def _memory(settings: Settings) -> int:
-    """The memory limit of this process. Raises BadInput for less than the engine and the libraries need."""
+    """The memory limit of the hub's processes together. Raises BadInput for less than they need without rows."""
     wanted = settings.hub_memory_bytes
     if wanted is not None and wanted < _MIN_MEMORY:
         raise BadInput(f"hub_memory_bytes is {wanted:,}: a hub needs {_MIN_MEMORY:,} or more")

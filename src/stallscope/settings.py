@@ -349,7 +349,7 @@ class Settings:
     hub_memory_bytes: Annotated[
         int | None,
         About(
-            "memory that the hub's process may use, without its child processes (docs/hub.md); "
+            "memory that the hub may use, with its processes for the diagnosis and for SQL (docs/hub.md); "
             "without it a quarter of the machine's or container's memory",
             unit="bytes",
             minimum=1_000_000,

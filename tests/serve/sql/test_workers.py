@@ -14,6 +14,7 @@ import pytest
 from stallscope.errors import BadInput, Busy, OverLimits, RefusedQuery, TookTooLong
 from stallscope.serve.sql.workers import QueryLimits, Sources, Workers
 from stallscope.store.hub import schema
+from stallscope.store.hub.memory_size import process_memory
 
 FOREVER = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t"
 
@@ -197,3 +198,24 @@ def test_parameters_are_values_and_never_sql(workers):
             workers.query(sql, tenant="a", params=params)
     with pytest.raises(RefusedQuery):
         workers.query("SELECT * FROM query_table($t)", tenant="a", params={"t": "events"})
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (QueryLimits(resident_bytes=10_000_000), "the query exceeded its memory limit"),
+        (QueryLimits(all_bytes=10_000_000), "the hub has reached its memory limit"),
+    ],
+)
+def test_a_query_is_stopped_for_the_memory_of_its_process_and_of_the_hub(data, limits, message):
+    process_memory.cache_clear()
+    with closing(Workers(data, n=1, limits=limits)) as workers:
+        with pytest.raises(OverLimits, match=message):
+            workers.query(FOREVER, tenant="a")
+        assert not pids(workers), "its process has ended"
+
+
+def test_limits_of_queries_follow_the_memory_of_the_hub():
+    small, large = QueryLimits.within(1_000_000_000), QueryLimits.within(64_000_000_000)
+    assert 2 * small.resident_bytes <= 1_000_000_000
+    assert (large.memory_bytes, large.max_hot_rows) == (QueryLimits.memory_bytes, QueryLimits.max_hot_rows)

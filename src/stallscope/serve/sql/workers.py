@@ -25,11 +25,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stallscope.errors import Busy, OverLimits, RefusedQuery, StorageFailed, TookTooLong
 from stallscope.serve.sql import worker_messages
 from stallscope.serve.sql.worker import error_from
+from stallscope.store.hub.memory_size import process_memory, resident_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_START_S = 20.0
+_START_S = 60.0
+_CHECK_EVERY_S = 0.05
+_WORKER_BYTES = 200_000_000
+"""Resident memory of a worker without a query, and some more."""
+
+_HOT_ROW_BYTES = 1_000
+"""Of an unsealed row in a worker, with its copies."""
+
 _LAST_BYTES = 2000
 _NO_MEMORY = ("MemoryError", "bad_alloc", "Out of Memory", "out of memory", "Cannot allocate memory")
 _LOG = logging.getLogger(__name__)
@@ -40,19 +48,34 @@ _SOURCES = Path(__file__).resolve().parents[3]
 class QueryLimits:
     """Limits of one query. timeout_s: deadline for killing it. answer_bytes: size of its rows as JSON.
 
-    memory_bytes: the engine's own limit. address_bytes: the kernel's limit for the process; a new process needs about
-    0.7 GB of it. patience_s: how long a query waits for a free worker. max_hot_rows: newest unsealed rows per table.
-    n_queries: a worker is replaced after this many queries, so that leaks do not accumulate.
+    memory_bytes: the engine's own limit. resident_bytes: a query is stopped when its process has more resident memory,
+    as the engine does not count all of it, or when all processes of the hub together have more than all_bytes.
+    address_bytes: the kernel's limit for the process; a new process needs about 0.7 GB of it. patience_s: how long a
+    query waits for a free worker. max_hot_rows: newest unsealed rows per table. n_queries: a worker is replaced after
+    this many queries, so that leaks do not accumulate.
     """
 
     timeout_s: float = 10.0
     max_rows: int = 10_000
     answer_bytes: int = 4_000_000
     memory_bytes: int = 512_000_000
+    resident_bytes: int = 1_200_000_000
+    all_bytes: int | None = None
     address_bytes: int = 2_500_000_000
     patience_s: float = 5.0
     max_hot_rows: int = 200_000
     n_queries: int = 200
+
+    @classmethod
+    def within(cls, memory_bytes: int) -> QueryLimits:
+        """The limits of a hub whose processes together have this memory limit."""
+        engine = min(cls.memory_bytes, memory_bytes // 10)
+        return cls(
+            memory_bytes=engine,
+            resident_bytes=_WORKER_BYTES + 2 * engine,
+            all_bytes=memory_bytes,
+            max_hot_rows=min(cls.max_hot_rows, engine // _HOT_ROW_BYTES),
+        )
 
 
 @dataclass(frozen=True)
@@ -246,7 +269,7 @@ class _Worker:
 
     def __init__(self, limits: QueryLimits):
         self._n_answered = 0
-        self._is_dead = False
+        self._is_started = self._is_dead = False
         self._limits = limits
         self._last_output, errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._process = subprocess.Popen(
@@ -263,9 +286,13 @@ class _Worker:
         os.set_blocking(self._fd_out, False)
         try:
             self._received(time.monotonic() + _START_S)
-        except (EOFError, TookTooLong):
+        except EOFError:
             self.kill()
             raise StorageFailed("an SQL worker did not start; check the hub's free memory") from None
+        except TookTooLong:
+            self.kill()
+            raise Busy("an SQL worker did not start in time; retry in a moment") from None
+        self._is_started = True
 
     @property
     def _fd_in(self) -> int:
@@ -348,18 +375,28 @@ class _Worker:
             data += more
         return bytes(data)
 
+    def _check_memory(self) -> None:
+        limits = self._limits
+        if resident_bytes(self._process.pid) > limits.resident_bytes:
+            raise OverLimits("the query exceeded its memory limit; select less")
+        if limits.all_bytes is not None and process_memory().total() > limits.all_bytes:
+            raise OverLimits("the hub has reached its memory limit; select less, or retry later")
+
     def _wait(self, to_read: list[int], to_write: list[int], deadline_s: float) -> None:
-        left_s = deadline_s - time.monotonic()
         poll = select.poll()
         for fd in to_read:
             poll.register(fd, select.POLLIN)
         for fd in to_write:
             poll.register(fd, select.POLLOUT)
-        if left_s <= 0 or not poll.poll(left_s * 1000):
-            raise TookTooLong(
-                f"the query exceeded its time limit of {self._limits.timeout_s:g} s and was stopped;"
-                " select a shorter time, or aggregate"
-            )
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if poll.poll(min(left_s, _CHECK_EVERY_S) * 1000):
+                return
+            if self._is_started:
+                self._check_memory()
+        raise TookTooLong(
+            f"the query exceeded its time limit of {self._limits.timeout_s:g} s and was stopped;"
+            " select a shorter time, or aggregate"
+        )
 
 
 def _stream(table: pa.Table) -> bytes:

@@ -11,8 +11,8 @@ class Limits:
     senders are asked to retry. Sealing: rows move from memory to a Parquet file when a table of a tenant has seal_rows,
     when the oldest is seal_after_s old (the rows of the last settle_s stay: the other ranks of their rounds may still
     arrive), or when all hot rows together exceed max_hot_rows or half of max_hot_bytes. Beyond max_hot_bytes senders
-    are refused until files have been written, and beyond three quarters of it for one tenant. max_process_bytes:
-    senders are refused while the process has more resident memory; None: not checked.
+    are refused until files have been written, and beyond three quarters of it for one tenant. max_memory_bytes:
+    senders are refused while the process and its children have more resident memory; None: not checked.
     Files: small files are merged up to merge_rows; files older than max_age_s, and the oldest files beyond max_bytes,
     are removed. Closed verdicts and ended jobs are removed after max_age_s. Owners: removed after owner_max_age_s,
     whether or not their jobs stay; None: with the other rows.
@@ -28,7 +28,7 @@ class Limits:
     settle_s: float = 5.0
     max_hot_rows: int = 2_000_000
     max_hot_bytes: int = 1 << 30
-    max_process_bytes: int | None = None
+    max_memory_bytes: int | None = None
     merge_rows: int = 1_000_000
     max_age_s: float = 90 * 86_400.0
     owner_max_age_s: float | None = None
@@ -45,12 +45,12 @@ class Limits:
 
     @classmethod
     def within(cls, memory_bytes: int, *, owner_max_age_s: float | None = None) -> "Limits":
-        """The limits of a hub whose process has this memory limit."""
+        """The limits of a hub whose processes together have this memory limit."""
         eighth = memory_bytes // 8
         return cls(
             max_queue_bytes=min(cls.max_queue_bytes, eighth // 2),
             max_hot_bytes=min(4 << 30, 2 * eighth),
-            max_process_bytes=memory_bytes * 9 // 10,
+            max_memory_bytes=memory_bytes * 9 // 10,
             owner_max_age_s=owner_max_age_s,
             journal_memory_bytes=min(cls.journal_memory_bytes, eighth),
             sealer_memory_bytes=min(cls.sealer_memory_bytes, eighth),

@@ -1,18 +1,82 @@
-"""The memory of this machine and of this process."""
+"""The memory of this machine, and of this process with its child processes."""
 
 import os
+import threading
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-_STATM = Path("/proc/self/statm")
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
+_PROC = Path("/proc")
 _DEFAULT_SHARE = 4
 _MIN_BYTES = 1 << 30
+_MAX_AGE_S, _CHILDREN_MAX_AGE_S = 0.2, 2.0
+"""Listing the children reads a file for each thread of the hub, so it is done less often than the sum."""
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process in bytes."""
-    return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+class ProcessMemory:
+    """The resident memory of this process and of its children. Thread-safe."""
+
+    def __init__(self, *, clock_s: Callable[[], float] = time.monotonic, proc: Path = _PROC):
+        self._clock_s, self._proc = clock_s, proc
+        self._changing = threading.Lock()
+        self._summed_s = self._listed_s = -_CHILDREN_MAX_AGE_S
+        self._n_bytes = 0
+        self._children: list[int] = []
+
+    def total(self) -> int:
+        """Bytes; at most some tenths of a second old."""
+        now_s = self._clock_s()
+        if now_s - self._summed_s < _MAX_AGE_S:
+            return self._n_bytes
+        with self._changing:
+            if now_s - self._summed_s < _MAX_AGE_S:
+                return self._n_bytes
+            if now_s - self._listed_s >= _CHILDREN_MAX_AGE_S:
+                self._listed_s, self._children = now_s, _children(self._proc / "self")
+            self._n_bytes = _sum(self._proc, ["self", *map(str, self._children)])
+            self._summed_s = now_s
+        return self._n_bytes
+
+
+@cache
+def process_memory() -> ProcessMemory:
+    """The memory of this process: one object, as each would read the same files."""
+    return ProcessMemory()
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process in bytes; 0 if it has ended."""
+    return sum(_own_and_shared(_PROC, str(pid)))
+
+
+def _sum(proc: Path, names: Iterable[str]) -> int:
+    """The memory of processes of one program: of the pages of files, which they share, the largest."""
+    sizes = [_own_and_shared(proc, name) for name in names]
+    return sum(own for own, _ in sizes) + max(shared for _, shared in sizes)
+
+
+def _own_and_shared(proc: Path, name: str) -> tuple[int, int]:
+    """Bytes of a process's own pages and of its pages of files (proc(5), statm: resident and shared)."""
+    try:
+        fields = (proc / name / "statm").read_bytes().split()
+    except OSError:  # it has ended
+        return 0, 0
+    page = os.sysconf("SC_PAGE_SIZE")
+    resident, shared = int(fields[1]) * page, int(fields[2]) * page
+    return resident - shared, shared
+
+
+def _children(process: Path) -> list[int]:
+    """The child processes of a process. A kernel without CONFIG_PROC_CHILDREN lists none."""
+    out: list[int] = []
+    with suppress(OSError):
+        for task in (process / "task").iterdir():
+            with suppress(OSError):  # the thread has ended
+                out += map(int, (task / "children").read_bytes().split())
+    return out
 
 
 def default_bytes() -> int:

@@ -33,7 +33,7 @@ from stallscope.store.hub.commit_times import CommitTimes
 from stallscope.store.hub.hot import HotRows
 from stallscope.store.hub.journal import AlreadyStored, Entry, Journal
 from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.memory_size import resident_bytes
+from stallscope.store.hub.memory_size import process_memory
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.small_tables import with_latest
 
@@ -200,7 +200,7 @@ class Writer:
         is_share_full = hot.bytes_of(tenant) + n_bytes > limits.max_hot_bytes * _TENANT_SHARE
         if hot.n_bytes and (n_hot > limits.max_hot_bytes or (tenant and is_share_full)):
             return "the rows in memory have reached their limit, until files have been written"
-        if limits.max_process_bytes is not None and resident_bytes() > limits.max_process_bytes:
+        if limits.max_memory_bytes is not None and process_memory().total() > limits.max_memory_bytes:
             pa.default_memory_pool().release_unused()
             return "the hub has reached its memory limit"
         return ""

@@ -26,7 +26,7 @@ from stallscope.store.hub.hot import Snapshot
 from stallscope.store.hub.job_filter import JobFilter
 from stallscope.store.hub.journal import Segment, line
 from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.memory_size import resident_bytes
+from stallscope.store.hub.memory_size import process_memory
 from stallscope.store.hub.questions import Questions, question_text
 from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.unexamined import Unexamined
@@ -250,8 +250,8 @@ class SharedStore:
         """Raises Overloaded while this hub accepts no rows."""
         if not self.membership.is_connected():
             raise Overloaded("PostgreSQL does not answer; send again later", 2.0)
-        most = self._limits.max_process_bytes
-        if most is not None and resident_bytes() > most:
+        most = self._limits.max_memory_bytes
+        if most is not None and process_memory().total() > most:
             pa.default_memory_pool().release_unused()
             raise Overloaded(
                 "the hub has reached its memory limit; send again later", self._limits.retry_after_s

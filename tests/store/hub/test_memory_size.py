@@ -1,0 +1,74 @@
+"""The memory setting of a hub covers its child processes."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+
+from stallscope.errors import Overloaded
+from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.memory_size import ProcessMemory, process_memory, resident_bytes
+from stallscope.store.hub.store import HubStore
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MB = 1_000_000
+HOLDS = "import sys; held = b'x' * {n}; print('holds', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def child():
+    """A child process that holds 200 MB."""
+    words = [sys.executable, "-c", HOLDS.format(n=200 * MB)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "holds\n"
+        yield process
+        process.stdin.close()
+
+
+def test_a_child_counts_until_it_ends(child):
+    before = resident_bytes(os.getpid())
+    with_child = ProcessMemory().total()
+    assert with_child > before / 2 + 200 * MB
+    assert resident_bytes(child.pid) > 200 * MB
+    child.stdin.close()
+    child.wait()
+    assert ProcessMemory().total() < with_child - 150 * MB
+    assert resident_bytes(child.pid) == 0
+
+
+def test_pages_of_files_count_once(tmp_path):
+    for name, resident, shared in (("self", 100, 40), ("7", 60, 50), ("8", 30, 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "statm").write_text(f"999 {resident} {shared} 1 0 9 0\n")
+    task = tmp_path / "self" / "task" / "1"
+    task.mkdir(parents=True)
+    (task / "children").write_text("7 8 9 ")
+    assert ProcessMemory(proc=tmp_path).total() == (60 + 10 + 30 + 50) * PAGE, "9 has ended"
+
+
+def test_the_sum_is_not_read_again_for_each_request(tmp_path):
+    now_s = [0.0]
+    (tmp_path / "self").mkdir()
+    memory = ProcessMemory(clock_s=lambda: now_s[0], proc=tmp_path)
+    assert memory.total() == 0
+    (tmp_path / "self" / "statm").write_text("9 5 0 1 0 9 0\n")
+    assert memory.total() == 0
+    now_s[0] = 1.0
+    assert memory.total() == 5 * PAGE
+
+
+def test_rows_are_refused_while_a_child_takes_the_memory(tmp_path, child):
+    process_memory.cache_clear()
+    limits = Limits(max_memory_bytes=resident_bytes(os.getpid()) + 100 * MB)
+    batch = Batch("", "t", {"events": pa.table({"ts_ns": [1]})})
+    with closing(HubStore.open(tmp_path, limits)) as store:
+        with pytest.raises(Overloaded, match="memory limit"):
+            store.append(batch)
+        child.stdin.close()
+        child.wait()
+        process_memory.cache_clear()
+        assert store.append(batch).result(20).n_rows == 1
