@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from stallscope.capture.probes.program import MODES, Program
-from stallscope.capture.rows import ledger_oracle, records
+from stallscope.capture.rows import records
 from stallscope.events import kernel
 from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag
+
+from . import ledger_oracle
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 

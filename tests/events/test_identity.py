@@ -1,12 +1,9 @@
 """One hash, which every rank computes in the same way, distinguishes communicators."""
 
-import struct
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.events.identity import mixed, split_hash, unique_id_hash
+from stallscope.events.identity import mixed, split_hash
 
 OFFSET, PRIME, SIZE = 0x14650FB0739D0383, 0x100000001B3, 1 << 64
 
@@ -19,24 +16,8 @@ def by_hand(words: list[int], start: int = OFFSET) -> int:
     return start
 
 
-@given(st.binary(min_size=128, max_size=128))
-def test_the_hash_of_an_id_is_that_of_its_sixteen_words(unique_id):
-    assert unique_id_hash(unique_id) == by_hand(list(struct.unpack("<16Q", unique_id)))
-
-
-def test_the_hash_of_an_id_of_zeros_is_known():
-    assert unique_id_hash(bytes(128)) == by_hand([0] * 16) != 0
-
-
-@pytest.mark.parametrize("at", range(0, 128, 9))
-def test_every_byte_of_the_id_counts(at):
-    changed = bytearray(128)
-    changed[at] = 1
-    assert unique_id_hash(bytes(changed)) != unique_id_hash(bytes(128))
-
-
 def test_a_split_is_named_by_parent_count_and_colour():
-    parent = unique_id_hash(bytes(range(128)))
+    parent = by_hand(list(range(16)))
     assert split_hash(parent, 2, 5) == by_hand([2, 5], start=parent)
     made = {split_hash(parent, n, colour) for n in range(4) for colour in range(8)}
     assert len(made) == 32

@@ -13,6 +13,11 @@ MS = 10**6
 COMM = "00000000000000aa"
 
 
+def code_ms(code: int) -> float:
+    """The duration in ms that a code of a cell stands for."""
+    return 0.1 * 2 ** (code / 16)
+
+
 def recent_s() -> int:
     """A whole second a little ago, since 1970."""
     return time.time_ns() // S - 20

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from stallscope.page.cell_ring import PATIENCE_S, Arrivals, Ring
-from stallscope.page.cells import NO_DATA, code_ms, codes
+from stallscope.page.cells import NO_DATA, codes
+
+from .jobs import code_ms
 
 S, MS = 10**9, 10**6
 BEGIN_S = 1_800_000_000

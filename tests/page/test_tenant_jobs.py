@@ -13,7 +13,7 @@ import pytest
 
 from stallscope.errors import NotFound
 from stallscope.events.names import CATEGORY_NAMES
-from stallscope.page.cells import NO_DATA, code_ms
+from stallscope.page.cells import NO_DATA
 from stallscope.page.job_cells import JobMemory, job_id
 from stallscope.page.job_list import Jobs
 from stallscope.page.matrix import _stored, matrix
@@ -23,7 +23,7 @@ from stallscope.page.verdict_evidence import evidence, overview
 from stallscope.store.hub.store import HubStore
 
 from ..store.hub.rows import appended
-from .jobs import COMM, MS, S, arrivals, job_row, recent_s, verdict_row
+from .jobs import COMM, MS, S, arrivals, code_ms, job_row, recent_s, verdict_row
 
 TENANT = "a"
 

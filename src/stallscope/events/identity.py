@@ -1,21 +1,13 @@
-"""The identity of a communicator across ranks: one 64-bit hash. bpf/nccl.bpf.c computes the same."""
+"""The identity of a communicator across ranks: one 64-bit hash. bpf/arrival.h computes the same."""
 
 _MASK = (1 << 64) - 1
-_FNV_OFFSET, _FNV_PRIME = 1469598103934665603, 1099511628211  # FNV-1a, 64 bits, taken word by word
+_FNV_PRIME = 1099511628211  # FNV-1a, 64 bits, taken word by word
 
 
 def mixed(hash_: int, word: int) -> int:
     """The hash after one more 64-bit word; the shift spreads high bits, as FNV-1a by words does not."""
     hash_ = ((hash_ ^ (word & _MASK)) * _FNV_PRIME) & _MASK
     return hash_ ^ (hash_ >> 29)
-
-
-def unique_id_hash(unique_id: bytes) -> int:
-    """comm_hash of a communicator made from a 128-byte ncclUniqueId."""
-    hash_ = _FNV_OFFSET
-    for i in range(0, 128, 8):
-        hash_ = mixed(hash_, int.from_bytes(unique_id[i : i + 8], "little"))
-    return hash_
 
 
 def split_hash(parent_hash: int, n_splits: int, colour: int) -> int:

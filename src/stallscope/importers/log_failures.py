@@ -23,7 +23,6 @@ _ERROR_LINE = re.compile(
     r"(?:: (?P<words>.*))?$"
 )
 FRAME_LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<name>.+))?')
-FAULT_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
 
 def follows_from_others(words: str) -> bool:

@@ -23,11 +23,6 @@ def codes(ns: Array) -> Array:
     return np.where(np.isnan(ns), NO_DATA, np.minimum(steps, NO_DATA - 1)).astype(np.uint8)
 
 
-def code_ms(code: int) -> float:
-    """The duration in ms that a code below NO_DATA stands for."""
-    return float(_FLOOR_NS / 1e6 * 2 ** (code / _STEPS_PER_OCTAVE))
-
-
 def framed(head: Mapping[str, object], *arrays: Array) -> bytes:
     """The length of the JSON head as u32, the head padded to 4 bytes, then the arrays one after the other."""
     text = json.dumps(head, separators=(",", ":")).encode()

@@ -23,7 +23,6 @@ from stallscope.receive.timestamps import moments
 from stallscope.store.hub.arrow_tables import constant, nulls
 
 _VALUES = ("string_value", "int_value", "double_value", "bool_value")
-_NESTED = ("array_value", "kvlist_value", "bytes_value")
 _Typed = tuple[pa.Array, pa.Array, pa.Array, pa.Array, pa.Array]
 Decoder = Callable[[bytes, int], FlatRecords]
 

@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,8 @@ from stallscope.capture.stacks.memory import Memory, Unreadable
 from stallscope.capture.stacks.thread_samples import Samples
 from stallscope.events import kernel
 from stallscope.events.names import Category, SampleRole
+
+from ...patience import until
 
 _JOB = """
 import threading
@@ -41,8 +46,21 @@ def job() -> Iterator[int]:
         except Unreadable as error:
             if error.errno == 1:
                 pytest.skip("memory: other processes' memory may not be read")
+        until(lambda: has_blocked(process.pid))
         yield process.pid
         process.kill()
+
+
+def has_blocked(pid: int) -> bool:
+    """Whether the main thread waits for the lock: a thread that waits for the interpreter wakes every 5 ms."""
+    status = Path(f"/proc/{pid}/status")
+    before = status.read_text()
+    time.sleep(0.1)
+    return "\nState:\tS" in before and _switches(before) == _switches(status.read_text())
+
+
+def _switches(status: str) -> list[str]:
+    return [line for line in status.splitlines() if "ctxt_switches" in line]
 
 
 def state_of(pid: int, category: Category) -> State:
@@ -53,8 +71,16 @@ def state_of(pid: int, category: Category) -> State:
     return State(np.array([pid]), rows, np.zeros(1, np.int64))
 
 
+def samples_of(samples: Samples) -> list[Any]:
+    """One sample of each traced process and of the threads that its GPU thread waits for."""
+    keys = list(samples.gpu_thread_samples())
+    for blocked in samples._count(keys):
+        keys += samples.other_thread_samples(*blocked)
+    return keys
+
+
 def test_a_blocked_gpu_thread_is_sampled_with_the_thread_that_runs(job: int):
-    keys = list(Samples(lambda: state_of(job, Category.LOCK)).sample_once())
+    keys = samples_of(Samples(lambda: state_of(job, Category.LOCK)))
     gpu, *others = keys
     assert (gpu.role, gpu.category) == (SampleRole.GPU, Category.LOCK)
     assert any("wait_for_batch" in frame for frame in gpu.words)
@@ -65,7 +91,7 @@ def test_a_blocked_gpu_thread_is_sampled_with_the_thread_that_runs(job: int):
 
 
 def test_a_running_gpu_thread_is_sampled_alone(job: int):
-    (key,) = Samples(lambda: state_of(job, Category.ON_CPU)).sample_once()
+    (key,) = samples_of(Samples(lambda: state_of(job, Category.ON_CPU)))
     assert (key.role, key.category, key.object) == (SampleRole.GPU, Category.ON_CPU, "")
 
 

@@ -24,7 +24,6 @@ _MAX_ROWS = 1 << 24
 _MAX_ENTRY_BYTES = 1 << 16
 _MAX_NESTED = 16
 _POINTER_BYTES = {0x0: 8, 0x2: 2, 0x3: 4, 0x4: 8, 0xA: 2, 0xB: 4, 0xC: 8}
-_RELATIVE = 0x1B
 
 _UNCHANGED, _LOST, _UNSUPPORTED = None, (), (0, 0)
 """States of a register without an offset: unchanged; lost; given by a rule that is not supported here."""

@@ -65,7 +65,6 @@ _MAX_OTHERS_S = 1.0
 _MAX_BLOCKED = (
     2  # processes at a time whose other threads are sampled; the least sampled processes come first
 )
-_ON_GPU = frozenset((Category.WAIT_GPU, Category.DEVICE, Category.COPY, Category.ALLOC, Category.LAUNCH))
 _BLOCKED = frozenset(
     (
         Category.LOCK,
@@ -216,13 +215,6 @@ class Samples:
         with self._lock:
             self._counts.update(keys)
         return [(key.pid, key.tid, self._wakers.get(key.tid, 0)) for key in keys if key.category in _BLOCKED]
-
-    def sample_once(self) -> Iterator[_Key]:
-        """One sample of each traced process and of the threads that its GPU thread waits for."""
-        for key in self.gpu_thread_samples():
-            yield key
-            if key.category in _BLOCKED:
-                yield from self.other_thread_samples(key.pid, key.tid, self._wakers.get(key.tid, 0))
 
     def gpu_thread_samples(self) -> Iterator[_Key]:
         """One sample of the most active GPU thread of each traced process."""
