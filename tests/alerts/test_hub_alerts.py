@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from stallscope.events.verdict_fields import FIELDS
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch, HubStore
 
-PATIENCE_S = 30.0
+from ..patience import until
 
 
 def row(*, is_open: bool, severity: str = "high") -> pa.Table:
@@ -45,15 +45,6 @@ def commit(store: HubStore, *, is_open: bool, severity: str = "high") -> None:
     """Store the row, and an event, because a tenant without events has no data."""
     tables = {"verdicts": row(is_open=is_open, severity=severity), "events": events(["started"])}
     store.append(Batch("", "default", tables)).result(30)
-
-
-def until(condition: Callable[[], Any], *, patience_s: float = PATIENCE_S) -> Any:
-    """The first true value of the condition."""
-    end_s = time.monotonic() + patience_s
-    while not (value := condition()):
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
-    return value
 
 
 def test_incident_is_one_alert_over_a_restart_of_the_hub(tmp_path: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.alerts.receiving import Received, receiving
-from tests.alerts.test_hub_alerts import until
+from tests.patience import until
 
 from stallscope.alerts.state import AlertState, state_path
 
@@ -45,14 +45,14 @@ def test_killed_hub_sends_one_alert_with_one_end(tmp_path: Path):
     with receiving() as received:
         received.fail = (500, {})
         with hub(folder, received, "open"):
-            until(lambda: received.n_failed, patience_s=PATIENCE_S)
+            until(lambda: received.n_failed, seconds=PATIENCE_S)
         received.fail = (429, {"Retry-After": "1"})  # killed before the receiver has accepted the alert
         with hub(folder, received, "open"):
-            until(lambda: received.n_failed > 1, patience_s=PATIENCE_S)
+            until(lambda: received.n_failed > 1, seconds=PATIENCE_S)
             received.fail = None
-            until(lambda: recorded(folder) == ["raised"], patience_s=PATIENCE_S)
+            until(lambda: recorded(folder) == ["raised"], seconds=PATIENCE_S)
         with hub(folder, received, "closed"):
-            until(lambda: recorded(folder) == ["resolved"], patience_s=PATIENCE_S)
+            until(lambda: recorded(folder) == ["resolved"], seconds=PATIENCE_S)
         kinds = [body["type"].rpartition(".")[2] for _, body in received.requests]
         keys = {body["subject"] for _, body in received.requests}
     assert [kind for kind in kinds if kind != "updated"] == ["raised", "resolved"]

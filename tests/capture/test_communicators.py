@@ -1,7 +1,6 @@
 """Communicators made from others, groups that are not run, calls that are not rounds: real probes."""
 
 import ctypes
-import time
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +11,8 @@ from stallscope.capture.rows import records
 from stallscope.events.kernel import Kind
 from stallscope.events.layout import Array
 from stallscope.events.names import Op
+
+from ..patience import until
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -138,10 +139,7 @@ def test_an_open_call_that_waits_for_other_ranks_is_in_the_process_state(
     program = tracing()
     puppet.does(init("made", 2))
     puppet.tell("lib.ncclCommWindowRegister(comm(made), P(0), Z(64), P(0), 0)")
-    deadline = time.monotonic() + 10
-    while not (program.processes().rows["slots"]["nccl_op"] == Op.COMM_SETUP).any():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: (program.processes().rows["slots"]["nccl_op"] == Op.COMM_SETUP).any())
 
 
 def test_communicators_of_a_process_that_has_ended_are_forgotten(tracing: Callable[..., Program], puppet):
@@ -151,10 +149,7 @@ def test_communicators_of_a_process_that_has_ended_are_forgotten(tracing: Callab
     assert n_communicators(program) == 1
     puppet.process.kill()
     puppet.process.wait()
-    deadline = time.monotonic() + 10
-    while n_communicators(program):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not n_communicators(program))
 
 
 def n_communicators(program: Program) -> int:

@@ -31,13 +31,13 @@ from stallscope.events import kernel
 from stallscope.events.names import HostKind, Op
 from stallscope.store import node
 
+from ..patience import PATIENCE_S, until
 from .always_on import AlwaysOn
 
 MEMORY, MISC = 1, 10
 """Major numbers of /dev/null, /dev/random and of /dev/loop-control on any Linux (Documentation/admin-guide/devices)."""
 
 NULL, RANDOM = os.makedev(MEMORY, 3), os.makedev(MEMORY, 8)
-PATIENCE_S = 20
 RM_CONTROL = 0xC020462A
 ENTROPY = 0x80045200
 """RNDGETENTCNT of linux/random.h: the only call among these that succeeds."""
@@ -214,13 +214,6 @@ def test_others_than_the_chosen_processes_are_left_out(
     program.follow([caller.pid])
     caller.calls(null, RM_CONTROL, 6)
     assert counted(program, caller.pid) == {"ioctl:NV_ESC_RM_CONTROL": (6, 6)}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for it for a limited time; the assertion that follows shows the missing part."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < end_s:
-        time.sleep(0.05)
 
 
 def n_named(db: Path) -> int:

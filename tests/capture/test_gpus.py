@@ -1,7 +1,5 @@
 """GPUs as the real bindings report them, from a library that is compiled for the test."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,8 @@ from stallscope.errors import CannotTrace
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import LOWERED_POWER_LIMIT
+
+from ..patience import until
 
 SECOND = 10**9
 H100 = {
@@ -42,13 +42,6 @@ H100 = {
     "process": [f"4711 {60 << 30}", f"4712 {1 << 30}"],
 }
 OTHER = H100 | {"uuid": "GPU-99999999-2222-3333-4444-555555555555", "process": []}
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end_s, "it never came to be"
-        time.sleep(0.01)
 
 
 def test_a_gpu_row_has_every_value_that_the_driver_reports(fake_gpus):

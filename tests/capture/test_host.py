@@ -25,6 +25,7 @@ from stallscope.events.kernel import Kind
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, HostKind, OffCpuFlag
 
+from ..patience import until
 from .groups import group, join, network, versions
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
@@ -56,11 +57,8 @@ class Watch:
 
     def until(self, kind: HostKind, pid: int, *, n: int = 1) -> Array:
         """Waits for that many."""
-        for _ in range(100):
-            if len(rows := self.of(kind, pid)) >= n:
-                return rows
-            time.sleep(0.05)
-        raise AssertionError(f"no {kind.name} of {pid} in {self.look()}")
+        until(lambda: len(self.of(kind, pid)) >= n, state=lambda: f"no {kind.name} of {pid} in {self.look()}")
+        return self.of(kind, pid)
 
 
 @pytest.fixture
@@ -142,10 +140,11 @@ def test_children_are_followed_and_not_threads(tracing: Callable[..., Program], 
     assert os.getpid() not in rows["pid"]
 
 
+# So small a quota is used up even if other programs leave little of the CPU.
 BURN = "import time; end = time.thread_time() + {0}\nwhile time.thread_time() < end: pass"
 QUOTAS = {
-    1: ({"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "20000"}, b"cpu.cfs_quota_us 20000/100000"),
-    2: ({"cpu.max": "20000 100000"}, b"cpu.max 20000/100000"),
+    1: ({"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "5000"}, b"cpu.cfs_quota_us 5000/100000"),
+    2: ({"cpu.max": "5000 100000"}, b"cpu.max 5000/100000"),
 }
 
 
@@ -166,7 +165,7 @@ def test_throttling_by_a_cpu_quota_is_not_attributed_to_a_neighbour(
         join(home, puppet.pid)
         groups = ControlGroups()
         assert not groups.new_throttling([puppet.pid], time.monotonic_ns())
-        puppet.does(f"exec({BURN.format(0.1)!r})")
+        puppet.does(f"exec({BURN.format(0.04)!r})")
         (throttled,) = groups.new_throttling([puppet.pid, os.getpid()], time.monotonic_ns())
     rows = preempted(program, puppet.pid)
     by_quota = rows["flags"] & OffCpuFlag.THROTTLED > 0
@@ -342,13 +341,6 @@ def syscall_of(pid: int) -> str:
     return Path(f"/proc/{pid}/syscall").read_text().split()[0]
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < end_s, "it never came to be"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("family", "host", "message"), [("AF_INET", "127.0.0.1", "127.0.0.1"), ("AF_INET6", "::1", "[::1]")]
 )
@@ -365,7 +357,7 @@ def test_the_peer_of_a_socket_wait_is_named(
     tell(stranger, "peer = door.accept()[0]")
     watch = Watch(program, puppet.pid)
     puppet.tell("_ = link.recv(1)")
-    wait_for(lambda: syscall_of(puppet.pid) in RECVFROM)
+    until(lambda: syscall_of(puppet.pid) in RECVFROM)
     time.sleep(0.05)
     tell(stranger, "peer.send(b'x')")
     rows = watch.until(HostKind.SOCKET_WAIT, puppet.pid)
@@ -452,12 +444,12 @@ def test_a_descendant_whose_parent_has_ended_is_still_traced(tracing: Callable[.
     puppet.does(CALL, "import os")
     watch = Watch(program, puppet.pid)
     puppet.does(f"exec({DAEMON!r})")
-    for _ in range(100):
-        became = (rows := watch.look())[(rows["kind"] == HostKind.EXEC) & (rows["comm"] == b"sleep")]
-        if len(became):
-            break
-        time.sleep(0.05)
-    (pid,) = became["pid"].tolist()
+
+    def pids() -> list[int]:
+        rows = watch.look()
+        return rows["pid"][(rows["kind"] == HostKind.EXEC) & (rows["comm"] == b"sleep")].tolist()
+
+    (pid,) = until(pids)
     killer = send(pid, signal.SIGTERM)
     (kill,) = watch.until(HostKind.SIGNAL, pid)
     assert (kill["value"], kill["by_pid"]) == (signal.SIGTERM, killer)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,8 @@ from stallscope.events import layout
 from stallscope.events.names import Category, SampleRole
 from stallscope.events.trace import Trace
 from stallscope.store import node
+
+from ..patience import until
 
 SAME = ("/job/train.py:10 wait", "/job/train.py:20 step", "/job/train.py:30 loop", "/job/train.py:40 main")
 ODD = ("/job/data.py:1 read", "/job/data.py:5 load", "/job/train.py:30 loop")
@@ -72,14 +73,18 @@ def test_the_command_lists_the_stacks_of_a_running_process():
         try:
             assert job.stdout is not None
             assert job.stdout.readline() == "ready\n"
-            time.sleep(0.2)
-            result = CliRunner().invoke(app, ["stacks", "--json"])
-            frames = {
-                process["pid"]: group["frames"]
-                for group in json.loads(result.output)
-                for process in group["processes"]
-            }
-            assert any("rest" in frame for frame in frames[job.pid])
+
+            def frames() -> list[str]:
+                result = CliRunner().invoke(app, ["stacks", "--json"])
+                groups = json.loads(result.output)
+                return [
+                    frame
+                    for group in groups
+                    if job.pid in [process["pid"] for process in group["processes"]]
+                    for frame in group["frames"]
+                ]
+
+            until(lambda: any("rest" in frame for frame in frames()))
         finally:
             job.kill()
 

@@ -24,6 +24,7 @@ from stallscope.store.hub.store import Batch, HubStore
 
 from ..diagnose.builders import MS, Job, data_parallel, dp_trace, every, trace_of
 from ..diagnose.slack import slack_trace
+from ..patience import until
 from ..store.hub.rows import sql, without_commits
 
 TENANT = "a"
@@ -75,13 +76,6 @@ def parts(trace: Trace, n: int) -> list[Trace]:
     ]
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    until_s = time.monotonic() + 30
-    while not condition() and time.monotonic() < until_s:
-        time.sleep(0.02)
-    assert condition()
-
-
 def verdicts(store: HubStore) -> list[tuple[object, ...]]:
     return sql(
         store, "SELECT kind, rank, node_id, cluster_id, cause, state FROM verdicts ORDER BY opened_at", TENANT
@@ -92,7 +86,7 @@ def verdicts(store: HubStore) -> list[tuple[object, ...]]:
 def test_a_straggler_is_a_row_with_its_cause_whichever_way_the_events_came(store: HubStore, form):
     with closing(ContinuousDiagnosis(store)) as diagnosis:
         store.append(form(slow_job(), "b1")).result(30)
-        wait_for(lambda: verdicts(store))
+        until(lambda: verdicts(store))
         assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
         ((share, ranks, whole),) = sql(store, "SELECT cause_share, ranks, verdict FROM verdicts", TENANT)
         assert share == pytest.approx(1.0, abs=0.02) and json.loads(str(ranks)) == [2]
@@ -120,7 +114,7 @@ def test_events_that_come_in_pieces_and_twice_make_one_verdict(store: HubStore):
             body = hub_arrow.request(tables, batch_id=f"p{number}", node="host-a", cluster="c1", about={})
             for _ in range(2):
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-        wait_for(diagnosis.is_idle)
+        until(diagnosis.is_idle)
         assert verdicts(store) == [("straggler", 2, "host-a", "c1", "block_io", "open")]
 
 
@@ -133,7 +127,7 @@ def test_a_verdict_row_has_an_upper_cost_bound_only_for_a_range(
 ):
     with closing(ContinuousDiagnosis(store, lambda: Stream(usd_per_gpu_hour=3600.0))):
         store.append(as_arrow(trace, "b1")).result(30)
-        wait_for(lambda: verdicts(store))
+        until(lambda: verdicts(store))
         ((seconds, max_seconds, usd, max_usd, whole),) = sql(
             store, f"SELECT {COSTS}, verdict FROM verdicts", TENANT
         )
@@ -149,7 +143,7 @@ def test_a_verdict_row_has_an_upper_cost_bound_only_for_a_range(
 def test_a_healthy_job_has_no_verdict(store: HubStore):
     with closing(ContinuousDiagnosis(store)) as diagnosis:
         store.append(as_arrow(dp_trace(n_ranks=8), "b1")).result(30)
-        wait_for(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
+        until(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
         assert verdicts(store) == []
 
 
@@ -157,29 +151,29 @@ def test_clusters_are_diagnosed_apart(store: HubStore):
     with closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1", "c1")).result(30)
         store.append(as_arrow(dp_trace(), "b2", "c2")).result(30)
-        wait_for(lambda: verdicts(store))
+        until(lambda: verdicts(store))
         assert {row[3] for row in verdicts(store)} == {"c1"}
 
 
 def test_after_a_restart_the_stored_verdicts_are_continued(tmp_path: Path):
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
-        wait_for(lambda: verdicts(store))
+        until(lambda: verdicts(store))
         before = sql(store, "SELECT verdict_id, opened_at FROM verdicts", TENANT)
         store.seal_all()
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as diagnosis:
-        wait_for(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
+        until(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
         assert sql(store, "SELECT verdict_id, opened_at FROM verdicts WHERE state = 'open'", TENANT) == before
 
 
 def test_an_open_incident_that_no_stream_sees_again_is_closed(tmp_path: Path, monkeypatch):
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
-        wait_for(lambda: verdicts(store))
+        until(lambda: verdicts(store))
     monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     monkeypatch.setattr("stallscope.continuous.continued.GRACE_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
-        wait_for(lambda: verdicts(store)[0][-1] == "closed")
+        until(lambda: verdicts(store)[0][-1] == "closed")
 
 
 def test_an_incident_that_cannot_be_closed_while_the_store_refuses_rows_is_closed_later(
@@ -187,7 +181,7 @@ def test_an_incident_that_cannot_be_closed_while_the_store_refuses_rows_is_close
 ):
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)):
         store.append(as_arrow(slow_job(), "b1")).result(30)
-        wait_for(lambda: verdicts(store))
+        until(lambda: verdicts(store))
     monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     monkeypatch.setattr("stallscope.continuous.continued.GRACE_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store:
@@ -202,7 +196,7 @@ def test_an_incident_that_cannot_be_closed_while_the_store_refuses_rows_is_close
 
         monkeypatch.setattr(store._journal, "commit", refused_twice)
         with closing(ContinuousDiagnosis(store)):
-            wait_for(lambda: verdicts(store)[0][-1] == "closed")
+            until(lambda: verdicts(store)[0][-1] == "closed")
         assert n_refused == 2
 
 
@@ -217,15 +211,15 @@ def test_an_open_incident_keeps_its_id_and_cost_after_a_restart(tmp_path: Path, 
     with closing(HubStore.open(tmp_path)) as store, closing(ContinuousDiagnosis(store)) as diagnosis:
         for body in bodies[:4]:
             store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-            wait_for(diagnosis.is_idle)
+            until(diagnosis.is_idle)
         ((*before, _),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
     monkeypatch.setattr("stallscope.continuous.shard._TAIL_S", 0.0)
     with closing(HubStore.open(tmp_path)) as store:
         with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
             for body in bodies[4:]:
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-                wait_for(diagnosis.is_idle)
-            wait_for(lambda: verdicts(store)[0][-1] == "closed")
+                until(diagnosis.is_idle)
+            until(lambda: verdicts(store)[0][-1] == "closed")
         ((*after, cost),) = sql(store, f"SELECT {columns} FROM verdicts", TENANT)
     assert after == before
     (whole,) = diagnose(long_job).verdicts
@@ -237,12 +231,12 @@ def test_a_closed_incident_is_neither_opened_again_nor_stored_twice_by_a_restart
         with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
             for body in requests_of(slow_job(), 3):
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-                wait_for(diagnosis.is_idle)
-            wait_for(lambda: verdicts(store)[0][-1] == "closed")
+                until(diagnosis.is_idle)
+            until(lambda: verdicts(store)[0][-1] == "closed")
         before = sql(store, "SELECT * FROM verdicts", TENANT)
         with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
-            wait_for(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
-            wait_for(lambda: not diagnosis.confirmed_ns(TENANT))
+            until(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
+            until(lambda: not diagnosis.confirmed_ns(TENANT))
             assert (diagnosis.numbers.verdicts_opened, diagnosis.numbers.verdicts_closed) == (0, 0)
         assert sql(store, "SELECT * FROM verdicts", TENANT) == before
 
@@ -278,6 +272,6 @@ def test_a_flood_of_one_cluster_neither_delays_another_nor_stays_unsaid(store: H
             late = store.append(as_arrow(slow_job(), "s1", "c2"))
         for entry in (*flood, late):
             entry.result(30)
-        wait_for(lambda: diagnosis.is_idle() and verdicts(store))
+        until(lambda: diagnosis.is_idle() and verdicts(store))
         assert {row[1:4] for row in verdicts(store)} == {(2, "host-a", "c2")}
         assert diagnosis.numbers.diagnosis_rows_left_out > 0

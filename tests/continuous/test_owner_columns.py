@@ -15,8 +15,9 @@ from stallscope.receive import arrow
 from stallscope.receive.otlp_requests import Decoder
 from stallscope.store.hub.store import Batch, HubStore
 
+from ..patience import until
 from ..store.hub.rows import sql
-from .test_continuous_diagnosis import TENANT, slow_job, store, wait_for  # noqa: F401 (a fixture)
+from .test_continuous_diagnosis import TENANT, slow_job, store  # noqa: F401 (a fixture)
 
 
 def owned(trace: Trace) -> Trace:
@@ -53,8 +54,8 @@ def test_verdicts_and_jobs_have_the_owner_in_columns(store: HubStore, form):  # 
     trace = owned(slow_job())
     with closing(ContinuousDiagnosis(store)):
         store.append(form(trace)).result(30)
-        wait_for(lambda: sql(store, "SELECT 1 FROM verdicts", TENANT))
-        wait_for(lambda: sql(store, "SELECT 1 FROM jobs WHERE owner_user IS NOT NULL", TENANT))
+        until(lambda: sql(store, "SELECT 1 FROM verdicts", TENANT))
+        until(lambda: sql(store, "SELECT 1 FROM jobs WHERE owner_user IS NOT NULL", TENANT))
         columns = "owner_user, owner_job, owner_pod, owner_account"
         # Rank 2 is named, and has a pod; the ranks of the job have no pod in common.
         assert sql(store, f"SELECT {columns} FROM verdicts", TENANT) == [("ann", "4711", "p2", None)]

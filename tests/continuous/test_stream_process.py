@@ -16,7 +16,8 @@ from stallscope.diagnose import Stream
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
-from .test_continuous_diagnosis import TENANT, as_arrow, slow_job, verdicts, wait_for
+from ..patience import until
+from .test_continuous_diagnosis import TENANT, as_arrow, slow_job, verdicts
 
 
 class Broken(Stream):
@@ -81,9 +82,9 @@ def test_after_the_end_of_the_process_the_answer_is_unknown_and_the_incident_con
         closing(ContinuousDiagnosis(store, n_processes=1)) as diagnosis,
     ):
         store.append(as_arrow(slow_job(), "b1")).result(30)
-        wait_for(lambda: verdicts(store))
+        until(lambda: verdicts(store))
         (shard,) = diagnosis._shards
         os.kill(shard._streams.pid, signal.SIGKILL)
-        wait_for(lambda: "the process of the diagnosis" in store.unexamined.reason(TENANT, "c1"))
-        wait_for(lambda: diagnosis.confirmed_ns(TENANT) and diagnosis.is_idle())
+        until(lambda: "the process of the diagnosis" in store.unexamined.reason(TENANT, "c1"))
+        until(lambda: diagnosis.confirmed_ns(TENANT) and diagnosis.is_idle())
         assert [row[-1] for row in verdicts(store)] == ["open"]

@@ -12,8 +12,9 @@ import pytest
 
 from stallscope.demo.build import build
 
+from ..patience import PATIENCE_S
+
 Ranks = Callable[..., list[dict[str, Any]]]
-LIMIT_S = 30
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,7 @@ def ranks(libraries: Path, tmp_path: Path) -> Ranks:
             for rank in range(nranks)
         ]
         try:
-            answers = [process.communicate(timeout=LIMIT_S) for process in processes]
+            answers = [process.communicate(timeout=PATIENCE_S) for process in processes]
         finally:
             for process in processes:
                 process.kill()

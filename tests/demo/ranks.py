@@ -263,13 +263,26 @@ def graph(me: Me) -> dict[str, Any]:
     }
 
 
+def report(me: Me, name: str) -> None:
+    """Report a state to the other ranks."""
+    (me.folder / name).touch()
+
+
+def await_report(me: Me, name: str) -> None:
+    """Wait for a report of another rank; the test ends a program that waits for ever."""
+    while not (me.folder / name).exists():
+        time.sleep(0.002)
+
+
 def rendezvous(me: Me) -> dict[str, int]:
-    """Ranks enter one after the other; no rank may leave before the last rank has entered."""
+    """Each rank enters once the call of the previous rank has returned; none leaves before the last has entered."""
     comm, value = me.comm(), doubles(me, 1.0)
-    time.sleep(0.08 * me.rank)
+    if me.rank:
+        await_report(me, f"returned{me.rank - 1}")
     entered_ns = time.monotonic_ns()
     me.gpu.all_reduce(value, 1, datatype=FLOAT64, comm=comm, stream=None)
     returned_ns = time.monotonic_ns()
+    report(me, f"returned{me.rank}")
     me.gpu.synchronize()
     return {"entered_ns": entered_ns, "returned_ns": returned_ns, "released_ns": time.monotonic_ns()}
 
@@ -297,24 +310,21 @@ def values(me: Me) -> dict[str, Any]:
 
 
 def root_only(me: Me) -> dict[str, int]:
-    """Rank 1 comes late to a broadcast from rank 0 and to a reduce to rank 0."""
+    """Rank 1 broadcasts from rank 0 once rank 0 is done, and comes late to a reduce to rank 0."""
     comm, value = me.comm(), doubles(me, 1.0)
-    late_s = 0.15 * (me.rank == 1)
-    time.sleep(late_s)
-    broadcast_ns = took_ns(
-        lambda: (
-            me.gpu.call("ncclBroadcast", value, value, 1, FLOAT64, 0, comm, None),
-            me.gpu.synchronize(),
-        )
-    )
-    time.sleep(late_s)
-    reduce_ns = took_ns(
-        lambda: (
-            me.gpu.call("ncclReduce", value, value, 1, FLOAT64, SUM, 0, comm, None),
-            me.gpu.synchronize(),
-        )
-    )
-    return {"broadcast_ns": broadcast_ns, "reduce_ns": reduce_ns}
+    if me.rank:
+        await_report(me, "broadcast done")
+    me.gpu.call("ncclBroadcast", value, value, 1, FLOAT64, 0, comm, None)
+    me.gpu.synchronize()
+    report(me, "broadcast done")
+    if me.rank:
+        await_report(me, "reduce called")
+        time.sleep(0.05)  # for the mistake of a root that does not wait
+    entered_ns = time.monotonic_ns()
+    me.gpu.call("ncclReduce", value, value, 1, FLOAT64, SUM, 0, comm, None)
+    report(me, "reduce called")
+    me.gpu.synchronize()
+    return {"entered_ns": entered_ns, "done_ns": time.monotonic_ns()}
 
 
 def every_collective(me: Me) -> dict[str, Any]:
@@ -441,16 +451,27 @@ def messages(me: Me) -> dict[str, Any]:
         in_group_code = code(me, "cudaStreamQuery", None)
     gpu.synchronize()
 
-    def exchange(count: int) -> int:
+    def exchange(count: int, begin_receiving: str) -> tuple[int, int]:
+        """Rank 1 receives after this report of rank 0. Returns the times of its call, and of the end."""
         total(me, comm, 0.0)
+        entered_ns = 0
         if me.rank == 0:
             gpu.call("ncclSend", a, count, FLOAT64, 1, comm, None)
+            report(me, f"called {count}")
         elif me.rank == 1:
-            time.sleep(0.15)
+            await_report(me, f"{begin_receiving} {count}")
+            time.sleep(0.05)  # for the mistake of a large send that does not wait
+            entered_ns = time.monotonic_ns()
             gpu.call("ncclRecv", b, count, FLOAT64, 0, comm, None)
-        return took_ns(gpu.synchronize)
+        gpu.synchronize()
+        report(me, f"done {count}" if me.rank == 0 else f"done {count} {me.rank}")
+        return entered_ns, time.monotonic_ns()
 
-    return {"in_group_code": in_group_code, "large_ns": exchange(n), "small_ns": exchange(1)}
+    return {
+        "in_group_code": in_group_code,
+        "large": exchange(n, "called"),
+        "small": exchange(1, "done"),
+    }
 
 
 def mismatch(me: Me) -> dict[str, Any]:
@@ -468,11 +489,12 @@ def run_ahead(me: Me) -> dict[str, int]:
     """Rank 1 never waits: it enqueues 30 all-reduces while rank 0 has not come to the first."""
     comm, value = me.comm(), doubles(me, 1.0)
     if me.rank == 0:
-        time.sleep(0.2)
+        await_report(me, "enqueued 1")
     start = time.monotonic_ns()
     for _ in range(30):
         me.gpu.all_reduce(value, 1, datatype=FLOAT64, comm=comm, stream=None)
     enqueued_ns = time.monotonic_ns()
+    report(me, f"enqueued {me.rank}")
     me.gpu.synchronize()
     return {"start_ns": start, "enqueued_ns": enqueued_ns, "done_ns": time.monotonic_ns()}
 

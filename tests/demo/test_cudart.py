@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, pytest.mark.live]
 
 NOT_READY = 600
 

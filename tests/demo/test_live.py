@@ -16,7 +16,9 @@ from stallscope.demo.live_demo import Job
 from stallscope.demo.plan import Plan
 from stallscope.errors import BadInput, StallscopeError
 
-pytestmark = pytest.mark.compiler
+from ..patience import PATIENCE_S, until
+
+pytestmark = [pytest.mark.compiler, pytest.mark.live]
 
 MS = 1_000_000
 DELAY_MS = {
@@ -45,7 +47,7 @@ def run(scenario: str, *, ranks: int = 2, **changes: object) -> tuple[Job, list[
     plan = Plan(**{**vars(live_demo.plan_for(scenario, ranks=ranks)), **changes})
     with live_demo.started(plan) as job:
         job.go()
-        assert job.wait(30)
+        assert job.wait(PATIENCE_S)
         clocks = [clock(job, rank) for rank in range(ranks)]
     return job, clocks
 
@@ -110,15 +112,12 @@ def test_a_hanging_rank_leaves_its_peers_waiting_and_the_end_cleans_up(tmp_path:
     plan = Plan(**{**vars(live_demo.plan_for("hang", ranks=3)), "first_step": 3})
     with live_demo.started(plan, tmp_path) as job:
         job.go()
-        assert not job.wait(1.5)
-        n_steps = [len(clock(job, rank)) for rank in range(3)]
-        assert n_steps == [3, 3, 3]
+        until(lambda: [path.read_text().count("\n") for path in job.folder.glob("rank*.csv")] == [1 + 3] * 3)
+        assert not job.wait(0.5)
+        assert [len(clock(job, rank)) for rank in range(3)] == [3, 3, 3]
         assert all(process.poll() is None for process in job.processes)
         assert len(devices_of(job)) == 3 * 2, "two streams a rank"
-    end_s = time.monotonic() + 5
-    while devices := devices_of(job):
-        assert time.monotonic() < end_s, f"the devices {devices} outlive their ranks"
-        time.sleep(0.02)
+    until(lambda: not devices_of(job), state=lambda: f"{devices_of(job)} outlive their ranks")
     truth = json.loads((job.folder / live_demo.TRUTH_FILE).read_text())
     assert (truth["culprits"], truth["cause"]) == ([2], "missing_rank")
     assert all(process.poll() is not None for process in job.processes)

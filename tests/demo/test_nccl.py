@@ -26,9 +26,7 @@ def test_small_data_really_travels(ranks):
 
 def test_broadcast_and_reduce_wait_for_whom_they_need(ranks):
     root, late = ranks("root_only", nranks=2)
-    assert root["broadcast_ns"] < 100_000_000
-    assert root["reduce_ns"] > 100_000_000
-    assert late["reduce_ns"] < 100_000_000
+    assert root["done_ns"] > late["entered_ns"]
 
 
 def test_every_collective_completes(ranks):
@@ -62,8 +60,9 @@ def test_one_process_may_have_all_ranks(ranks):
 def test_messages_in_a_group_do_not_block_each_other_and_large_sends_wait(ranks):
     result = ranks("messages", nranks=3)
     assert [entry["in_group_code"] for entry in result] == [0] * 3, "inside a group nothing is enqueued"
-    assert result[0]["large_ns"] > 75_000_000
-    assert result[0]["small_ns"] < 75_000_000
+    (_, large_done_ns), (_, small_done_ns) = result[0]["large"], result[0]["small"]
+    assert large_done_ns > result[1]["large"][0]
+    assert small_done_ns < result[1]["small"][0]
 
 
 def test_ranks_that_disagree_hang_until_they_are_aborted(ranks):

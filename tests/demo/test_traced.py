@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 
 from stallscope.demo import live_demo, traced
 from stallscope.errors import BadInput, CannotTrace
+
+from ..patience import until
 
 pytestmark = [pytest.mark.compiler, pytest.mark.live]
 
@@ -78,9 +79,7 @@ traced.trace_job("hang", ranks=2, seconds=60, trace_db=Path({str(db)!r}), note=p
         assert len(pids) == 2
         folder = Path(cmdline(Path(f"/proc/{pids[0]}/cmdline")).split()[-2])
         shown.send_signal(by)
-    end_s = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in (*pids, agent_pid)) and time.monotonic() < end_s:
-        time.sleep(0.05)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (*pids, agent_pid)))
     assert not processes_with(str(db))
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert db.exists(), "the agent ended as by Ctrl-C"

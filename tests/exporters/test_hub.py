@@ -31,10 +31,11 @@ from stallscope.exporters.hub_logs import METHOD as LOGS
 from stallscope.exporters.hub_output import HubOutput, Target
 from stallscope.exporters.spool import Spool
 
+from ..patience import PATIENCE_S, until
+
 pytestmark = pytest.mark.live
 
 CLOCK = Clock(0, monotonic_ns=1_000, wall_ns=1_000_000_000_000_001_000)
-PATIENCE_S = 30.0
 
 
 class Far:
@@ -122,13 +123,6 @@ def line(tmp_path: Path) -> Iterator[Callable[..., HubOutput]]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_sender, "FIRST_RETRY_S", 0.02)
     monkeypatch.setattr(hub_sender, "MAX_RETRY_S", 0.3)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def collectives(n: int = 3) -> Array:

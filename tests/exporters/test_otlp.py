@@ -3,7 +3,6 @@
 import gzip
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -27,6 +26,8 @@ from stallscope.exporters.metric_values import Meter
 from stallscope.exporters.otlp_messages import Incident, resource, spans_request
 from stallscope.exporters.otlp_sender import OtlpSender
 from stallscope.exporters.otlp_wire import headers_from, wire
+
+from ..patience import until
 
 pytestmark = pytest.mark.live
 
@@ -67,12 +68,6 @@ class Receiver:
             self.metrics.append(ExportMetricsServiceRequest.FromString(body))
         else:
             self.spans.append(ExportTraceServiceRequest.FromString(body))
-
-    def until(self, is_there: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + 20
-        while not is_there():
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
 
 
 @contextmanager
@@ -175,7 +170,7 @@ def attributes(point: object) -> dict[str, object]:
 def test_metrics_arrive_with_value_type_unit_and_times(sent):
     receiver, start = sent
     start(wall_ns=lambda: START_NS + 5)
-    receiver.until(lambda: receiver.metrics)
+    until(lambda: receiver.metrics)
     (of_resource,) = receiver.metrics[0].resource_metrics
     assert attributes(of_resource.resource)["host.name"] == "host-a"
     assert attributes(of_resource.resource)["service.name"] == "stallscope"
@@ -210,7 +205,7 @@ def test_metrics_arrive_with_value_type_unit_and_times(sent):
 def test_headers_of_the_environment_and_compression_are_used(sent):
     receiver, start = sent
     start()
-    receiver.until(lambda: receiver.metrics)
+    until(lambda: receiver.metrics)
     assert receiver.headers[0]["authorization"] == "Bearer t"
     assert (
         receiver.headers[0].get("content-encoding", receiver.headers[0].get("grpc-encoding", "gzip"))
@@ -223,9 +218,9 @@ def test_an_incident_is_sent_once_as_a_span_with_deterministic_ids(sent):
     first, second = start(), start()
     for otlp_sender in (first, second):
         otlp_sender.incident(**INCIDENT._asdict())
-    receiver.until(lambda: len(receiver.spans) >= 2)
+    until(lambda: len(receiver.spans) >= 2)
     n_metrics = len(receiver.metrics)
-    receiver.until(lambda: len(receiver.metrics) > n_metrics + 4)
+    until(lambda: len(receiver.metrics) > n_metrics + 4)
     assert len(receiver.spans) == 2, "a span that was taken is not sent again"
     entry, other = (request.resource_spans[0].scope_spans[0].spans[0] for request in receiver.spans)
     assert (entry.trace_id, entry.span_id) == (other.trace_id, other.span_id)
@@ -240,9 +235,9 @@ def test_a_busy_receiver_is_retried_until_it_accepts_the_span(sent):
     receiver.refusals = list(receiver.busy)
     message: list[str] = []
     start(note=message.append).incident(**INCIDENT._asdict())
-    receiver.until(lambda: receiver.spans)
+    until(lambda: receiver.spans)
     assert receiver.n_asked >= 4
-    receiver.until(lambda: len(message) > 1)
+    until(lambda: len(message) > 1)
     assert len(message) == 2, "told when it goes and when it is back, not each time"
 
 
@@ -253,9 +248,7 @@ def test_an_unreachable_receiver_is_reported_once(meter: Meter):
     otlp_sender = OtlpSender(
         meter, wire(f"http://127.0.0.1:{port}", {}), node="a", every_s=0.01, note=message.append
     )
-    end_s = time.monotonic() + 10
-    while not message and time.monotonic() < end_s:
-        time.sleep(0.01)
+    until(lambda: message)
     otlp_sender.close()
     assert len(message) == 1
     assert "refused" in message[0]

@@ -20,6 +20,8 @@ from stallscope.exporters import metric_table as table_of
 from stallscope.exporters.metric_values import MAX_SERIES, Meter
 from stallscope.exporters.prometheus import host_and_port, metrics_server
 
+from ..patience import PATIENCE_S
+
 pytestmark = pytest.mark.live
 
 WAITS_S = np.array([0.002, 0.002, 0.02, 0.5, 99.0])
@@ -121,7 +123,7 @@ def prometheus(port: int, tmp_path: Path, repository: Path) -> Iterator[str]:
 
 def asked(prometheus: str, query: str) -> list[dict]:
     url = f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    end_s = time.monotonic() + 30
+    end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
         try:
             with urllib.request.urlopen(url, timeout=2) as response:

@@ -18,8 +18,9 @@ from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens
 from stallscope.settings import Settings
 
+from ..patience import PATIENCE_S
+
 COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -89,8 +90,7 @@ class HubProcess:
         end_s = time.monotonic() + PATIENCE_S
         output = r"ready: OTLP over gRPC at port (\d+), over HTTP at (\d+); https? API at (\d+)"
         while not (match := re.search(output, self.said.read_text())):
-            assert self.process.poll() is None, self.said.read_text()
-            assert time.monotonic() < end_s, self.said.read_text()
+            assert self.process.poll() is None and time.monotonic() < end_s, self.said.read_text()
             time.sleep(0.02)
         return hub.Ports(*map(int, match.groups()))
 

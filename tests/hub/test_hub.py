@@ -30,6 +30,7 @@ from stallscope.serve.tls import Files
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer, token_in
 from stallscope.store.hub.store import HubStore
 
+from ..patience import until
 from .conftest import COMMAND, PATIENCE_S, HubProcess, Served
 
 pytestmark = pytest.mark.live
@@ -54,13 +55,6 @@ def line_to(port: int, spool: Path, token_file: Path, **changes: object) -> HubO
         "token": lambda: token_in(token_file),
     }
     return HubOutput.open(Target(**target | changes), spool, max_spool_bytes=10**8)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def rows_of(folder: Path, table: str, tenant: str = "default") -> list[dict[str, object]]:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from stallscope.demo.faults import FAULTS
 from stallscope.demo.machines import Network, Report, network, traced_job, wall_clock
 from stallscope.serve.tokens import FILE_NAME, Tokens, bearer
 
-from .conftest import PATIENCE_S, HubProcess
+from ..patience import until
+from .conftest import HubProcess
 
 SECONDS = 60.0
 """The job is ended when the answer is there: this is only the most it may take."""
@@ -32,14 +32,6 @@ def two_machines() -> Iterator[Network]:
         pytest.skip("no iproute2 or nsenter: no network namespaces")
     with network(2) as result:
         yield result
-
-
-def until(is_so: Callable[[], Any], told: Callable[[], object] = lambda: "") -> Any:
-    end_s = time.monotonic() + PATIENCE_S
-    while not (so := is_so()):
-        assert time.monotonic() < end_s, told()
-        time.sleep(0.05)
-    return so
 
 
 @pytest.mark.bpf
@@ -88,7 +80,7 @@ def test_a_rank_on_another_machine_is_named_with_its_cause_while_the_job_runs(
             return answer.json()["rows"]
 
         tmp_paths = [tmp_path / f"{machine.name}.said" for machine in here]
-        result = until(stragglers, told=lambda: [path.read_text()[-300:] for path in tmp_paths])[0]
+        result = until(stragglers, state=lambda: [path.read_text()[-300:] for path in tmp_paths])[0]
         assert all(entry.poll() is None for entry in job.processes)
     assert (result["rank"], result["node"], result["state"]) == (plan.victim, here[1].name, "open")
     assert result["cause"] == FAULTS["sleep"].cause

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from stallscope.exporters import hub_arrow
 from stallscope.settings import Settings
 from stallscope.store.shared.slots import slot_of
 from stallscope.stress import load
+
+from ..patience import until
 
 CLUSTERS = [f"c{n}" for n in range(8)]
 
@@ -43,13 +44,6 @@ def options(folder: Path, settings: Settings) -> hub.Options:
 def directing(settings: Settings) -> Settings:
     """The settings of a hub to which agents are directed."""
     return replace(settings, hub_direct=f"127.0.0.1:{shared_servers.free_port()}")
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end_s, "the condition does not become true"
-        time.sleep(0.1)
 
 
 def body(cluster: str, batch_id: str) -> tuple[bytes, int]:
@@ -129,7 +123,7 @@ def test_two_hubs_are_one_service(settings: Settings, tmp_path: Path, monkeypatc
                     answers += [answer.json()["rows"]] if answer.status_code == 200 else []
                     return bool(answers)
 
-                until(is_answered, 200)
+                until(is_answered, seconds=200)
                 assert answers == [wanted]
             versions = httpx.get(f"http://127.0.0.1:{one.api}/api/versions").json()
             assert versions["capabilities"]["shared"] is True

@@ -14,9 +14,11 @@ from stallscope.capture.probes.program import OBJECT
 from stallscope.demo import live_demo
 from stallscope.demo.live_demo import Job
 from stallscope.demo.plan import Plan
+from stallscope.store import node
+
+from ..patience import PATIENCE_S, until
 
 COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
-PATIENCE_S = 20.0
 
 
 class Agent:
@@ -32,11 +34,23 @@ class Agent:
 
     def says(self, *words: str) -> None:
         """Wait until one of its lines has all the words."""
-        end_s = time.monotonic() + PATIENCE_S
-        while not any(all(word in line for word in words) for line in self.lines()):
-            assert self.process.poll() is None, self.lines()
-            assert time.monotonic() < end_s, self.lines()
-            time.sleep(0.02)
+
+        def is_said() -> bool:
+            has_ended = self.process.poll() is not None  # asked first: the last line may precede the end
+            result = any(all(word in line for word in words) for line in self.lines())
+            assert result or not has_ended, self.lines()
+            return result
+
+        until(is_said, state=self.lines)
+
+    def stores(self, *, more_than: int = 0) -> int:
+        """Wait until the trace has more collectives than this; their number."""
+
+        def n_stored() -> int:
+            n = len(node.read(self.db).collectives) if self.db.exists() else 0
+            return n if n > more_than else 0
+
+        return until(n_stored, state=self.lines)
 
     def lines(self) -> list[str]:
         return self.said.read_text().splitlines()

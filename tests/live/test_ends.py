@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.demo.job import N_BUCKETS
 from stallscope.diagnose import diagnose
 from stallscope.events.layout import UNKNOWN
 from stallscope.store import node
+
+from ..patience import PATIENCE_S
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -39,7 +42,7 @@ def all_loaded(what: str) -> set[int]:
 
 def left_of(programs: set[int], links: set[int]) -> set[int]:
     """The programs that are still loaded after a while: the kernel frees them with some delay."""
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + PATIENCE_S
     while (left := programs & all_loaded("prog") | links & all_loaded("link")) and time.monotonic() < end_s:
         time.sleep(0.1)
     return left
@@ -48,7 +51,7 @@ def left_of(programs: set[int], links: set[int]) -> set[int]:
 @needs_bpftool
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_probe_stays(agent, job, only, how):
-    job = job(seconds=4)
+    job = job(seconds=600)
     tracer = agent(*only(job))
     tracer.says("attached", "libnccl")
     job.go()
@@ -58,22 +61,21 @@ def test_no_probe_stays(agent, job, only, how):
     assert len(links) >= 5
     tracer.ended(how)
     assert left_of(programs, links) == set()
-    assert job.wait(60)  # the job has noticed nothing
+    assert not job.wait(0.5)  # no rank has failed
 
 
 def test_after_kill_9_the_trace_opens_and_the_next_start_goes_on(agent, job, only):
-    job = job(seconds=14)
+    job = job(seconds=600)  # the fixture ends it
     first = agent(*only(job))
     first.says("attached", "libnccl")
     job.go()
-    first.says("1 communicator")
-    time.sleep(1.2)
+    first.stores()
     assert first.ended(signal.SIGKILL) == -signal.SIGKILL
     killed = node.read(first.db)
     assert len(killed.collectives) > 0
     assert killed.ends_ns[0] >= killed.collectives["ts_ns"][-1]
     second = agent(*only(job))
-    assert job.wait(60)
+    second.stores(more_than=len(killed.collectives))
     assert second.ended(signal.SIGINT) == 0
     whole = node.read(first.db)
     assert len(whole.collectives) > len(killed.collectives)
@@ -85,15 +87,16 @@ def test_after_kill_9_the_trace_opens_and_the_next_start_goes_on(agent, job, onl
 
 def test_a_job_that_ended_without_an_agent_is_no_hang(agent, job, only):
     start = job
-    job = start(seconds=4)
+    job = start(seconds=600)
     first = agent(*only(job))
     first.says("attached", "libnccl")
     job.go()
-    first.says("1 communicator")
-    time.sleep(1.2)
+    first.stores()
     assert first.ended(signal.SIGKILL) == -signal.SIGKILL
     assert (node.read(first.db).processes["ended_ns"] == UNKNOWN).any()
-    assert job.wait(60)
+    for process in job.processes:
+        process.kill()
+        process.wait()
     second = agent(*only(start(seconds=1)))
     second.says("attached", "libnccl")
     assert second.ended(signal.SIGINT) == 0
@@ -104,18 +107,18 @@ def test_a_job_that_ended_without_an_agent_is_no_hang(agent, job, only):
 
 
 def test_ctrl_c_keeps_the_last_moment(agent, job, only):
-    """The records of the last second before the end are stored as well."""
-    job = job(seconds=30)
+    """All steps that the job itself had recorded before the end are in the trace, not only the committed ones."""
+    job = job(seconds=600)
     tracer = agent(*only(job))
     tracer.says("attached", "libnccl")
     job.go()
-    tracer.says("1 communicator")
-    time.sleep(0.7)
-    asked_ns = time.monotonic_ns()
+    tracer.stores()
+    n_steps = (job.folder / "rank0.csv").read_text().count("\n") - 1
     assert tracer.ended(signal.SIGINT) == 0
     assert not tracer.db.with_name("trace.db-wal").exists()
     trace = node.read(tracer.db)
-    assert asked_ns - trace.collectives["ts_ns"][-1] < 100 * 10**6
+    of_rank = trace.collectives[trace.collectives["pid"] == job.pids[0]]
+    assert len(of_rank) >= n_steps * (N_BUCKETS + 1)
 
 
 def test_a_closed_terminal_ends_the_trace_cleanly(agent):
@@ -191,11 +194,11 @@ def test_a_full_disk_ends_the_trace_and_stored_rows_remain(agent, job, only, tmp
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "x", str(small)], check=True)
     try:
-        job = job(seconds=30)
+        job = job(seconds=600)
         tracer = agent("--db", str(small / "trace.db"), *only(job))
         tracer.says("attached", "libnccl")
         job.go()
-        assert tracer.process.wait(60) == 4
+        assert tracer.ended() == 4
         last = tracer.lines()[-1]
         assert last.startswith("stallscope: ")
         assert "full" in last

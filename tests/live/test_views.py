@@ -14,7 +14,8 @@ import pytest
 
 from stallscope.store import node
 
-from .conftest import COMMAND, PATIENCE_S
+from ..patience import PATIENCE_S, until
+from .conftest import COMMAND
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -105,13 +106,9 @@ def test_the_view_process_ends_when_the_agent_is_killed(agent, job, only):
     job = job(seconds=3)
     tracer = agent("--json", *only(job))
     tracer.says("attached", "libnccl")
-    watching = children(tracer.process.pid)
-    assert watching
+    watching = until(lambda: children(tracer.process.pid))
     tracer.ended(signal.SIGKILL)
-    end_s = time.monotonic() + PATIENCE_S
-    while any(Path(f"/proc/{pid}/exe").exists() for pid in watching):
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in watching))
 
 
 def children(pid: int) -> list[str]:
@@ -125,7 +122,7 @@ def test_the_agent_continues_when_the_view_process_is_killed(agent, job, only):
     job = job(seconds=4)
     tracer = agent("--json", *only(job))
     tracer.says("attached", "libnccl")
-    for pid in children(tracer.process.pid):
+    for pid in until(lambda: children(tracer.process.pid)):
         os.kill(int(pid), signal.SIGKILL)
     job.go()
     assert job.wait(60)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from stallscope.capture.probes.privileges import ALWAYS_NEEDED
 from stallscope.store import node
 
+from ..patience import until
 from .conftest import Agent
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
@@ -67,10 +67,7 @@ def test_root_keeps_five_capabilities_and_attaches_to_a_later_job(agent, job):
     tracer.says("tracing into")
     kept = sum(1 << bit for bit in ALWAYS_NEEDED)
     expected = {("CapInh", 0), ("CapPrm", kept), ("CapEff", kept), ("CapBnd", kept), ("CapAmb", 0)}
-    end_s = time.monotonic() + 20
-    while (result := sets(tracer.process.pid)) != expected:
-        assert time.monotonic() < end_s, result
-        time.sleep(0.02)
+    until(lambda: sets(tracer.process.pid) == expected, state=lambda: sets(tracer.process.pid))
     later = job(seconds=3)
     tracer.says("attached", "libnccl")
     later.go()

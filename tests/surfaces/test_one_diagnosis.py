@@ -40,6 +40,7 @@ from ..diagnose.test_device import slow_gpu
 from ..diagnose.test_failures import failing, with_calls
 from ..diagnose.test_jobs import another, side_by_side
 from ..diagnose.test_mismatch import changed
+from ..patience import until
 
 TENANT = "a"
 PAIR = (Call(((0, 1, 2, 3),), count=1), Call(((0, 1, 2, 3),), count=2, waits=True))
@@ -147,9 +148,11 @@ def hub_verdicts(db: Path, trace: Trace) -> Verdicts:
         with closing(ContinuousDiagnosis(store, lambda: Stream(linger_ns=0))) as diagnosis:
             for body in sent(trace):
                 store.append(arrow.decode(body, TENANT, limit=1 << 28)).result(30)
-                wait_until(diagnosis.is_idle)
-            time.sleep(1.0)  # a few ticks of the diagnosis
-            wait_until(diagnosis.is_idle)
+                until(diagnosis.is_idle)
+            for shard in diagnosis._shards * 3:  # three evaluations without new rows
+                ticked_s = shard._ticked_s
+                until(lambda shard=shard, ticked_s=ticked_s: shard._ticked_s > ticked_s)
+            until(diagnosis.is_idle)
         hub = Hub(store, rates.load(None), None)  # type: ignore[arg-type]
         return verdicts(TenantContext(hub, TENANT), VerdictsParams())
 
@@ -185,13 +188,6 @@ def sent(trace: Trace) -> list[bytes]:
             )
         )
     return requests
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 SURFACES = {

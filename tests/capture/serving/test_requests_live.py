@@ -16,12 +16,13 @@ from stallscope.capture.probes.program import Program
 from stallscope.events.layout import Array
 from stallscope.events.names import RequestFlag
 
+from ...patience import PATIENCE_S
+
 sys.path.insert(0, str(Path(__file__).parent))
 from scripted_server import GAP_S, N_TOKENS
 
 pytestmark = [pytest.mark.bpf, pytest.mark.live]
 
-PATIENCE_S = 20.0
 GAP_NS = int(GAP_S * 1e9)
 
 

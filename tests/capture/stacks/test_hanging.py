@@ -14,6 +14,8 @@ from stallscope.capture.stacks.memory import Memory
 from stallscope.capture.stacks.native import stopped_thread
 from stallscope.capture.stacks.sampler import Stacks
 
+from ...patience import until
+
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 SYNC = "lib.cudaStreamSynchronize(20000000, 0)"
@@ -22,10 +24,9 @@ NANOSLEEP = 230
 
 def waits(program: Program, pid: int) -> None:
     """Returns once the main thread is in that call."""
-    until = time.monotonic() + 20
-    while (thread := stopped_thread(program.peek, pid)) is None or thread.syscall_nr != NANOSLEEP:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(
+        lambda: (thread := stopped_thread(program.peek, pid)) is not None and thread.syscall_nr == NANOSLEEP
+    )
 
 
 def now(program: Program, pid: int) -> tuple[tuple[str, ...], list[str]]:

@@ -16,6 +16,8 @@ from stallscope.serve.sql.workers import QueryLimits, Sources, Workers
 from stallscope.store.hub import schema
 from stallscope.store.hub.memory_size import process_memory
 
+from ...patience import until
+
 FOREVER = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT count(*) FROM t"
 
 
@@ -47,6 +49,14 @@ def data(folder):
 @pytest.fixture
 def workers(data):
     with closing(Workers(data, n=2, limits=QueryLimits(timeout_s=3, max_rows=1000))) as result:
+        yield result
+
+
+@pytest.fixture
+def patient_workers(data):
+    """Their queries end only when a test ends them."""
+    with closing(Workers(data, n=2, limits=QueryLimits(timeout_s=240, max_rows=1000))) as result:
+        result.start()
         yield result
 
 
@@ -103,9 +113,9 @@ def test_a_query_is_killed_at_its_deadline_and_the_next_one_is_answered(workers)
     assert not Path(f"/proc/{gone.pop()}").exists()
 
 
-def test_a_worker_killed_during_a_query_is_reported_and_replaced(workers):
-    workers.start()
-    outcome = []
+def test_a_worker_killed_during_a_query_is_reported_and_replaced(patient_workers):
+    workers, outcome = patient_workers, []
+    started_s = {pid: _cpu_s(pid) for pid in pids(workers)}
 
     def ask():
         try:
@@ -115,13 +125,8 @@ def test_a_worker_killed_during_a_query_is_reported_and_replaced(workers):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    busy = []
-    while not busy:  # the worker that computes
-        busy = [pid for pid in pids(workers) if _cpu_s(pid) > 0.7]
-        assert asking.is_alive()
-        time.sleep(0.01)
-    for pid in busy:
-        os.kill(pid, signal.SIGKILL)
+    (computing,) = until(lambda: [pid for pid in pids(workers) if _cpu_s(pid) > started_s[pid] + 0.3])
+    os.kill(computing, signal.SIGKILL)
     asking.join()
     assert outcome == ["the query exceeded its memory limit; select less"]
     assert workers.query("SELECT 2", tenant="a").rows == [[2]]
@@ -132,20 +137,21 @@ def _cpu_s(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_one_tenant_never_has_all_workers(workers):
-    workers.start()
+def test_one_tenant_never_has_all_workers(patient_workers):
+    workers, before = patient_workers, pids(patient_workers)
 
     def ask():
-        with pytest.raises(TookTooLong):
+        with pytest.raises(OverLimits):
             workers.query(FOREVER, tenant="a")
 
     asking = threading.Thread(target=ask)
     asking.start()
-    while "a" not in workers._by_tenant:
-        time.sleep(0.01)
+    until(lambda: "a" in workers._by_tenant)
     with pytest.raises(Busy):
         workers.query("SELECT 1", tenant="a")
     assert workers.query("SELECT 1", tenant="b").rows == [[1]]
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
     asking.join()
 
 
