@@ -44,6 +44,29 @@ SETS: dict[str, Values] = {
             }
         }
     },
+    "three hubs": {
+        "hub": {
+            "replicas": 3,
+            "shared": {
+                "postgres": "postgresql://stallscope@db.example:5432/stallscope",
+                "postgresSecret": "hub-postgres",
+                "bucket": "s3://stallscope/prod?region=eu-central-1",
+                "bucketSecret": "hub-bucket",
+            },
+            "networkPolicy": {"egressTo": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]},
+        }
+    },
+    "one hub that shares its data by a role": {
+        "hub": {
+            "shared": {
+                "postgres": "postgresql://stallscope@db.example/stallscope",
+                "bucket": "s3://stallscope",
+                "serviceAccountName": "hub-bucket",
+            },
+            "podDisruptionBudget": {"enabled": False},
+            "extraEnv": [{"name": "E", "value": "F"}],
+        }
+    },
     "everything else": {
         "cluster": "prod",
         "fullnameOverride": "stalls",

@@ -11,6 +11,7 @@ import yaml
 
 from stallscope.capture.owners.pod_resources import SOCKET
 from stallscope.capture.probes.privileges import ALWAYS_NEEDED
+from stallscope.exporters.hub_owners import is_permitted
 from stallscope.settings import effective
 
 helm_python = pytest.importorskip("helm_python", reason="the package helm-python-sdk is not installed")
@@ -171,10 +172,20 @@ def test_the_arguments_are_options_of_the_program(objects):
             assert all(re.search(rf"{option}\b", text) for option in options), (words, options)
 
 
-def test_generated_secrets_are_tokens_and_a_certificate_for_the_service(objects):
+def certificate_names(objects: list[dict[str, Any]]) -> list[str]:
+    """The names in the generated certificate of the hub."""
     import base64
 
     from cryptography import x509
+
+    (secret,) = [obj["data"] for obj in objects if obj["kind"] == "Secret" and "tls.crt" in obj["data"]]
+    certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["tls.crt"]))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return names.value.get_values_for_type(x509.DNSName)
+
+
+def test_generated_secrets_are_tokens_and_a_certificate_for_the_service(objects):
+    import base64
 
     from stallscope.serve.tokens import _TOKEN
 
@@ -183,10 +194,6 @@ def test_generated_secrets_are_tokens_and_a_certificate_for_the_service(objects)
     }
     for value in secrets["stallscope-hub-tokens"].values():
         assert _TOKEN.fullmatch(base64.b64decode(value).decode())
-    pem = base64.b64decode(secrets["stallscope-hub-tls"]["tls.crt"])
-    names = x509.load_pem_x509_certificate(pem).extensions.get_extension_for_class(
-        x509.SubjectAlternativeName
-    )
     address = yaml.safe_load(
         one(
             [
@@ -197,7 +204,7 @@ def test_generated_secrets_are_tokens_and_a_certificate_for_the_service(objects)
             "ConfigMap",
         )["data"]["settings.yaml"]
     )["hub"]
-    assert address.partition(":")[0] in names.value.get_values_for_type(x509.DNSName)
+    assert address.partition(":")[0] in certificate_names(objects["defaults"])
 
 
 @pytest.mark.parametrize(
@@ -209,6 +216,19 @@ def test_generated_secrets_are_tokens_and_a_certificate_for_the_service(objects)
         {"image": {"pullPolicy": "Sometimes"}},
         {"hub": {"address": "https://hub"}},
         {"agent": {"appArmor": "off"}},
+        {"hub": {"replicas": 0}},
+        {"hub": {"replicas": 2}},
+        {"hub": {"shared": {"bucket": "s3://b"}}},
+        {"hub": {"shared": {"postgres": "postgresql://u@h/d"}}},
+        {"hub": {"shared": {"postgres": "postgresql://u:password@h/d", "bucket": "s3://b"}}},
+        {"hub": {"shared": {"password": "p"}}},
+        {
+            "hub": {
+                "replicas": 2,
+                "shared": {"postgres": "postgresql://u@h/d", "bucket": "s3://b"},
+                "persistence": {"existingClaim": "c"},
+            }
+        },
     ],
 )
 def test_a_wrong_value_is_refused(render, values):
@@ -226,3 +246,49 @@ def test_plain_manifests_are_current(render):
     module, values = render
     for name in values.PLAIN:
         assert (module.MANIFESTS / name).read_text() == module.plain(name), "run: make manifests"
+
+
+def test_several_hubs_share_their_data_by_secrets_and_have_names_of_their_own(objects, render, tmp_path):
+    each = objects["three hubs"]
+    hub = one(each, "StatefulSet")
+    assert hub["spec"]["replicas"] == 3 and hub["spec"]["podManagementPolicy"] == "Parallel"
+    (peers,) = [obj for obj in each if obj["metadata"]["name"] == hub["spec"]["serviceName"]]
+    assert peers["kind"] == "Service" and peers["spec"]["clusterIP"] == "None"
+    spec = hub["spec"]["template"]["spec"]
+    name = f"{peers['metadata']['name']}.{peers['metadata']['namespace']}.svc"
+    for container in (*spec["initContainers"], *spec["containers"]):
+        env = {entry["name"]: entry for entry in container["env"]}
+        assert env["PGPASSWORD"]["valueFrom"]["secretKeyRef"] == {"name": "hub-postgres", "key": "password"}
+        assert env["AWS_SECRET_ACCESS_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "hub-bucket"
+        given = {n: e["value"] for n, e in env.items() if n.startswith("STALLSCOPE_")}
+        chosen = effective({}, given, None).settings
+        assert chosen.hub_bucket == "s3://stallscope/prod?region=eu-central-1"
+        assert (chosen.hub_peer_host, chosen.hub_direct) == (
+            f"$(POD_NAME).{name}",
+            f"$(POD_NAME).{name}:4317",
+        )
+    (agent,) = [
+        yaml.safe_load(obj["data"]["settings.yaml"])
+        for obj in each
+        if obj["kind"] == "ConfigMap" and obj["metadata"]["name"].endswith("-agent")
+    ]
+    assert is_permitted(f"stallscope-hub-2.{name}:4317", agent["hub_hosts"].split(","))
+    assert f"*.{name}" in certificate_names(each)
+    assert one(each, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    notes = render[0].rendered(render[1].SETS["three hubs"])["stallscope/templates/NOTES.txt"]
+    assert "3 hubs share their data" in notes and "stallscope hub status" in notes
+
+
+def test_hubs_reach_each_other_and_the_stores_and_nothing_else(objects):
+    policy = one(objects["three hubs"], "NetworkPolicy")["spec"]
+    ports = [sorted({port["port"] for port in rule["ports"]}) for rule in policy["egress"]]
+    assert ports == [[4319], [53], [443, 5432]]
+    assert (
+        policy["egress"][0]["to"] == policy["ingress"][-1]["from"] == [{"podSelector": policy["podSelector"]}]
+    )
+    assert policy["egress"][2]["to"] == [{"ipBlock": {"cidr": "10.1.0.0/16"}}]
+    assert one(objects["defaults"], "NetworkPolicy")["spec"]["egress"] == []
+    alone = objects["one hub that shares its data by a role"]
+    assert "PodDisruptionBudget" not in {obj["kind"] for obj in alone}
+    assert one(alone, "StatefulSet")["spec"]["template"]["spec"]["serviceAccountName"] == "hub-bucket"
+    assert one(objects["defaults"], "StatefulSet")["spec"]["replicas"] == 1

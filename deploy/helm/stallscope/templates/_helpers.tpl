@@ -55,6 +55,39 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- default (printf "%s-hub-tokens" (include "stallscope.fullname" .)) .Values.hub.tokenSecret -}}
 {{- end -}}
 
+{{- define "stallscope.peers" -}}
+{{ include "stallscope.fullname" . }}-hub-peers.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{- define "stallscope.isShared" -}}
+{{- $hub := .Values.hub -}}
+{{- if and (gt (int $hub.replicas) 1) (not $hub.shared.postgres) -}}
+{{- fail "hub.replicas above 1 needs hub.shared.postgres and hub.shared.bucket" -}}
+{{- end -}}
+{{- if ne (empty $hub.shared.postgres) (empty $hub.shared.bucket) -}}
+{{- fail "hub.shared.postgres and hub.shared.bucket belong together; give both" -}}
+{{- end -}}
+{{- if and (gt (int $hub.replicas) 1) $hub.persistence.existingClaim -}}
+{{- fail "hub.persistence.existingClaim is one volume; several hubs need a volume each" -}}
+{{- end -}}
+{{- if $hub.shared.postgres -}}true{{- end -}}
+{{- end -}}
+
+{{- define "stallscope.sharedEnv" -}}
+- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+- {name: STALLSCOPE_HUB_SHARED, value: {{ .Values.hub.shared.postgres | quote }}}
+- {name: STALLSCOPE_HUB_BUCKET, value: {{ .Values.hub.shared.bucket | quote }}}
+- {name: STALLSCOPE_HUB_PEER_HOST, value: "$(POD_NAME).{{ include "stallscope.peers" . }}"}
+- {name: STALLSCOPE_HUB_DIRECT, value: "$(POD_NAME).{{ include "stallscope.peers" . }}:4317"}
+{{- with .Values.hub.shared.postgresSecret }}
+- {name: PGPASSWORD, valueFrom: {secretKeyRef: {name: {{ . }}, key: password}}}
+{{- end }}
+{{- with .Values.hub.shared.bucketSecret }}
+- {name: AWS_ACCESS_KEY_ID, valueFrom: {secretKeyRef: {name: {{ . }}, key: access-key-id}}}
+- {name: AWS_SECRET_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ . }}, key: secret-access-key}}}
+{{- end }}
+{{- end -}}
+
 {{- define "stallscope.confined" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
