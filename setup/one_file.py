@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from own_python import PIP, remove_origin, run
+from own_python import PIP, remove_build_paths, run
 
 _BUILD_DESCRIPTION = "__config__.py"
 _UNUSED = ("tests", "__pycache__", "bin", "include")
@@ -60,7 +60,7 @@ def _install(folder: Path, requirement: str, machine: str, version: str, pins: P
         *(*PIP, "--target", folder, "--python-version", version, *platforms),
         *("--constraint", pins, requirement),
     )
-    remove_origin(folder)
+    remove_build_paths(folder)
     for path in sorted(folder.rglob("*")):
         if path.is_dir() and path.name in _UNUSED:
             shutil.rmtree(path)

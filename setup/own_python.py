@@ -9,6 +9,7 @@ loader. With PREFIX no shell is needed.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ _UNUSED = (
     "__pycache__",
 )
 _UNUSED_FILES = ("*.pyi", "*.pyx", "*.pxd", "*.h", "*.hpp", "*.a", "*.lib")
+_BUILD_RECORD = re.compile(r"\.\./\.\./bin/|[^,]*/direct_url\.json,")
 _START = """\
 #!/bin/sh
 # The loader of this folder starts the interpreter: the C library of the machine may be older, or another.
@@ -69,7 +71,7 @@ def build(out: Path, wheel: Path, extras: str, prefix: str) -> list[tuple[str, s
         _copy_python(root, out)
     requirement = f"{wheel}[{extras}]" if extras else str(wheel)
     run(*PIP, "--target", out / "packages", requirement)
-    remove_origin(out / "packages")
+    remove_build_paths(out / "packages")
     _remove_unused(out)
     if prefix:
         _fix_paths(out, prefix)
@@ -78,13 +80,15 @@ def build(out: Path, wheel: Path, extras: str, prefix: str) -> list[tuple[str, s
     return sorted((name, version.replace("%3a", ":")) for name, version in packages)
 
 
-def remove_origin(packages: Path) -> None:
-    """Remove pip's record of the wheel's folder: with it, builds in two folders differ."""
+def remove_build_paths(packages: Path) -> None:
+    """Remove pip's records of the wheel's folder and of scripts, which name the interpreter: builds in two folders
+    would differ.
+    """
     for origin in packages.glob("*.dist-info/direct_url.json"):
         origin.unlink()
-        record = origin.with_name("RECORD")
+    for record in packages.glob("*.dist-info/RECORD"):
         lines = record.read_text().splitlines(keepends=True)
-        record.write_text("".join(line for line in lines if f"/{origin.name}," not in line))
+        record.write_text("".join(line for line in lines if not _BUILD_RECORD.match(line)))
 
 
 def run(*command: str | Path, folder: Path | None = None) -> None:
