@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the files of a dist folder outside the checkout and runs the first commands of a user with each:
 # prove_install.sh DIST RESULT [PART...]. PART: environment, machine, image; without it all. Writes size in bytes, seconds to the first verdict and exit codes as JSON. Needs root.
-# Empty machines need debootstrap, the images need buildah; without these programs their rows are left out.
+# Empty machines need debootstrap, the images need buildah; without these programs their rows are left out. The apk needs
+# apk (or APK=/path/to/apk) and busybox; without apk only its files are tried.
 set -euo pipefail
 dist=$(realpath "$1") result=$(realpath -m "$2") setup=$(realpath "$(dirname "$0")")
 commit=$(cat "$dist/COMMIT") # of the files
@@ -16,6 +17,7 @@ cd "$scratch"
 unset PYTHONPATH
 parts=${*:3}
 parts=" ${parts:-environment machine image} "
+inside=
 caps=(BPF PERFMON SYS_PTRACE DAC_READ_SEARCH CHECKPOINT_RESTORE)
 
 row() { # row NAME FILE MORE: one row of the result
@@ -32,6 +34,24 @@ absent() { # absent ROOT PROGRAM...: fails if the machine has one of the program
 		if chroot "$1" sh -c "command -v $program"; then echo "prove: $1 has $program" >&2; exit 1; fi
 	done
 }
+libraries() { # libraries COMMAND...: both libraries that jobs load are present. inside: the root of the machine
+	plugin=$("$@" plugin path)
+	plugin=$inside${plugin#NCCL_PROFILER_PLUGIN=}
+	for library in "$plugin" "${plugin%/*}/libstallscope-look.so"; do
+		[ -s "$library" ] || { echo "prove: $library is missing" >&2; exit 1; }
+	done
+}
+alpine() { # alpine FOLDER: as much of Alpine as its package manager and a script of a package need
+	mkdir -p "$1"/{bin,dev/shm,etc,proc,root,sys,tmp,var/lib}
+	cp "$(command -v busybox)" "$1/bin/busybox"
+	chroot "$1" /bin/busybox --install -s /bin
+	echo 'root:x:0:0:root:/root:/bin/sh' >"$1/etc/passwd"
+	echo 'root:x:0:' >"$1/etc/group"
+	echo 'ID=alpine' >"$1/etc/os-release"
+	mknod -m 666 "$1/dev/null" c 1 3
+	mount -t proc proc "$1/proc"
+	mount -t sysfs sysfs "$1/sys"
+}
 try() { # try NAME FILE FOLDER COMMAND...: the first minute. FOLDER: for the trace, as the command names it
 	name=$1 file=$2 folder=$3
 	shift 3
@@ -41,6 +61,7 @@ try() { # try NAME FILE FOLDER COMMAND...: the first minute. FOLDER: for the tra
 	seconds=$(python3 -c "import time; print(round(time.time() - $begin, 1))")
 	grep -q '^Rank 2' demo.txt
 	"$@" --version
+	libraries "$@"
 	for attempt in 1 2 3; do # a busy machine may attach too late; each rerun is printed
 		live=0
 		"$@" demo --live --db "$folder/$name-$attempt.db" >live.txt 2>live.err || live=$?
@@ -91,6 +112,7 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 	cp "$dist"/*.deb "$root/tmp/stallscope.deb"
 	chroot "$root" dpkg -i /tmp/stallscope.deb >/dev/null
 	absent "$root" python3
+	inside=$root
 	hidden=0
 	chroot "$root" stallscope check >check.txt || hidden=$?
 	grep -q 'action: mount it' check.txt && [ $hidden = 5 ]
@@ -107,12 +129,27 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 		try rpm "$file" /var/lib/stallscope chroot "$root" stallscope
 		chroot "$root" rpm --erase --force-debian stallscope
 	done
-	for file in "$dist"/*.apk; do # no apk here: its files alone, without the scripts
-		tar -xzf "$file" -C "$root" usr etc 2>/dev/null
-		try apk-unpacked "$file" /var/lib/stallscope chroot "$root" stallscope
+	apk=${APK:-$(command -v apk || true)}
+	for file in "$dist"/*.apk; do
+		if [ -z "$apk" ]; then # its files alone, without the scripts
+			tar -xzf "$file" -C "$root" usr etc 2>/dev/null
+			try apk-unpacked "$file" /var/lib/stallscope chroot "$root" stallscope
+			continue
+		fi
+		root=$scratch/alpine inside=$scratch/alpine
+		alpine "$root"
+		manage=("$apk" --root "$root" --arch "$(uname -m)" --no-network --allow-untrusted)
+		"${manage[@]}" --initdb add "$file" >/dev/null
+		try apk "$file" /var/lib/stallscope chroot "$root" stallscope
+		grep -q 'apk add' check.txt # the remedies are those of this distribution
+		echo '# changed' >>"$root/etc/stallscope/settings.yaml"
+		"${manage[@]}" add --force-overwrite "$file" >/dev/null
+		tail -n 1 "$root/etc/stallscope/settings.yaml" | grep -q '^# changed'
+		"${manage[@]}" del stallscope >/dev/null
+		[ ! -e "$root/usr/lib/stallscope" ]
 	done
 	for release in bookworm trixie; do # Debian has no release with Python 3.12
-		root=$scratch/python-$release
+		root=$scratch/python-$release inside=$scratch/python-$release
 		machine "$release" "$root" python3
 		mount -t sysfs sysfs "$root/sys"
 		version=$(chroot "$root" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -121,6 +158,7 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 			try "pyz-python-$version" "$file" /tmp chroot "$root" stallscope
 		done
 	done
+	inside=
 fi
 
 image() { # image NAME COMMAND...: runs a command in the image with exactly the five capabilities and the seccomp profile
@@ -135,6 +173,7 @@ image() { # image NAME COMMAND...: runs a command in the image with exactly the 
 if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/agent.tar" ]; then
 	profile=$setup/../deploy/seccomp/stallscope-agent.json
 	container=$(buildah --storage-driver vfs from --quiet --security-opt "seccomp=$profile" "oci-archive:$dist/agent.tar")
+	inside=$(buildah --storage-driver vfs mount "$container")
 	try image-agent "$dist/agent.tar" /tmp image "$container"
 	buildah --storage-driver vfs rm "$container" >/dev/null
 fi
@@ -143,6 +182,8 @@ hub() { # hub COMMAND...: runs a command in the image of the hub, as its user
 }
 if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/hub.tar" ]; then
 	container=$(buildah --storage-driver vfs from --quiet "oci-archive:$dist/hub.tar")
+	inside=$(buildah --storage-driver vfs mount "$container")
+	libraries hub
 	begin=$(date +%s.%N)
 	hub hub quickstart --db /tmp/hub --name localhost >hub.txt
 	files=$(buildah --storage-driver vfs mount "$container")/tmp/hub

@@ -8,10 +8,12 @@ import json
 import os
 import pwd
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ sys.path.insert(1, "/usr/lib/stallscope/packages")
 from stallscope.errors import StallscopeError
 
 AGENT, HUB = "/usr/bin/stallscope", "/usr/local/bin/stallscope"
+TRACE = Path("/var/lib/stallscope/trace.db")
 FOLDER, FILES = Path("/var/lib/stallscope/hub"), Path("/etc/stallscope")
 PATIENCE_S = 900
 
@@ -43,6 +46,9 @@ def _try_agent(result: dict[str, Any]) -> None:
     result["unit"] = _unit("stallscope-agent")
     _at("a job runs")
     _job()
+    _at("the agent writes the rows of the job")
+    _wait(lambda: _n_collectives() > 0, "the trace has no collectives")
+    result["collectives"] = _n_collectives()
     _at("the agent is killed, and systemd starts it again")
     before = _pid("stallscope-agent")
     os.kill(before, signal.SIGKILL)
@@ -89,6 +95,12 @@ def _job() -> None:
         _wait(lambda: _log("stallscope-agent").count(b"attached to") >= 2, "the agent does not attach")
         job.go()
         job.wait(PATIENCE_S)
+
+
+def _n_collectives() -> int:
+    """Rows in the agent's trace: on an emulated CPU, the agent reads the records long after the job has made them."""
+    with closing(sqlite3.connect(f"file:{TRACE}?mode=ro", uri=True)) as db:
+        return int(db.execute("SELECT count(*) FROM collectives").fetchone()[0])
 
 
 def _unit(name: str) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ def agent(system: Path, repository: Path) -> Mapping[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def hub(agent: Mapping[str, Any], system: Path, repository: Path) -> Mapping[str, Any]:
+def hub(system: Path, repository: Path) -> Mapping[str, Any]:
     """The measurements of the hub's unit, with the hub at the path that its unit names."""
     (wheel,) = (repository / "dist").glob("*.whl")
     run(sys.executable, repository / "setup/own_python.py", system / _PREFIX[1:], wheel, "hub", _PREFIX)
