@@ -1,17 +1,29 @@
 """Renders the chart with Helm's engine (PyPI: helm-python-sdk), and writes the plain manifests of deploy/kubernetes.
 
-python deploy/helm/render.py    writes deploy/kubernetes/*.yaml
+python deploy/helm/render.py    writes deploy/kubernetes/*.yaml and tests/golden/chart_agents.yaml
 """
 
 import re
 from pathlib import Path
 from typing import Any
 
-from value_sets import PLAIN
+from value_sets import PLAIN, SETS
 
 CHART = Path(__file__).parent / "stallscope"
 MANIFESTS = CHART.parents[1] / "kubernetes"
+GOLDEN = CHART.parents[2] / "tests" / "golden" / "chart_agents.yaml"
 NAMESPACE = "stallscope"
+
+_GOLDEN_SETS = (
+    "agents of a hub elsewhere",
+    "old kernels",
+    "own seccomp profile",
+    "new priority class",
+    "metadata and Slurm",
+    "monitors",
+    "everything else",
+)
+"""Rendered without the hub, whose generated Secrets differ each time: deploy/kubernetes has the hub."""
 
 _HEAD = """\
 # Written by deploy/helm/render.py from the chart: change the chart and run `make manifests`.
@@ -52,7 +64,18 @@ def plain(name: str) -> str:
     return _HEAD.format(name=name, secrets=_SECRETS if "tlsSecret" in PLAIN[name]["hub"] else "") + text
 
 
+def golden() -> str:
+    """The agents' objects of several sets of values."""
+    parts = []
+    for name in _GOLDEN_SETS:
+        values = SETS[name]
+        without_hub = values | {"hub": values.get("hub", {}) | {"enabled": False}}
+        parts.append(f"# {name}\n{manifests(without_hub)}")
+    return "".join(parts)
+
+
 if __name__ == "__main__":
     MANIFESTS.mkdir(exist_ok=True)
     for name in PLAIN:
         (MANIFESTS / name).write_text(plain(name))
+    GOLDEN.write_text(golden())

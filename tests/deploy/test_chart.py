@@ -292,3 +292,8 @@ def test_hubs_reach_each_other_and_the_stores_and_nothing_else(objects):
     assert "PodDisruptionBudget" not in {obj["kind"] for obj in alone}
     assert one(alone, "StatefulSet")["spec"]["template"]["spec"]["serviceAccountName"] == "hub-bucket"
     assert one(objects["defaults"], "StatefulSet")["spec"]["replicas"] == 1
+
+
+def test_the_golden_renders_are_current(render):
+    module, _ = render
+    assert module.GOLDEN.read_text() == module.golden(), "run: make manifests, and review the difference"
