@@ -55,6 +55,26 @@ def test_a_sample_that_changes_is_not_a_change_of_the_job(ks: tuple[int, ...], i
     assert {(change.verdict.kind, tuple(change.verdict.ranks)) for change in opened} == wanted
 
 
+@pytest.mark.parametrize("every_step", [1, 5])
+@pytest.mark.parametrize("ks", [(1, 2), (2, 1), (1, 2, 1), (2, 1, 2, 1)])
+def test_a_sample_that_changes_has_the_cost_of_a_steady_sample(ks: tuple[int, ...], every_step: int):
+    """Each step of this job has a round of each sample."""
+    delays = tuple(every(2, every_step, 50 * MS, category=Category.IO, until=N_STEPS))
+    trace = trace_of(Job(data_parallel(4), n_ranks=4, n_steps=N_STEPS, delays=delays))
+    costs = []
+    for each in ((1,), ks):
+        clock, n = Hand(), 30
+        stream = Stream(clock=clock)
+        changes = []
+        for number, (at_ns, batch) in enumerate(batches(trace, Cut(n))):
+            clock.now_ns = at_ns
+            changes += stream.feed(sampled(batch, each[min(len(each) * number // n, len(each) - 1)]))
+        changes += stream.finish()
+        last = {change.incident_id: change.verdict.cost for change in changes}
+        costs.append(sum(cost.gpu_seconds for cost in last.values() if cost))
+    assert costs[1] == pytest.approx(costs[0], rel=0.1)
+
+
 def test_a_record_that_only_one_rank_lacks_is_missing():
     trace = job(is_slow=False)
     rows = trace.collectives

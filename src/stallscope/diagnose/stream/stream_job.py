@@ -27,14 +27,22 @@ from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.open_hangs import Silence, hangs, usual_patience_ns
 from stallscope.diagnose.stream.round_numbers import Numbering, has_late_ranks
 from stallscope.diagnose.stream.trigger import Trigger
-from stallscope.diagnose.stream.window import Retention, Rows, chosen, complete, covered_by_all
+from stallscope.diagnose.stream.window import (
+    Retention,
+    Rows,
+    before_first_kept,
+    chosen,
+    complete,
+    covered_by_all,
+)
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
+from stallscope.diagnose.timeline.round_samples import in_common_sample
 from stallscope.diagnose.verdicts import claimed_rank, hang, inconclusive, mismatch, without_ledger
 from stallscope.diagnose.verdicts._owners import common_owner, owners_in
 from stallscope.diagnose.verdicts.failure import with_failures
 from stallscope.diagnose.verdicts.process_exit import with_deaths
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import UNKNOWN, Array, process_keys
 from stallscope.events.trace import Trace
 
 _FIXED_ROWS = 10_000  # fixed cost of an evaluation, in rows
@@ -192,6 +200,8 @@ class Job:
         self._n_since, self.n_evaluations = 0, self.n_evaluations + 1
         self.n_rows_examined += n
         usable, right = self._usable(nodes, is_last=is_last)
+        if (is_common := in_common_sample(self.rows.tables["collectives"])) is not None:
+            usable = usable & is_common
         trace = self.trace(nodes, at_ns, right, usable=usable)
         if not usable.any() or without_ledger.is_for(trace) or single.is_single(trace):
             return self._judge_all(trace, at_ns, is_last=is_last) if is_last or len(trace.spans) else []
@@ -565,6 +575,7 @@ class Job:
         old = _before_step_at(case, cut)
         gone = np.zeros(len(usable), bool)
         gone[np.flatnonzero(usable)[old]] = True
+        gone |= before_first_kept(process_keys(self.rows.tables["collectives"]), ~gone & usable)
         history.gone_ns += float(arrival[~old].min()) - float(arrival.min())
         self.rows.keep(~gone, max_side_rows=max(min(wanted, max_rows), 1))
 

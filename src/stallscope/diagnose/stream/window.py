@@ -159,6 +159,17 @@ def complete(rows: Array, lag_ns: int) -> Array:
     return usable
 
 
+def before_first_kept(keys: Array, kept: Array) -> Array:
+    """The rows before the first kept row of their process: bool (n,). keys: of the processes, in order."""
+    first = np.concatenate([[True], keys[1:] != keys[:-1]])
+    process = np.cumsum(first) - 1
+    first_kept = np.zeros(int(first.sum()), np.int64)
+    at = np.flatnonzero(kept)[::-1]
+    first_kept[process[at]] = at  # of equal processes the last write stays
+    before: Array = np.arange(len(keys)) < first_kept[process]
+    return before
+
+
 def covered_by_all(rows: Array, wall_ns: Array, lag_ns: int) -> Array:
     """The usable rows where rounds cannot be matched yet: rows up to the last time that each node covers: bool (n,).
 

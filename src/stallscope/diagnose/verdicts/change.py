@@ -12,13 +12,13 @@ from stallscope.diagnose.lateness.slowdown import host_slowdown, slowdown
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.timeline.round_samples import steady_strides
 from stallscope.diagnose.timeline.step_table import Cells, part_of, touched
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.diagnose.verdicts._late import between, priced
 
 _CONFIDENCE = 0.9  # a change exceeds the variation of the steps by four deviations, see lateness.slowdown
-_RUN = 8  # equal distances between rounds in a row that are a sample, and not lost records
 _ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold up a step
 
 
@@ -88,12 +88,8 @@ def has_changing_sample(timeline: Timeline) -> bool:
     """Whether the trace has every k-th round of a communicator with several k: its steps then change their length."""
     comm, seq = timeline.comm_of_round, np.zeros(timeline.n_rounds, np.int64)
     seq[timeline.round] = timeline.rows["seq"]
-    stride = np.diff(seq)  # rounds are in order of communicator and seq
-    is_steady = (stride[_RUN - 1 :] == stride[: 1 - _RUN]) & (comm[_RUN:] == comm[:-_RUN])
-    for offset in range(1, _RUN - 1):
-        is_steady &= stride[offset : offset + len(is_steady)] == stride[: len(is_steady)]
-    known = np.unique(np.stack([comm[:-_RUN][is_steady], stride[: len(is_steady)][is_steady]]), axis=1)
-    return bool((np.bincount(known[0].astype(np.int64)) > 1).any()) if known.size else False
+    of, _ = steady_strides(comm, seq)  # rounds are in order of communicator and seq
+    return bool((np.bincount(of.astype(np.int64)) > 1).any()) if of.size else False
 
 
 def _without(case: Case, late: list[LateStep]) -> Cells:
