@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from tests.store.shared.hubs import (
 
 from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
-from stallscope.store.shared import postgres_journal, sweep
+from stallscope.store.shared import leases, postgres_journal, sweep
 from stallscope.store.shared.leases import Member
 from stallscope.store.shared.shared_store import SharedStore, Sharing
 from stallscope.store.shared.slots import N_SLOTS, by_slot, slot_of
@@ -310,3 +311,46 @@ def test_rows_do_not_wait_for_a_hub_that_stopped_once_it_has_lost_the_slot():
         peers.cancel_moved(lambda slot: "")
         with pytest.raises(Overloaded):
             waiting[0].result(10)
+
+
+def test_a_database_and_a_prefix_of_a_bucket_belong_together(
+    start: Started, postgres_server: PostgresServer, s3_server: S3Server
+):
+    start("hub-a").close()
+    elsewhere = replace(start, bucket=s3_server.bucket(f"other{postgres_server.n_databases}"))
+    with pytest.raises(BadInput, match="the object hubs-id is missing there"):
+        elsewhere("hub-b")
+    other = replace(start, dsn=postgres_server.new_database())
+    with pytest.raises(BadInput, match="the hubs of another database use --bucket s3://hub/"):
+        other("hub-c")
+    replace(other, bucket=elsewhere.bucket)("hub-d").close()
+    start("hub-e")
+
+
+def test_slots_stay_with_their_hubs_when_the_database_was_away_for_longer_than_a_lease(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    one, two = (start(name, lease_s=30.0) for name in ("hub-a", "hub-b"))
+    settled(one, two)
+    before = {slot.slot: (slot.owner, slot.epoch) for slot in leases.slots(one.postgres)}
+    renewed, n_failed, away = {one: 0, two: 0}, {one: 0, two: 0}, {one, two}
+    for store in (one, two):
+
+        def renew(*args, renew=store.membership._leases.renew, store=store, **named):
+            if store in away:
+                n_failed[store] += 1
+                raise Overloaded("PostgreSQL does not answer", 2.0)
+            renewed[store] += 1
+            return renew(*args, **named)
+
+        monkeypatch.setattr(store.membership._leases, "renew", renew)
+    until(lambda: min(n_failed.values()) >= 2)  # no turn from before is under way
+    with one.postgres.transaction() as db:
+        db.execute("UPDATE leases SET expires = clock_timestamp() - interval '1 s'")
+        db.execute("UPDATE hubs SET seen = clock_timestamp() - interval '60 s'")
+    for store in (one, two):
+        store.membership._last_renewed_s -= 60
+    for store in (one, two):
+        away.remove(store)
+        until(lambda store=store: renewed[store] >= 2)
+    assert {slot.slot: (slot.owner, slot.epoch) for slot in leases.slots(one.postgres)} == before

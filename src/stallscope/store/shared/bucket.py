@@ -57,6 +57,8 @@ class Bucket:
         self._files = _filesystem(options, request_s=_REQUEST_S, attempts=_ATTEMPTS)
         self._quick_files = _filesystem(options, request_s=_QUICK_REQUEST_S, attempts=1)
         self._failed = threading.Event()
+        self.location = f"s3://{self._root}"
+        """Bucket and prefix, for people."""
 
     def address(self, key: str) -> str:
         """The address of an object or a folder, for other programs."""
@@ -130,11 +132,18 @@ class Bucket:
 
     def get(self, key: str) -> bytes:
         """The content of an object. Raises StorageFailed if it is missing, Overloaded."""
+        content = self.find(key)
+        if content is None:
+            raise StorageFailed(f"the bucket has no object {key}; restore it from a copy")
+        return content
+
+    def find(self, key: str) -> bytes | None:
+        """The content of an object; None if it is missing. Raises Overloaded."""
         try:
             with self._files.open_input_stream(f"{self._root}/{key}") as stream:
                 content: bytes = stream.read()
-        except FileNotFoundError as error:
-            raise StorageFailed(f"the bucket has no object {key}; restore it from a copy") from error
+        except FileNotFoundError:
+            return None
         except (OSError, pa.ArrowException) as error:
             raise self._away("read", key, error) from error
         return content

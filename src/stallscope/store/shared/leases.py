@@ -91,20 +91,16 @@ class Leases:
 
     def take(self, n: int) -> list[Lease]:
         """Take up to n slots without an owner, or whose lease ran out."""
-        taken = []
         with self._postgres.transaction() as db:
             rows = db.execute(
-                "SELECT slot, epoch FROM leases WHERE expires < clock_timestamp() AND owner IS DISTINCT FROM %s"
-                " ORDER BY owner IS NULL, slot LIMIT %s FOR UPDATE SKIP LOCKED",
-                [self.member.name, n],
+                "WITH free AS MATERIALIZED (SELECT slot FROM leases WHERE expires < clock_timestamp()"
+                " AND owner IS DISTINCT FROM %s ORDER BY owner IS NULL, slot LIMIT %s FOR UPDATE SKIP LOCKED)"
+                " UPDATE leases SET owner = %s, epoch = epoch + 1,"
+                " expires = clock_timestamp() + make_interval(secs => %s)"
+                " WHERE slot IN (SELECT slot FROM free) RETURNING slot, epoch",
+                [self.member.name, n, self.member.name, self.lease_s],
             ).fetchall()
-            for slot, epoch in rows:
-                db.execute(
-                    "UPDATE leases SET owner = %s, epoch = %s, expires = clock_timestamp()"
-                    " + make_interval(secs => %s) WHERE slot = %s",
-                    [self.member.name, epoch + 1, self.lease_s, slot],
-                )
-                taken.append(Lease(slot, self.member.name, epoch + 1))
+        taken = [Lease(slot, self.member.name, epoch) for slot, epoch in sorted(rows)]
         if len(taken) < n:
             self._end_stopped_sessions()
         return taken

@@ -54,16 +54,17 @@ class Membership:
         leases: Leases,
         *,
         opened: Callable[[Lease, Callable[[], None]], OpenSlot],
-        has_data: Callable[[int], bool],
+        with_data: Callable[[list[int]], set[int]],
         state: Callable[[], Mapping[str, Any]] = dict,
         learned: Callable[[list[MemberState]], None] = lambda members: None,
     ):
         """opened: opens the store of a slot; its second argument is called if the slot is lost.
 
+        with_data: those of some slots that have data.
         state: for other hubs; learned: called with the states of all hubs.
         """
         self._postgres, self._leases = postgres, leases
-        self._opened, self._has_data = opened, has_data
+        self._opened, self._with_data = opened, with_data
         self._state, self._learned = state, learned
         self._owned: dict[int, _Owned] = {}
         self._changed = threading.Condition()
@@ -71,7 +72,7 @@ class Membership:
         self._members: dict[str, MemberState] = {}
         self._ended = threading.Event()
         self._is_leaving = False
-        self._last_renewed_s = -float("inf")
+        self._last_renewed_s = self._back_since_s = -float("inf")
         self._threads = ThreadPoolExecutor(_OPENED_AT_ONCE, thread_name_prefix="slot")
         self._every_s = min(_MAX_EVERY_S, leases.lease_s / 10)
         self._thread = threading.Thread(target=self._run, name="slot-leases", daemon=True)
@@ -184,7 +185,10 @@ class Membership:
 
     def _turn(self) -> None:
         mine = self._leases.renew(self._state(), is_leaving=self._is_leaving)
-        self._last_renewed_s = time.monotonic()
+        now_s, before_s = time.monotonic(), self._last_renewed_s
+        self._last_renewed_s = now_s
+        if before_s > -float("inf") and now_s - before_s > self._leases.lease_s - 2 * self._every_s:
+            self._back_since_s = now_s
         with self._changed:
             owned = list(self._owned.values())
         for each in owned:
@@ -204,7 +208,11 @@ class Membership:
         self._learned([each for each in members if each.is_alive and each.member != self.member])
 
     def _balance(self) -> None:
-        """Take slots up to the share, or hand one of the surplus over."""
+        """Take slots up to the share, or hand the surplus over.
+
+        After PostgreSQL was away for the time of a lease, all leases have run out: the other hubs get as much time to
+        renew theirs.
+        """
         if self._is_leaving:
             for each in list(self._owned.values()):
                 self._end(each, is_released=True)
@@ -215,7 +223,7 @@ class Membership:
             n_all = len(self._owned)
         for each in kept[share:]:
             self._end(each, is_released=True)
-        if n_all < share:
+        if n_all < share and time.monotonic() - self._back_since_s >= self._leases.lease_s:
             for lease in self._leases.take(share - n_all):
                 new = _Owned(lease)
                 new.is_due = True
@@ -227,13 +235,25 @@ class Membership:
             due = [each for each in self._owned.values() if each.is_due and not each.is_ending]
             for each in due:
                 each.is_due = False
-        for each in due:
-            self._threads.submit(self._open_with_data, each)
+        if due:
+            self._threads.submit(self._open_those_with_data, due)
 
-    def _open_with_data(self, owned: _Owned) -> None:
+    def _open_those_with_data(self, due: list[_Owned]) -> None:
         try:
-            if self._has_data(owned.lease.slot):
-                self._open(owned)
+            slots = self._with_data([each.lease.slot for each in due])
+        except Exception as error:  # noqa: BLE001 (logged; retried)
+            _LOG.warning("the slots cannot be opened: %s", error)
+            for each in due:
+                each.is_due = True
+            return
+        for each in due:
+            if each.lease.slot in slots:
+                self._threads.submit(self._open_early, each)
+
+    def _open_early(self, owned: _Owned) -> None:
+        """Open a slot before its first row arrives."""
+        try:
+            self._open(owned)
         except StallscopeError as error:
             _LOG.warning("slot %d cannot be opened: %s", owned.lease.slot, error)
             owned.is_due = True

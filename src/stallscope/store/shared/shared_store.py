@@ -31,7 +31,7 @@ from stallscope.store.hub.questions import Questions, question_text
 from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener
-from stallscope.store.shared import peer_port, postgres_schema, sweep
+from stallscope.store.shared import bucket_owner, peer_port, postgres_schema, sweep
 from stallscope.store.shared.bucket import Bucket
 from stallscope.store.shared.leases import Leases, Member, MemberState
 from stallscope.store.shared.membership import Membership
@@ -124,6 +124,7 @@ class SharedStore:
         self.postgres.checked()
         self.bucket.checked()
         postgres_schema.prepare(self.postgres)
+        bucket_owner.claim(self.postgres, self.bucket)
         self._cache = stack.enter_context(
             closing(SegmentCache(sharing.cache.absolute(), self.bucket, max_bytes=sharing.max_cache_bytes))
         )
@@ -155,7 +156,7 @@ class SharedStore:
             self.postgres,
             Leases(self.postgres, member, lease_s=sharing.lease_s),
             opened=self._opened,
-            has_data=self._has_data,
+            with_data=self._with_data,
             state=self._state,
             learned=self._learn,
         )
@@ -183,12 +184,12 @@ class SharedStore:
             store.close()
             raise
 
-    def _has_data(self, slot: int) -> bool:
+    def _with_data(self, slots: list[int]) -> set[int]:
         tables = ("journal", "segments", *schema.KEPT)
-        exists = " OR ".join(f"EXISTS (SELECT 1 FROM {name} WHERE slot = %s)" for name in tables)
+        exists = " OR ".join(f"EXISTS (SELECT 1 FROM {name} t WHERE t.slot = s.slot)" for name in tables)
         with self.postgres.transaction() as db:
-            ((has_data,),) = db.execute(f"SELECT {exists}", [slot] * len(tables)).fetchall()
-        return bool(has_data)
+            rows = db.execute(f"SELECT slot FROM unnest(%s::int[]) AS s (slot) WHERE {exists}", [slots])
+            return {slot for (slot,) in rows.fetchall()}
 
     def _state(self) -> dict[str, Any]:
         """For other hubs: rows that were not examined here, and the queues of the slots."""
