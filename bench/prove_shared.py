@@ -32,7 +32,7 @@ from shared_truth import stored_rows, verdict_figures
 
 from stallscope.store.shared.slots import slot_of
 
-SEAL_AFTER_S, OBJECT_BYTES = 20.0, 8_000
+SEAL_AFTER_S, OBJECT_BYTES = 20.0, 16_000
 """Far below the constants of the product, so that faults also meet files and journal objects that are being written."""
 SKEW_S = (0.0, 0.0, 20.0, -20.0)
 MAX_OVER_LEASE_S = 3.0
@@ -110,14 +110,16 @@ class Proof:
         self._rng.shuffle(faults)
         for fault in faults:
             time.sleep(self._rng.uniform(0, 2 * self._arguments.calm_s))  # a random moment
+            before = _waiting_for_cpu_us(), time.monotonic()
             event = {"fault": fault, "hubs": n_hubs} | _FAULTS[fault](self)
+            after = _waiting_for_cpu_us(), time.monotonic()
+            event["cpu_pressure_percent"] = round((after[0] - before[0]) / (after[1] - before[1]) / 1e4)
             self.events.append(event)
             print(json.dumps(event), file=sys.stderr, flush=True)
 
     def kill(self) -> dict[str, Any]:
         """Kill a hub; start it again at once or after the takeover."""
-        hub = self._rng.choice(self._hubs)
-        clusters = self._clusters_of(hub)
+        hub, clusters = self._owner()
         self._cpu_s += hub.cpu_s()
         begin_s = time.monotonic()
         hub.kill()
@@ -132,8 +134,7 @@ class Proof:
 
     def stop(self) -> dict[str, Any]:
         """Stop a hub for longer than its lease."""
-        hub = self._rng.choice(self._hubs)
-        clusters = self._clusters_of(hub)
+        hub, clusters = self._owner()
         assert hub.process
         begin_s = time.monotonic()
         hub.process.send_signal(signal.SIGSTOP)
@@ -176,6 +177,11 @@ class Proof:
             points = [since_s, *times, now_s]
             gaps += [after - before for before, after in itertools.pairwise(points)]
         return round(max(gaps), 1)
+
+    def _owner(self) -> tuple[HubProcess, list[str]]:
+        """A random hub that owns slots of jobs, and these jobs."""
+        of_hub = [(hub, self._clusters_of(hub)) for hub in self._hubs]
+        return self._rng.choice([each for each in of_hub if each[1]] or of_hub)
 
     def _clusters_of(self, hub: HubProcess) -> list[str]:
         """The jobs whose slots the hub owns."""
@@ -242,6 +248,11 @@ _FAULTS: dict[str, Callable[[Proof], dict[str, Any]]] = {
 }
 
 
+def _waiting_for_cpu_us() -> int:
+    """The time in which some process of this machine was ready to run and had no processor."""
+    return int(Path("/proc/pressure/cpu").read_text().partition("total=")[2].split()[0])
+
+
 def _part(n: int, number: int, n_parts: int) -> int:
     return n // n_parts + (number < n % n_parts)
 
@@ -264,8 +275,8 @@ def main() -> None:
     parser.add_argument("--hubs", default="2,4", help="the number of hubs in each phase")
     parser.add_argument("--faults", default="kill,stop,postgres,bucket")
     parser.add_argument("--kills", type=int, default=20, help="over all phases; the length follows from it")
-    parser.add_argument("--clusters", type=int, default=8)
-    parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--clusters", type=int, default=12)
+    parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--lease-s", type=float, default=10.0)
     parser.add_argument("--postgres-s", type=float, default=5.0)
     parser.add_argument("--bucket-s", type=float, default=30.0)

@@ -1,0 +1,226 @@
+"""Throughput with diagnosis of two hub processes, relative to one, and the processor time of each part.
+
+One hub and two hubs by turns (ABAB), each on a new database and an empty bucket. Several jobs, each with a straggler,
+are sent at full speed for some seconds; a run ends when every acknowledged row was examined or left out. On a shared
+machine the rates say little, so the result has CPU seconds of the hubs, of PostgreSQL, of the bucket server and of the
+load generator, and from them the ratio that a machine with enough processors would reach.
+
+    python bench/bench_shared_hubs.py [--rounds N] [--seconds S]
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+from report import report
+from shared_hubs import HubProcess, Servers, servers
+
+from stallscope.exporters import hub_arrow
+from stallscope.store.shared.slots import slot_of
+from stallscope.stress import load
+
+CLUSTERS, RANKS, ROUNDS_A_BATCH = 16, 64, 80
+INTERVAL_NS, LATE_NS, STRAGGLER = 20_000_000, 3_000_000, 3
+_METHOD = "/stallscope.v1.Ingest/Append"
+_MAX_DRAIN_S = 120.0
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    arguments = parser.parse_args()
+    runs: list[dict[str, Any]] = []
+    for _ in range(arguments.rounds):
+        for n_hubs in (1, 2):
+            with ExitStack() as stack:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+                folder.chmod(0o755)
+                runs.append(measured(stack.enter_context(servers(folder)), n_hubs, arguments.seconds, stack))
+                print(runs[-1], file=sys.stderr, flush=True)
+    report("shared_hubs", figures(runs))
+
+
+def measured(of: Servers, n_hubs: int, seconds: float, stack: ExitStack) -> dict[str, Any]:
+    """One run."""
+    hubs = [HubProcess(number, of, seal_after_s=10.0) for number in range(n_hubs)]
+    for hub in hubs:
+        hub.start()
+        stack.callback(hub.stop)
+    token, reader = of.token("ingest"), of.token("admin")
+    _wait_for_shares(of, n_hubs)
+    before_bytes, before = _journal_bytes(of), _cpu(of, hubs)
+    begin_s = time.monotonic()
+    n_rows = _send(of, hubs, token, begin_s + seconds)
+    while (
+        sum(_numbers(hub, reader)["diagnosis_rows"] for hub in hubs)
+        + sum(_numbers(hub, reader)["diagnosis_rows_left_out"] for hub in hubs)
+        < n_rows
+    ):
+        if time.monotonic() > begin_s + seconds + _MAX_DRAIN_S:
+            break
+        time.sleep(0.5)
+    wall_s, after = time.monotonic() - begin_s, _cpu(of, hubs)
+    numbers = [_numbers(hub, reader) for hub in hubs]
+    examined = sum(each["diagnosis_rows"] for each in numbers)
+    return {
+        "hubs": n_hubs,
+        "rows": n_rows,
+        "examined": round(examined),
+        "left_out": round(sum(each["diagnosis_rows_left_out"] for each in numbers)),
+        "seconds": round(wall_s, 1),
+        "forwarded_batches": round(sum(each["forwarded_batches"] for each in numbers)),
+        "cpu_s": {name: round(after[name] - before[name], 2) for name in after},
+        "log_bytes": _journal_bytes(of) - before_bytes,
+        **_stored(of, hubs),
+    }
+
+
+def _send(of: Servers, hubs: list[HubProcess], token: str, until_s: float) -> int:
+    """Rows that were acknowledged; each job has a thread, and sends to the hubs by turns."""
+    metadata = (("authorization", f"Bearer {token}"),)
+    calls = [grpc.insecure_channel(f"127.0.0.1:{hub.grpc_port}").unary_unary(_METHOD) for hub in hubs]
+    counts = [0] * CLUSTERS
+
+    def run(number: int) -> None:
+        name = f"c{number}"
+        job = load.Job(
+            name=name, ranks=RANKS, first_rank=0, world=RANKS, interval_ns=INTERVAL_NS,
+            straggler=STRAGGLER, late_ns=LATE_NS,
+        )  # fmt: skip
+        first = origin = load.rounds_until(job, time.time_ns())
+        tables = {"processes": load.processes(job, time.time_ns())}
+        batch, n_sent = 0, 0
+        while True:
+            body = hub_arrow.request(tables, batch_id=f"{name}-{batch}", node="n", cluster=name, about={})
+            while True:
+                try:
+                    calls[(number + batch) % len(calls)](body, timeout=30, metadata=metadata)
+                    break
+                except grpc.RpcError:
+                    time.sleep(0.1)
+            n_sent += len(tables.get("collectives", ()))
+            counts[number] = n_sent
+            if time.monotonic() > until_s:
+                return
+            tables = {"collectives": load.collectives(job, first, ROUNDS_A_BATCH, origin_round=origin)}
+            first, batch = first + ROUNDS_A_BATCH, batch + 1
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(CLUSTERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts)
+
+
+def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The ratios, and the constants for a calculation."""
+    pairs = list(zip(runs[::2], runs[1::2], strict=True))
+    rows = sum(run["rows"] for run in runs)
+
+    def us_a_row(name: str, n_hubs: int) -> float:
+        some = [run for run in runs if run["hubs"] == n_hubs]
+        return round(sum(run["cpu_s"][name] for run in some) * 1e6 / sum(run["rows"] for run in some), 2)
+
+    parts = runs[0]["cpu_s"].keys()
+    hub_us, others_us = us_a_row("hubs", 2), sum(us_a_row(part, 2) for part in parts if part != "hubs")
+    return {
+        "clusters": CLUSTERS,
+        "ranks": RANKS,
+        "ratio_examined_per_s": round(
+            statistics.median(
+                (two["examined"] / two["seconds"]) / (one["examined"] / one["seconds"]) for one, two in pairs
+            ),
+            2,
+        ),
+        "cpu_us_per_row_one_hub": {part: us_a_row(part, 1) for part in parts},
+        "cpu_us_per_row_two_hubs": {part: us_a_row(part, 2) for part in parts},
+        "ratio_with_a_processor_for_each_hub": round(2 * us_a_row("hubs", 1) / hub_us, 2),
+        "ratio_bound_of_this_machine": round(
+            (os.cpu_count() or 1) / ((hub_us + others_us) / us_a_row("hubs", 1)), 2
+        ),
+        "postgres_log_bytes_per_row": round(sum(run["log_bytes"] for run in runs) / rows, 1),
+        "sealed_bytes_per_row": round(
+            sum(run["sealed_bytes"] for run in runs) / sum(run["sealed_rows"] for run in runs), 1
+        ),
+        "journal_bytes_per_row": round(
+            sum(run["journal_bytes"] for run in runs) / max(1, sum(run["journal_rows"] for run in runs)), 1
+        ),
+        "bucket_objects_per_million_rows": round(sum(run["objects"] for run in runs) * 1e6 / rows, 1),
+        "commits_per_million_rows": round(sum(run["commits"] for run in runs) * 1e6 / rows, 1),
+        "runs": runs,
+    }
+
+
+def _cpu(of: Servers, hubs: list[HubProcess]) -> dict[str, float]:
+    own = os.times()
+    return {"hubs": sum(hub.cpu_s() for hub in hubs), **of.cpu_s(), "load_generator": own.user + own.system}
+
+
+def _numbers(hub: HubProcess, token: str) -> dict[str, float]:
+    """The metrics without labels, by name."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{hub.api_port}/metrics", headers={"authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.split() for line in lines if line.startswith("stallscope_hub_") and "{" not in line)
+    return {name.removeprefix("stallscope_hub_").removesuffix("_total"): float(n) for name, n in pairs}
+
+
+def _stored(of: Servers, hubs: list[HubProcess]) -> dict[str, int]:
+    import psycopg
+
+    with psycopg.connect(of.dsn, options="-c search_path=stallscope") as db:
+        sealed = db.execute("SELECT coalesce(sum(n_rows), 0), coalesce(sum(n_bytes), 0) FROM segments")
+        sealed_rows, sealed_bytes = sealed.fetchall()[0]
+        journal = db.execute("SELECT coalesce(sum(n_rows), 0), coalesce(sum(n_bytes), 0) FROM journal")
+        journal_rows, journal_bytes = journal.fetchall()[0]
+        (commits,) = db.execute("SELECT sum(n) FROM slot_changes").fetchall()[0]
+        (n_objects,) = db.execute(
+            "SELECT (SELECT count(*) FROM segments) + (SELECT count(*) FROM dropped)"
+            " + (SELECT count(DISTINCT object) FROM journal)"
+        ).fetchall()[0]
+    numbers = {"sealed_rows": sealed_rows, "sealed_bytes": sealed_bytes, "journal_rows": journal_rows}
+    numbers |= {"journal_bytes": journal_bytes, "commits": commits, "objects": n_objects}
+    return {name: int(n) for name, n in numbers.items()}
+
+
+def _journal_bytes(of: Servers) -> int:
+    """Bytes that PostgreSQL has written to its log."""
+    import psycopg
+
+    with psycopg.connect(of.dsn) as db:
+        return int(db.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").fetchall()[0][0])
+
+
+def _wait_for_shares(of: Servers, n_hubs: int) -> None:
+    """Wait until each hub owns its slots, the jobs' slots included."""
+    import psycopg
+
+    slots = [slot_of("default", f"c{n}") for n in range(CLUSTERS)]
+    with psycopg.connect(of.dsn, autocommit=True) as db:
+        while True:
+            rows = db.execute("SELECT owner, count(*) FROM stallscope.leases GROUP BY owner").fetchall()
+            if len(rows) == n_hubs and all(owner and n == 64 // n_hubs for owner, n in rows):
+                break
+            time.sleep(0.2)
+        owners = db.execute(
+            "SELECT owner, count(*) FROM stallscope.leases WHERE slot = ANY(%s) GROUP BY owner", [slots]
+        ).fetchall()
+    print("slots of the jobs by hub:", [n for _, n in owners], file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
