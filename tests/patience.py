@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE_S = 90.0
+PATIENCE_S = 60.0
 """Less than a third of the limit of one test (pyproject.toml): a test that fails states the missing condition."""
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,20 @@ from stallscope.capture.probes.program import OBJECT
 from stallscope.demo import live_demo
 from stallscope.demo.live_demo import Job
 from stallscope.demo.plan import Plan
+from stallscope.errors import BadTrace, NotFound
+from stallscope.events.trace import Trace
 from stallscope.store import node
 
 from ..patience import PATIENCE_S, until
 
 COMMAND = (sys.executable, "-c", "from stallscope.cli import main; main()")
+
+
+def begun(db: Path) -> Trace | None:
+    """The trace in a file; None until an agent has created its tables."""
+    with suppress(BadTrace, NotFound):
+        return node.read(db)
+    return None
 
 
 class Agent:
@@ -47,7 +57,10 @@ class Agent:
         """Wait until the trace has more collectives than this; their number."""
 
         def n_stored() -> int:
-            n = len(node.read(self.db).collectives) if self.db.exists() else 0
+            has_ended = self.process.poll() is not None
+            trace = begun(self.db)
+            n = len(trace.collectives) if trace else 0
+            assert n > more_than or not has_ended, self.lines()
             return n if n > more_than else 0
 
         return until(n_stored, state=self.lines)
@@ -64,9 +77,9 @@ class Agent:
 
 @pytest.fixture(scope="session", autouse=True)
 def built(repository: Path) -> None:
-    """The BPF object, built if it is missing."""
-    if not OBJECT.exists() and os.geteuid() == 0:
-        subprocess.run(["make", "bpf"], cwd=repository, check=False)
+    """The BPF object, built if it is missing or older than its sources."""
+    if os.geteuid() == 0:
+        subprocess.run(["make", "--silent", "bpf"], cwd=repository, check=False)
     if not OBJECT.exists():
         pytest.skip("bpf: the BPF programs are not built (make bpf)")
 

@@ -17,6 +17,7 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.store import node
 
 from ..patience import PATIENCE_S, until
+from .conftest import begun
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
@@ -139,9 +140,9 @@ def wait_for_look(db: Path, pid: int, *, after_s: float) -> None:
     """Wait until a process was sampled this long after the last call of all processes."""
 
     def is_examined() -> bool:
-        if not db.exists():
+        trace = begun(db)
+        if trace is None:
             return False
-        trace = node.read(db)
         looks = trace.positions["ts_ns"][trace.positions["pid"] == pid]
         arrivals = trace.collectives["ts_ns"]
         return bool(len(looks) and len(arrivals) and looks.max() - arrivals.max() >= after_s * 1e9)
@@ -150,4 +151,8 @@ def wait_for_look(db: Path, pid: int, *, after_s: float) -> None:
 
 
 def wait_for_looks(db: Path, n: int) -> None:
-    until(lambda: db.exists() and len(set(node.read(db).positions["ts_ns"].tolist())) >= n, every_s=0.3)
+    def n_evaluated() -> int:
+        trace = begun(db)
+        return len(set(trace.positions["ts_ns"].tolist())) if trace else 0
+
+    until(lambda: n_evaluated() >= n, every_s=0.3)
