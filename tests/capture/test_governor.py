@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 
 from stallscope.capture.probes import elf, operations
-from stallscope.capture.probes.calibration import AFTERMATH, SCHEDULER_TIMES, probe_cost_ratio
-from stallscope.capture.probes.governor import Count, Governor, Group, exceeds_budget, off_until_ns
+from stallscope.capture.probes.governor import (
+    SCHEDULER_TIMES,
+    Count,
+    Governor,
+    Group,
+    exceeds_budget,
+    off_until_ns,
+)
 from stallscope.capture.probes.operations import SYMBOLS, Hook
 from stallscope.capture.probes.program import Program
 from stallscope.capture.rows.call_statistics import CallSums
@@ -284,14 +290,6 @@ def test_without_a_budget_hot_functions_are_not_hooked(
     governor.stop()
     result = program.operations()
     assert [SYMBOLS[symbol] for symbol in result.keys["symbol"]] == ["cudaMemcpyAsync"]
-
-
-@pytest.mark.bpf
-@pytest.mark.live
-def test_a_hook_takes_some_times_as_long_as_its_way_in(bpf_object: Path):
-    with Program.load() as program:
-        assert 4 < probe_cost_ratio(program) / AFTERMATH < 60
-        assert not len(program.operations().keys)
 
 
 @pytest.mark.bpf

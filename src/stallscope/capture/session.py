@@ -32,7 +32,6 @@ from stallscope.capture.owners.privacy import Privacy
 from stallscope.capture.owners.schedulers import OwnerOptions, idle_gpus, opened_owners, owner_sources
 from stallscope.capture.probes import clock, mmap_watch, preflight, privileges, program
 from stallscope.capture.probes.attaching import Attacher
-from stallscope.capture.probes.calibration import probe_cost_ratio
 from stallscope.capture.probes.discovery import Discovery
 from stallscope.capture.probes.governor import Governor
 from stallscope.capture.probes.operations import SYMBOLS
@@ -176,7 +175,7 @@ class Capture:
         self._discovery = Discovery(
             pids=frozenset(options.pids), ignored=frozenset({os.getpid()}), mapped=self._mmap_events
         )
-        self._governor = Governor(probes, options.probe_budget, probe_cost_ratio(probes))
+        self._governor = Governor(probes, options.probe_budget)
         self._attacher = Attacher(
             self._discovery, probes.attach, governor=self._governor, essential_only=probes.mode == "perf"
         )

@@ -7,7 +7,7 @@ of the permanent probes and the scheduler programs, and the budget of hot functi
 but at least a tenth remains.
 
 A period begins when a group is switched on. The programs report the cost to the busiest process since then: they
-measure the constant share of it that is their entry cost (calibration.py). The cost is summed over all threads, because
+measure the constant share of it that is their entry cost (COST_RATIO). The cost is summed over all threads, because
 threads often work in turns (in PyTorch one goes forward, another backward). Once the cost reaches the budget of a whole
 period, the group is off until the budget has paid for it. The first period takes a second, so that a busy job is
 detected early; later periods take two, so that a count is never older than some seconds. Cheap probes are always on,
@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.probes.calibration import SCHEDULER_TIMES
 from stallscope.capture.probes.elf import FileKey
 from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.maps import Entries
@@ -34,6 +33,26 @@ from stallscope.capture.probes.operations import GOVERNED, Hook
 from stallscope.capture.probes.program import Link, Program
 from stallscope.capture.rows.call_statistics import ProbedInterval
 from stallscope.events.kernel import HookGroup
+
+AFTERMATH = 1.7
+"""The job's loss, relative to the additional time of its calls: the job's own code has to return to the caches. In a
+launch-bound PyTorch loop, probes on copies cost 2.0 +- 0.7 % while they were on, where the calls reported 1.1,
+and probes on launches 12.6 +- 2.9 %, where the calls reported 4.6 (an H200's host). In a loop on the CPU the cost
+was 8.0 +- 1.5 % where the calls reported 6.2.
+"""
+COST_RATIO = 16.0 * AFTERMATH
+"""The job's loss by a probe with its return, in multiples of its program's entry cost.
+
+The cost of a probe depends on the caches and on the CPU's other hyperthread: 0.9 to 7.9 us. But the entry cost is a
+constant share of it: 1/14 to 1/19 (Xeon, Linux 6.18), 1/13.9 to 1/15.1 in twelve runs on a busy machine (EPYC, Linux
+6.18). AFTERMATH is known less well, so nothing is gained by measuring the share on each machine.
+"""
+SCHEDULER_TIMES = 3.0
+"""The job's loss when its threads leave the CPU and return, relative to the time that the programs there report
+(SLOT.scheduler_ns): it includes the kernel's entry path, the programs at wakeups, and cache misses afterwards. A
+PyTorch loop on the CPU that switches between two threads 31 times in 5 ms was 1.1 +- 0.1 % slower where the
+programs reported 0.35 (Xeon, Linux 6.18).
+"""
 
 _FIRST_PERIOD_NS, _PERIOD_NS = 10**9, 2 * 10**9
 _FULL_RING_NS = 10 * 10**9
@@ -160,13 +179,12 @@ def off_until_ns(state: Group, budget: float) -> int:
 class Governor:
     """The groups of all files. Governs from start() to stop(); probed_interval() reports when probes were on.
 
-    budget: share of a thread's time; 0: no hot probes. times_way: cost of a probe with its return, in multiples of its
-    entry cost.
+    budget: share of a thread's time; 0: no hot probes. cost_ratio: tests set another.
     """
 
     program: Program
     budget: float
-    cost_ratio: float
+    cost_ratio: float = COST_RATIO
     clock_ns: Callable[[], int] = time.monotonic_ns
     groups: dict[HookGroup, Group] = field(default_factory=dict)
     _files: dict[FileKey, tuple[int, Mapping[HookGroup, Sequence[Hook]]]] = field(default_factory=dict)
