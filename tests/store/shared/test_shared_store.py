@@ -1,5 +1,8 @@
 """Hubs that share their data: each row is stored once, whichever hub gets it, and every hub gives the same answers."""
 
+import errno
+import os
+import shutil
 import socket
 import threading
 import time
@@ -221,11 +224,36 @@ def test_files_are_fetched_as_needed_and_the_cache_is_bounded(start: Started):
     (path,) = two.folder.rglob("*.parquet")
     two._cache._max_bytes = 0
     assert two._cache.trim() == 0  # in use
-    import os
-
     os.utime(path, (1, 1))
     assert two._cache.trim() == 1
     assert names(two) == ["x"]
+
+
+def test_a_full_disk_fails_queries_only_and_unused_files_make_room(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    one = start("hub-a")
+    settled(one)
+    for name in ("x", "y"):
+        stored(one, Batch(name, "a", {"events": events("c", name)}))
+        slot_stores(one)[0].seal_all()
+    two = start("hub-b")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(StorageFailed, match="check free space"):
+            names(two)
+    assert names(two) == ["x", "y"]
+    assert two._cache.trim() == 0
+    older, newer = sorted(two.folder.rglob("*.parquet"))
+    os.utime(older, (1, 1))
+    usage = shutil.disk_usage(two.folder)._replace(free=0)
+    monkeypatch.setattr("stallscope.store.shared.segment_cache.shutil.disk_usage", lambda _: usage)
+    assert two._cache.trim() == 1 and newer.exists() and not older.exists()
+    assert names(two) == ["x", "y"]
 
 
 def test_an_older_hub_refuses_newer_tables(start: Started):

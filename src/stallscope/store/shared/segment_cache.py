@@ -1,10 +1,11 @@
 """The folder of a hub that shares its data: a cache of sealed files, whose owner is the bucket.
 
 A file is fetched when it is first needed. Files that were not used for some minutes are removed, the least recently
-used first, while the folder is larger than its limit.
+used first, while the folder is larger than its limit or the disk is nearly full.
 """
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from stallscope.store.shared.bucket import Bucket
 
 _AT_ONCE = 8
 _RETRY_S = 5.0
+_MIN_FREE_BYTES = 1 << 30
+"""Kept free, or a twentieth of a smaller disk: new files are on the disk before they are in the bucket."""
 _UNUSED_S = 300.0
 """A query lists its files before it reads them."""
 
@@ -73,20 +76,23 @@ class SegmentCache:
         return reason_unreadable_inside(self.folder, segment)
 
     def trim(self) -> int:
-        """Remove files beyond the limit. Returns their number."""
+        """Remove files beyond the limit, and while the disk is nearly full. Returns their number."""
         entries: list[tuple[float, int, Path]] = []
         for path in (self.folder / FOLDER).rglob("*"):
             with suppress(OSError):
                 if path.is_file():
                     status = path.stat()
                     entries.append((status.st_mtime, status.st_size, path))
-        total, n_removed = sum(size for _, size, _ in entries), 0
+        disk = shutil.disk_usage(self.folder)
+        excess = sum(size for _, size, _ in entries) - self._max_bytes
+        excess = max(excess, min(_MIN_FREE_BYTES, disk.total // 20) - disk.free)
+        n_removed = 0
         for used_s, size, path in sorted(entries):
-            if total <= self._max_bytes or time.time() - used_s < _UNUSED_S:
+            if excess <= 0 or time.time() - used_s < _UNUSED_S:
                 break
             with suppress(OSError):
                 path.unlink()
-                total, n_removed = total - size, n_removed + 1
+                excess, n_removed = excess - size, n_removed + 1
         return n_removed
 
     def _is_there(self, segment: Segment) -> bool:
