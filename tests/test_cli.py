@@ -300,6 +300,17 @@ def test_a_package_that_is_not_installed_is_named(db, words, package):
     assert (done.returncode, done.stderr) == (2, wanted)
 
 
+def test_a_bundled_program_does_not_advise_pip(db):
+    program = (
+        "import sys, types; sys.modules |= {'anyio': None, '_bootstrap': types.ModuleType('_bootstrap')};"
+        "from stallscope.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "serve", "--db", db], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "anyio" in done.stderr and "does not contain it" in done.stderr
+
+
 def test_serving_a_missing_trace_is_an_error_and_leaves_no_files(tmp_path):
     done = command("serve", "--db", tmp_path / "missing.db", "--listen", "127.0.0.1:0")
     assert_one_line((done.returncode, done.stdout, done.stderr), 3, "no trace at", "missing.db")

@@ -113,6 +113,15 @@ def main() -> None:
             sys.stdout.flush()  # here, where a closed reader is handled
 
 
+_IS_BUNDLED = "_bootstrap" in sys.modules or __file__.endswith("/packages/stallscope/cli.py")
+"""Whether this is a single-file program or a package of a distribution: pip cannot add to it."""
+_REMEDY = (
+    "this file or package does not contain it; use the hub's image, or install the wheel with [all]"
+    if _IS_BUNDLED
+    else "pip install 'stallscope[all]'"
+)
+
+
 def _exit_code() -> int:
     try:
         code = app(prog_name="stallscope", standalone_mode=False)
@@ -147,10 +156,7 @@ def _one_line_errors() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in ("", "stallscope"):
             raise
-        print(
-            f"stallscope: this command needs the package {package}: pip install 'stallscope[all]'",
-            file=sys.stderr,
-        )
+        print(f"stallscope: this command needs the package {package}: {_REMEDY}", file=sys.stderr)
         sys.exit(BadInput.exit_code)
     except BrokenPipeError:
         _leave_without_reader()
