@@ -103,7 +103,11 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
     alert_config = load_alerts(options.settings.alerts) if options.settings.alerts else None
     with ExitStack() as stack:
         memory = _memory(options.settings)
-        limits = Limits.within(memory, owner_max_age_s=options.settings.owner_max_age_s or None)
+        limits = Limits.within(
+            memory,
+            max_age_s=options.settings.hub_max_age_s,
+            owner_max_age_s=options.settings.owner_max_age_s or None,
+        )
         streams = _streams(options.settings, memory)
         store: Store
         diagnosis: ContinuousDiagnosis | SlotDiagnoses
@@ -138,7 +142,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             audit=audit,
             refusals=refusals,
             capabilities=lambda: CAPABILITIES,
-            state=lambda: _state(store, certificates, begin_s),
+            state=lambda: _state(store, certificates, begin_s) | (shared.store.away() if shared else {}),
             admin_state=lambda: {"numbers": receiver.numbers()},
             requests_per_minute=options.settings.hub_requests_per_minute,
             session=sign_in.identity,
@@ -161,7 +165,9 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
                 store,
                 sign_in,
                 confirmed_ns=diagnosis.confirmed_ns,
-                health=lambda identity: _health(identity, receiver, diagnosis, certificates),
+                health=lambda identity: _health(
+                    identity, receiver, diagnosis, certificates, caveat=shared.caveat() if shared else ""
+                ),
             )
         )
         parts, lifespan = stack.enter_context(
@@ -242,6 +248,8 @@ def _health(
     receiver: Receiver,
     diagnosis: ContinuousDiagnosis | SlotDiagnoses,
     certificates: Certificates | None,
+    *,
+    caveat: str,
 ) -> dict[str, object]:
     """The state of the hub on its page; numbers over all tenants only for tokens with the scope admin."""
     state: dict[str, object] = {
@@ -250,6 +258,8 @@ def _health(
         "nodes_reporting": receiver.cohorts.n_nodes(identity.tenant),
         "stragglers": receiver.cohorts.stragglers(identity.tenant)[:_MAX_STRAGGLERS],
     }
+    if caveat:
+        state["caveat"] = caveat
     if "admin" in identity.scopes:
         numbers = receiver.numbers()
         names = ("queue_rows", "batches_refused", "rows_stored")

@@ -300,6 +300,10 @@ class Settings:
     hub_db: Annotated[Path, About("the hub's folder: data, tokens, audit log; `hub --db`")] = Path(
         "/var/lib/stallscope/hub"
     )
+    hub_max_age_s: Annotated[
+        int,
+        About("age at which the hub deletes rows, closed verdicts and ended jobs", unit="s", minimum=3600),
+    ] = 7_776_000
     hub_shared: Annotated[
         str,
         About(

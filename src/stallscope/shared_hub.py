@@ -109,6 +109,15 @@ class SharedHub:
 
         return status(self.store.postgres, lease_s=self._lease_s)
 
+    def caveat(self) -> str:
+        """What does not work at present, because PostgreSQL or the bucket does not answer; "" while both answer."""
+        away = self.store.away()
+        if away_s := away["postgres_away_s"]:
+            return f"PostgreSQL has not answered for {away_s:.0f} s: agents keep their rows, and no verdict appears."
+        if away_s := away["bucket_away_s"]:
+            return f"The bucket has not answered for {away_s:.0f} s: rows are stored, but queries of older rows fail."
+        return ""
+
     def slot_numbers(self) -> dict[int, dict[str, float]]:
         """Numbers of each open slot, for /metrics."""
         out = {}

@@ -37,8 +37,10 @@ def status(shared: Shared = None, as_json: AsJson = False, settings: SettingsFil
     else:
         for hub in state["hubs"]:
             word = "leaving" if hub["is_leaving"] else "alive" if hub["is_alive"] else "silent"
+            away_s = hub["bucket_away_s"]
+            away = f"  the bucket has not answered it for {away_s:.0f} s" if away_s else ""
             typer.echo(
-                f"{hub['name']:<48} {word:<8} {hub['n_slots']:>3} slots  last seen {hub['seen_s_ago']} s ago"
+                f"{hub['name']:<48} {word:<8} {hub['n_slots']:>3} slots  last seen {hub['seen_s_ago']} s ago{away}"
             )
         busy = [slot for slot in state["slots"] if slot["unsealed_rows"]]
         for slot in busy:

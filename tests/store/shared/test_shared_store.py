@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import socket
+import subprocess
 import threading
 import time
 from contextlib import closing
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests import shared_servers
 from tests.shared_servers import PostgresServer, S3Server
 from tests.store.hub.rows import maintained
 from tests.store.shared.hubs import (
@@ -30,7 +32,8 @@ from tests.store.shared.hubs import (
 
 from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
-from stallscope.store.shared import leases, postgres_journal, sweep
+from stallscope.store.shared import cluster_status, leases, postgres_journal, postgres_schema, sweep
+from stallscope.store.shared.bucket import Bucket
 from stallscope.store.shared.leases import Member
 from stallscope.store.shared.shared_store import SharedStore, Sharing
 from stallscope.store.shared.slots import N_SLOTS, by_slot, slot_of
@@ -174,7 +177,7 @@ def test_a_slot_opens_without_its_sealed_files_while_the_bucket_is_away(start: S
     one.close()
     two = start("hub-b")
     monkeypatch.setattr(two.bucket, "look", lambda: None)
-    two.bucket._failed.set()
+    two.bucket._failed_s = time.monotonic()
     settled(two)
     assert stored(two, Batch("b2", "a", {"events": events("c", "hot")}))
     (slot_store,) = slot_stores(two)
@@ -256,12 +259,97 @@ def test_a_full_disk_fails_queries_only_and_unused_files_make_room(
     assert names(two) == ["x", "y"]
 
 
-def test_an_older_hub_refuses_newer_tables(start: Started):
+def test_hubs_of_neighbouring_versions_run_together_and_an_older_hub_does_not_start(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    steps, latest = postgres_schema._STEPS, postgres_schema.SHARED_SCHEMA_VERSION
+    with monkeypatch.context() as older:
+        older.setattr(postgres_schema, "_STEPS", {n: steps[n] for n in range(1, latest)})
+        older.setattr(postgres_schema, "SHARED_SCHEMA_VERSION", latest - 1)
+        one = start("older")
+        settled(one)
+        for n in range(4):
+            stored(one, Batch(f"b{n}", "a", {"events": events("c", f"x{n}")}))
+            slot_stores(one)[0].seal_all()
+    two = start("newer")  # migrates the tables under the running hub
+    settled(one, two)
+    for n in range(4, 8):
+        stored(one if n % 2 else two, Batch(f"b{n}", "a", {"events": events("c", f"x{n}")}))
+        for store in (one, two):
+            for each in slot_stores(store):
+                each.seal_all()
+    assert names(one) == names(two) == [f"x{n}" for n in range(8)]
+    with monkeypatch.context() as older:
+        older.setattr(postgres_schema, "SHARED_SCHEMA_VERSION", latest - 1)
+        with pytest.raises(
+            NewerSchema, match=f"shared {latest}; this version supports {latest - 1}.*upgrade"
+        ):
+            start("older again")
+
+
+def test_a_hub_reports_that_postgres_or_the_bucket_is_away(start: Started, monkeypatch: pytest.MonkeyPatch):
     store = start("hub-a")
-    with store.postgres.transaction() as db:
-        db.execute("UPDATE schema_version SET version = 1000 WHERE name = 'shared'")
-    with pytest.raises(NewerSchema, match="upgrade stallscope"):
-        start("hub-b")
+    settled(store)
+    assert store.away() == {"postgres_away_s": 0.0, "bucket_away_s": 0.0}
+    monkeypatch.setattr(store.bucket, "_write", _fails)
+    with pytest.raises(Overloaded):
+        store.bucket.put("journal/x", b"x")
+    until(lambda: store.away()["bucket_away_s"] > 0 and store.numbers()["n_bucket_away"] == 1)
+    until(lambda: cluster_status.status(store.postgres, lease_s=LEASE_S)["hubs"][0]["bucket_away_s"] > 0)
+    monkeypatch.undo()
+    until(lambda: store.away()["bucket_away_s"] == 0)
+
+    def not_renewed(*_: object, **__: object) -> dict[int, int]:
+        raise Overloaded("PostgreSQL does not answer", 1.0)
+
+    monkeypatch.setattr(store.membership._leases, "renew", not_renewed)
+    until(lambda: store.away()["postgres_away_s"] > 0 and store.numbers()["n_postgres_away"] == 1)
+    with pytest.raises(Overloaded, match="PostgreSQL does not answer"):
+        store.check_room()
+
+
+def _fails(*_: object) -> None:
+    raise OSError("as a bucket that does not answer")
+
+
+def test_a_backup_of_database_and_bucket_is_restored(
+    start: Started, postgres_server: PostgresServer, s3_server: S3Server, tmp_path: Path
+):
+    """The commands of docs/shared-hub.md, with pg_dump and pg_restore; a copy of objects is a copy of objects."""
+    store = start("hub-a")
+    settled(store)
+    for n in range(3):
+        stored(store, Batch(f"b{n}", "a", {"events": events("c", f"x{n}")}))
+        if n < 2:
+            slot_stores(store)[0].seal_all()
+    dump = tmp_path / "hubs.dump"
+    programs = shared_servers._postgres_programs()
+    assert programs
+    subprocess.run(
+        [programs / "pg_dump", "--format=custom", f"--file={dump}", start.dsn],
+        check=True,
+        capture_output=True,
+    )
+    copies = {each.key: store.bucket.get(each.key) for each in store.bucket.listed("")}
+    stored(store, Batch("later", "a", {"events": events("c", "later")}))
+    slot_stores(store)[0].seal_all()
+    slot_stores(store)[0]._compactor.expire()
+    store.close()
+
+    other = replace(
+        start,
+        dsn=postgres_server.new_database(),
+        bucket=s3_server.bucket(f"restored{postgres_server.n_databases}"),
+    )
+    subprocess.run([programs / "pg_restore", f"--dbname={other.dsn}", dump], check=True, capture_output=True)
+    for key, content in copies.items():
+        Bucket(other.bucket).put(key, content)
+    again = other("hub-b")
+    settled(again)
+    assert names(again) == ["x0", "x1", "x2"]
+    assert sweep.check(again.postgres, again.bucket, again._cache).problems == []
+    assert stored(again, Batch("b1", "a", {"events": events("c", "x1")}))  # the ids of batches are restored
+    assert not stored(again, Batch("later", "a", {"events": events("c", "later")}))
 
 
 @pytest.mark.parametrize(

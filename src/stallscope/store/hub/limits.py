@@ -44,13 +44,16 @@ class Limits:
     reader_threads: int = 2
 
     @classmethod
-    def within(cls, memory_bytes: int, *, owner_max_age_s: float | None = None) -> "Limits":
+    def within(
+        cls, memory_bytes: int, *, max_age_s: float = max_age_s, owner_max_age_s: float | None = None
+    ) -> "Limits":
         """The limits of a hub whose processes together have this memory limit."""
         eighth = memory_bytes // 8
         return cls(
             max_queue_bytes=min(cls.max_queue_bytes, eighth // 2),
             max_hot_bytes=min(4 << 30, 2 * eighth),
             max_memory_bytes=memory_bytes * 9 // 10,
+            max_age_s=max_age_s,
             owner_max_age_s=owner_max_age_s,
             journal_memory_bytes=min(cls.journal_memory_bytes, eighth),
             sealer_memory_bytes=min(cls.sealer_memory_bytes, eighth),

@@ -5,7 +5,7 @@ from the command line. Requests are bounded in time, so that an absent bucket de
 """
 
 import logging
-import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ class Bucket:
         self._root = "/".join(filter(None, [parts.netloc, parts.path.strip("/")]))
         self._files = _filesystem(options, request_s=_REQUEST_S, attempts=_ATTEMPTS)
         self._quick_files = _filesystem(options, request_s=_QUICK_REQUEST_S, attempts=1)
-        self._failed = threading.Event()
+        self._failed_s: float | None = None
         self.location = f"s3://{self._root}"
         """Bucket and prefix, for people."""
 
@@ -99,17 +99,22 @@ class Bucket:
 
     def is_away(self) -> bool:
         """Whether the last request failed. Until look() succeeds, callers do without the bucket where they can."""
-        return self._failed.is_set()
+        return self._failed_s is not None
+
+    def away_s(self) -> float:
+        """Time since the bucket stopped to answer; 0 while it answers."""
+        failed_s = self._failed_s
+        return 0.0 if failed_s is None else time.monotonic() - failed_s
 
     def look(self) -> None:
         """Ask the bucket once whether it answers, if the last request failed."""
-        if not self._failed.is_set():
+        if self._failed_s is None:
             return
         try:
             self._write(self._quick_files, f"{self._root}/.write-test", b"stallscope")
         except (OSError, pa.ArrowException):
             return
-        self._failed.clear()
+        self._failed_s = None
 
     def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
         """Store an object. is_quick: fails soon if the bucket does not answer. Raises Overloaded."""
@@ -169,7 +174,8 @@ class Bucket:
                 yield StoredObject(info.path[len(self._root) + 1 :], info.size, info.mtime_ns or 0)
 
     def _away(self, action: str, key: str, error: Exception) -> Overloaded:
-        self._failed.set()
+        if self._failed_s is None:
+            self._failed_s = time.monotonic()
         _LOG.warning("the bucket %s: cannot %s %s: %s", self.name, action, key, _short(error))
         return Overloaded("the bucket does not answer; send again later", _RETRY_S)
 

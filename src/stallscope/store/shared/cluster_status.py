@@ -31,6 +31,7 @@ def status(postgres: Postgres, *, lease_s: float) -> dict[str, Any]:
                 "is_alive": each.is_alive,
                 "is_leaving": each.is_leaving,
                 "seen_s_ago": round(each.seen_s_ago, 1),
+                "bucket_away_s": each.state.get("bucket_away_s", 0.0),  # not reported by older hubs
                 "n_slots": sum(owner == each.member.name for owner in owners.values()),
             }
             for each in members

@@ -73,6 +73,7 @@ class Membership:
         self._ended = threading.Event()
         self._is_leaving = False
         self._last_renewed_s = self._back_since_s = -float("inf")
+        self._started_s = time.monotonic()
         self._threads = ThreadPoolExecutor(_OPENED_AT_ONCE, thread_name_prefix="slot")
         self._every_s = min(_MAX_EVERY_S, leases.lease_s / 10)
         self._thread = threading.Thread(target=self._run, name="slot-leases", daemon=True)
@@ -135,6 +136,10 @@ class Membership:
     def is_connected(self) -> bool:
         """Whether the leases were renewed lately."""
         return time.monotonic() - self._last_renewed_s < self._leases.lease_s
+
+    def away_s(self) -> float:
+        """Time since PostgreSQL last answered, if the leases were not renewed lately; otherwise 0."""
+        return 0.0 if self.is_connected() else time.monotonic() - max(self._last_renewed_s, self._started_s)
 
     def drain(self) -> None:
         """Hand every slot over, and take no more."""

@@ -5,6 +5,7 @@ snapshot of PostgreSQL, so every hub gives the same answers, and no hub asks ano
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -47,6 +48,8 @@ _UNLISTED_EVERY = 2880
 """Sweeps between two listings of the bucket: once a day."""
 _LOOK_S = 2.0
 """Between two requests that ask whether the bucket is back."""
+_FIRST_UNLISTED = 120
+"""An hour after the start, so that a hub that is restarted every day also lists the bucket."""
 _MARGIN_NS = 600 * 10**9
 _SLOT_SHARE = 4
 """A slot may use this part of the memory for unsealed rows; the limit of the process covers all slots."""
@@ -166,6 +169,7 @@ class SharedStore:
     def _opened(self, lease: Lease, lost: Callable[[], None]) -> _Slot:
         limits = replace(
             self._limits,
+            max_bytes=sys.maxsize,  # the files are in the bucket, not on this disk: only their age limits them
             max_hot_bytes=self._limits.max_hot_bytes // _SLOT_SHARE,
             sealer_memory_bytes=self._limits.sealer_memory_bytes // _SLOT_SHARE,
         )
@@ -192,9 +196,13 @@ class SharedStore:
             return {slot for (slot,) in rows.fetchall()}
 
     def _state(self) -> dict[str, Any]:
-        """For other hubs: rows that were not examined here, and the queues of the slots."""
+        """For other hubs and `hub status`: queues, rows that were not examined here, and the state of the bucket."""
         lags = {slot: each.store.queued()[0] for slot, each in self.membership.open_slots()}
-        return {"queue_rows": lags, "unexamined": self.unexamined.known()}
+        return {
+            "queue_rows": lags,
+            "unexamined": self.unexamined.known(),
+            "bucket_away_s": round(self.bucket.away_s(), 1),
+        }
 
     def _learn(self, others: list[MemberState]) -> None:
         self._peers.cancel_moved(self.membership.owner_name)
@@ -352,9 +360,17 @@ class SharedStore:
             "n_slots": len(self.membership.owned_slots()),
             "n_open_slots": len(self.membership.stores()),
             "n_hubs": sum(each.is_alive for each in self.membership.members()),
-            "n_postgres_away": float(not self.membership.is_connected()),
+            "n_postgres_away": float(self.membership.away_s() > 0),
+            "n_bucket_away": float(self.bucket.is_away()),
             "forwarded_batches": self.n_forwarded,
             "fetched_segments": self._cache.n_fetched,
+        }
+
+    def away(self) -> dict[str, float]:
+        """How long PostgreSQL and the bucket have not answered, in s; 0 while they answer."""
+        return {
+            "postgres_away_s": round(self.membership.away_s(), 1),
+            "bucket_away_s": round(self.bucket.away_s(), 1),
         }
 
     # the end
@@ -391,7 +407,7 @@ class SharedStore:
                 slots = self.membership.owned_slots()
                 sweep.remove_dropped(self.postgres, self.bucket, slots, grace_s=2 * self._limits.grace_s)
                 self._cache.trim()
-                if 0 in slots and n % _UNLISTED_EVERY == 0:  # one hub of all
+                if 0 in slots and n % _UNLISTED_EVERY == _FIRST_UNLISTED:  # one hub of all
                     n_removed = sweep.remove_unlisted(self.postgres, self.bucket)
                     _LOG.info("the bucket: %d unlisted objects removed", n_removed)
 
