@@ -155,3 +155,51 @@ def test_a_backup_of_a_running_hub_holds_every_acknowledged_row(tmp_path: Path):
     assert upkeep.restore(copy, back).n_rows == 2
     with closing(HubStore.open(back, STILL)) as again:
         assert sql(again, "SELECT name FROM stored_events ORDER BY name") == [("hot",), ("sealed",)]
+
+
+@pytest.mark.parametrize("harm", [empty, Path.unlink])
+def test_a_lost_list_costs_no_sealed_row(tmp_path: Path, harm):
+    two_files(tmp_path)
+    harm(tmp_path / "hub.duckdb")
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match="2 sealed files"):
+            HubStore.open(tmp_path, STILL)
+        with pytest.raises(StorageFailed, match="2 sealed files"):
+            upkeep.check(tmp_path)
+    assert upkeep.check(tmp_path, repair=True).n_rows == 12
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        assert sql(store, COUNT) == [(12,)]
+        assert store.damage.n_unlisted == 0
+
+
+def test_an_older_list_costs_no_newer_file(tmp_path: Path):
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        appended(store, events=events(["old"]))
+        store.seal_all()
+    older = (tmp_path / "hub.duckdb").read_bytes()
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        appended(store, events=events(["new"] * 3))
+        store.seal_all()
+    (tmp_path / "hub.duckdb").write_bytes(older)
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        assert sql(store, COUNT) == [(1,)]
+        assert store.damage.n_unlisted == 1 and "not listed" in store.damage.warning("a")
+    assert any("newer than the list" in each for each in upkeep.check(tmp_path).problems)
+    upkeep.check(tmp_path, repair=True)
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        assert sql(store, COUNT) == [(4,)]
+
+
+def test_a_foreign_file_is_not_deleted(tmp_path: Path):
+    first, _ = two_files(tmp_path)
+    foreign = first.with_name("report.parquet")
+    foreign.write_bytes(b"foreign")
+    half_written = first.with_suffix(".part")
+    half_written.write_bytes(b"half")
+    with closing(HubStore.open(tmp_path, STILL)) as store:
+        assert sql(store, COUNT) == [(12,)]
+    assert foreign.exists() and not half_written.exists()
+    upkeep.check(tmp_path, repair=True)
+    moved = tmp_path / "damaged" / foreign.relative_to(tmp_path)
+    assert moved.read_bytes() == b"foreign" and not foreign.exists()
+    assert not upkeep.check(tmp_path).problems

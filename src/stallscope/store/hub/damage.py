@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class Damage:
         self._lock = threading.Lock()
         self._unreadable: dict[str, Unreadable] = {}
         self._gaps = _read_gaps(folder)
+        self.n_unlisted = 0
 
     def set_aside(self, segment: Segment, reason: str) -> None:
         """Record an unreadable segment."""
@@ -57,6 +58,18 @@ class Damage:
     def gaps(self) -> list[Mapping[str, int]]:
         """Lost commits: from_us and to_us (us since 1970), and found_us."""
         return list(self._gaps)
+
+    def note_unlisted(self, paths: Sequence[Path]) -> None:
+        """Record sealed files that the list lacks, because the list is older than the files."""
+        self.n_unlisted = len(paths)
+        if paths:
+            _LOG.error(
+                "%d sealed files are not in the hub's list, such as %s: the list is older than the files; stop the hub"
+                " and run `stallscope hub check %s --repair`",
+                len(paths),
+                paths[0],
+                self._folder,
+            )
 
     def check_position(self, latest_us: int) -> None:
         """Compare the newest commit in the file with the last noted commit; a gap is logged and recorded."""
@@ -80,6 +93,8 @@ class Damage:
             parts.append(
                 f"{len(bad)} damaged files with {n_rows:,} rows are set aside and missing from all answers."
             )
+        if self.n_unlisted:
+            parts.append(f"{self.n_unlisted} sealed files are not listed and missing from all answers.")
         if self._gaps:
             parts.append(f"The hub lost commits {len(self._gaps)} times when its log was damaged.")
         return " ".join(parts)

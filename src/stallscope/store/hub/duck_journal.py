@@ -21,6 +21,7 @@ from stallscope.store.hub.journal import Entry, Segment, damage_of, line
 from stallscope.store.hub.migrations import SCHEMA_VERSION, statements
 from stallscope.store.hub.owner_retention import delete_owners
 from stallscope.store.hub.packing import packed, unpacked
+from stallscope.store.hub.segments import orphans
 
 _AT_ONCE = 64
 """Entries per statement: a statement costs as much as writing 100 KB."""
@@ -38,13 +39,23 @@ class DuckJournal:
         self._lock = lock
 
     @classmethod
-    def open(cls, folder: Path, *, memory_bytes: int = 1 << 30, threads: int = 1) -> "DuckJournal":
-        """Open the hub's file; create it if missing. Raises StorageFailed, NewerSchema."""
+    def open(
+        cls, folder: Path, *, memory_bytes: int = 1 << 30, threads: int = 1, may_be_lost: bool = False
+    ) -> "DuckJournal":
+        """Open the hub's file; create it if missing.
+
+        may_be_lost: also where sealed files show that the file existed. Raises StorageFailed, NewerSchema.
+        """
         lock = _locked(folder)
         path = folder / FILE_NAME
         try:
             if path.exists() and not path.stat().st_size:
                 path.unlink()  # left by a hub that ended during its first start: nothing was acknowledged
+            if not may_be_lost and not path.exists() and (n_files := len(orphans(folder, ()))):
+                raise OSError(
+                    f"it is missing or empty, but the folder has {n_files:,} sealed files, which `stallscope hub check"
+                    f" {folder} --repair` lists again"
+                )
             # Checkpoints run at quiet moments; a small threshold would stop ingest for up to a second.
             db = duckdb.connect(
                 str(path),

@@ -21,8 +21,11 @@ class SegmentFiles(Protocol):
     def prefix(self) -> str:
         """Begin of the name of each new file."""
 
-    def opened(self, known: Sequence[Segment]) -> None:
-        """Called at the start, with the files that the journal lists."""
+    def opened(self, known: Sequence[Segment], *, latest_us: int) -> list[Path]:
+        """Called at the start, with the files that the journal lists and its newest commit.
+
+        Returns files that are newer than the list.
+        """
 
     def is_away(self) -> bool:
         """Whether new files cannot be kept now: writing them would be in vain."""
@@ -51,9 +54,9 @@ class FolderFiles:
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def opened(self, known: Sequence[Segment]) -> None:
-        """Remove unlisted files."""
-        remove_orphans(self.folder, known)
+    def opened(self, known: Sequence[Segment], *, latest_us: int) -> list[Path]:
+        """Remove unlisted files, except files that are newer than the list."""
+        return remove_orphans(self.folder, known, latest_us=latest_us)
 
     def is_away(self) -> bool:
         """Never: a failed write is reported and repeated."""

@@ -1,10 +1,11 @@
 """Sealed segments: Parquet files, one folder per tenant and table, each file either complete or absent."""
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import duckdb
 
@@ -14,6 +15,7 @@ from stallscope.store.hub.journal import Segment, line
 
 FOLDER = "segments"
 _PART = ".part"
+_NAME = re.compile(r"^(\d+)-\d+-[0-9a-f]+\.parquet$")
 _FORM = "PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
 """Running sums and times as differences (DELTA_BINARY_PACKED): smaller, and faster to write and read, than plain values
 with zstd level 3."""
@@ -95,15 +97,50 @@ class Sealer:
         return path
 
 
-def remove_orphans(folder: Path, known: Sequence[Segment]) -> int:
+def remove_orphans(folder: Path, known: Sequence[Segment], *, latest_us: int) -> list[Path]:
     """Remove unlisted files: from a seal or a merge that a crash interrupted, or replaced files.
 
-    Returns their number. The folder of segments contains no other files.
+    latest_us: the newest commit in the journal. Returns the files that remain: a file that was sealed after it, or is
+    not named like a sealed file, is not in the list because the list is older than the file.
     """
-    unlisted = orphans(folder, known)
-    for path in unlisted:
-        path.unlink(missing_ok=True)
-    return len(unlisted)
+    lost = []
+    for path in orphans(folder, known):
+        if path.suffix == _PART or ((sealed_us := sealed_at_us(path)) is not None and sealed_us <= latest_us):
+            path.unlink(missing_ok=True)
+        else:
+            lost.append(path)
+    return lost
+
+
+def sealed_at_us(path: Path) -> int | None:
+    """The newest commit in a sealed file, by its name; None for a foreign file."""
+    match = _NAME.search(path.name)
+    return int(match[1]) if match else None
+
+
+def found_again(folder: Path, path: Path) -> Segment | None:
+    """The entry for the list of a file that it lacks; None for a file that is not a readable segment."""
+    parts = path.relative_to(folder / FOLDER).parts
+    sealed_us = sealed_at_us(path)
+    if len(parts) != 3 or parts[1] not in schema.TABLES or sealed_us is None:
+        return None
+    try:
+        with duckdb.connect() as db:
+            ((n_rows, min_ts_ns, max_ts_ns),) = db.execute(
+                f"SELECT count(*), min(ts_ns), max(ts_ns) FROM read_parquet({views.quoted(str(path))})"
+            ).fetchall()
+    except duckdb.Error:
+        return None
+    return Segment(
+        unquote(parts[0]),
+        parts[1],
+        str(path.relative_to(folder)),
+        n_rows,
+        path.stat().st_size,
+        min_ts_ns,
+        max_ts_ns,
+        sealed_us,
+    )
 
 
 def orphans(folder: Path, known: Sequence[Segment]) -> list[Path]:

@@ -107,7 +107,7 @@ class HubStore:
             rows = completed(entry.table, entry.rows, entry.tenant, received_us=entry.received_us)
             age_s = max(0.0, (now_us - entry.received_us) / 1e6)
             self._hot.add(entry.tenant, entry.table, rows, received_us=entry.received_us, age_s=age_s)
-        self._files.opened(known)
+        self.damage.note_unlisted(self._files.opened(known, latest_us=self._journal.latest_us()))
 
     def _note(self, received_us: int) -> None:
         if self._position is not None:

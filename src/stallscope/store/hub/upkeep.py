@@ -40,13 +40,13 @@ def check(folder: Path, *, repair: bool = False) -> FolderProblems:
     repair: keep the readable row groups of damaged segments, and remove unreadable parts from the lists. The damaged
     files stay in the folder `damaged`.
     """
-    if not (folder / FILE_NAME).is_file():
+    if not (folder / FILE_NAME).is_file() and not segments.orphans(folder, ()):
         raise BadInput(
             f"{folder} is not a hub's folder ({FILE_NAME} is missing); give the folder of the hub's --db"
         )
     folder = folder.absolute()
     out = FolderProblems()
-    with closing(DuckJournal.open(folder)) as journal:
+    with closing(DuckJournal.open(folder, may_be_lost=repair)) as journal:
         known = journal.segments()
         for segment in known:
             _check_segment(journal, segment, out, repair=repair)
@@ -65,7 +65,7 @@ def _check_segment(journal: DuckJournal, segment: Segment, out: FolderProblems, 
     if repair:
         kept = _salvaged(journal.folder, segment)
         journal.replace_segments([segment], [kept] if kept else [])
-        _set_aside(journal.folder, segment)
+        _move(journal.folder, Path(segment.path))
         n_kept = kept.n_rows if kept else 0
         out.n_rows, out.n_repaired = out.n_rows + n_kept, out.n_repaired + 1
         problem += f"; {n_kept:,} rows kept"
@@ -101,11 +101,12 @@ def _readable(path: Path) -> Iterator[pa.Table]:
                 yield file.read_row_group(number)
 
 
-def _set_aside(folder: Path, segment: Segment) -> None:
-    target = folder / "damaged" / segment.path
+def _move(folder: Path, name: Path) -> None:
+    """Move a file to the folder `damaged`."""
+    target = folder / "damaged" / name
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileNotFoundError):
-        (folder / segment.path).rename(target)
+        (folder / name).rename(target)
 
 
 def _check_journal(journal: DuckJournal, out: FolderProblems, *, repair: bool) -> None:
@@ -124,17 +125,37 @@ def _check_other_files(
 ) -> None:
     if repair:
         known = journal.segments()
-    for path in segments.orphans(folder, known):
-        out.problems.append(
-            f"{path.relative_to(folder)} is not listed: from an interrupted seal, or replaced"
-        )
-        if repair:
-            path.unlink(missing_ok=True)
-            out.n_repaired += 1
     latest_us, noted_us = journal.latest_us(), read_position(folder)
+    for path in segments.orphans(folder, known):
+        _check_unlisted(folder, journal, path, out, latest_us=latest_us, repair=repair)
     if noted_us > latest_us:
         lost_s = (noted_us - latest_us) / 1e6
         out.problems.append(f"the write-ahead log lost its tail: the commits of its last {lost_s:.1f} s")
+
+
+def _check_unlisted(
+    folder: Path, journal: DuckJournal, path: Path, out: FolderProblems, *, latest_us: int, repair: bool
+) -> None:
+    """A file that the list lacks: list it again if it is newer than the list, otherwise the journal has its rows."""
+    name, sealed_us = path.relative_to(folder), segments.sealed_at_us(path)
+    if (sealed_us is not None and sealed_us <= latest_us) or path.suffix != ".parquet":
+        out.problems.append(f"{name} is not listed: from an interrupted seal, or replaced")
+        if repair:
+            path.unlink(missing_ok=True)
+            out.n_repaired += 1
+        return
+    found = segments.found_again(folder, path)
+    n_rows = f"{found.n_rows:,} rows" if found else "not a readable segment"
+    problem = f"{name} ({n_rows}) is newer than the list"
+    if repair and found:
+        journal.replace_segments([], [found])
+        out.n_rows, out.n_repaired = out.n_rows + found.n_rows, out.n_repaired + 1
+        problem += "; listed again"
+    elif repair:
+        _move(folder, path.relative_to(folder))
+        out.n_repaired += 1
+        problem += "; moved to the folder `damaged`"
+    out.problems.append(problem)
 
 
 def back_up(folder: Path, target: Path) -> FolderProblems:

@@ -137,8 +137,9 @@ class SlotFiles:
         self._cache = cache
         self.folder, self.prefix = cache.folder, f"{slot}-{epoch}-"
 
-    def opened(self, known: Sequence[Segment]) -> None:
+    def opened(self, known: Sequence[Segment], *, latest_us: int) -> list[Path]:
         """Nothing: other slots have files in the same folder."""
+        return []
 
     def is_away(self) -> bool:
         """Whether the bucket failed lately."""
