@@ -411,7 +411,6 @@ def test_rows_that_arrive_while_all_requests_are_in_flight_are_batched(line):
             time.sleep(0.02)
         for _ in range(50):
             open_line.offer({"collectives": collectives(1)}, clock=CLOCK)
-        time.sleep(0.2)
         is_over.set()
         open_line.close()
     assert len(far.got) <= hub_sender.MAX_IN_FLIGHT + 3

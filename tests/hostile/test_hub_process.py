@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from tests.hub.conftest import HubProcess
 from tests.hub.test_hub import CLOCK, collectives
+from tests.patience import until
 from tests.receive.requests import logs
 
 from stallscope.exporters.hub_logs import METHOD as LOGS
@@ -79,9 +80,7 @@ def honest_agent(hub: Hub, folder: Path) -> Iterator[Attacked]:
     for number in range(N_BATCHES):
         line.offer({"collectives": collectives(ROWS, number * ROWS)}, clock=CLOCK)
         time.sleep(0.02)
-    end_s = time.monotonic() + 30
-    while list((folder / "spool").glob("*.batch")) and time.monotonic() < end_s:
-        time.sleep(0.05)
+    until(lambda: not list((folder / "spool").glob("*.batch")), state=line.status)
     line.close()
     assert not list((folder / "spool").rglob("*.batch")), line.status()
     assert "dropped" not in line.status() and "set aside" not in line.status()
@@ -116,30 +115,34 @@ def attacked_alone(tmp_path: Path) -> Iterator[Attacked]:
         yield attacked
 
 
-def open_streams(
-    address: str, n: int, headers: list[tuple[str, str]]
-) -> tuple[list[grpc.Channel], threading.Event]:
-    """n calls that send their headers and then no message."""
-    release = threading.Event()
+@pytest.fixture
+def open_streams() -> Iterator[Callable[[str, int, list[tuple[str, str]]], None]]:
+    """Opens n calls that send their headers and then no message, until the end of the test."""
+    release, channels = threading.Event(), []
 
     def never() -> Iterator[bytes]:
-        release.wait(60)
+        release.wait()
         yield from ()
 
-    channels = []
-    for number in range(n):
-        channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("x", number)])
-        channel.stream_unary(LOGS).future(never(), metadata=headers)
-        channels.append(channel)
-    return channels, release
+    def opened(address: str, n: int, headers: list[tuple[str, str]]) -> None:
+        for number in range(n):
+            channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1), ("x", number)])
+            channel.stream_unary(LOGS).future(never(), metadata=headers)
+            channels.append(channel)
+
+    yield opened
+    release.set()
+    for channel in channels:
+        channel.close()
 
 
 @pytest.mark.parametrize("has_token", [False, True], ids=["stranger", "tenant"])
-def test_idle_streams_do_not_block_other_clients(attacked: Attacked, has_token: bool):
+def test_idle_streams_do_not_block_other_clients(
+    open_streams: Callable[[str, int, list[tuple[str, str]]], None], attacked: Attacked, has_token: bool
+):
+    """The streams stay open until `attacked` has sent and checked the rows of the honest agent."""
     headers = [("authorization", f"Bearer {attacked.token}")] if has_token else []
-    _, release = open_streams(attacked.address, 100, headers)
-    time.sleep(1)
-    release.set()
+    open_streams(attacked.address, 100, headers)
 
 
 def arrow_request(rows: pa.Table, **options: object) -> bytes:

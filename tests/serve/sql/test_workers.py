@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -103,10 +102,8 @@ def test_a_worker_can_read_its_tenants_folder_only(folder, data):
 def test_a_query_is_killed_at_its_deadline_and_the_next_one_is_answered(workers):
     workers.start()
     before = pids(workers)
-    begin_s = time.monotonic()
     with pytest.raises(TookTooLong, match="time limit of 3 s"):
         workers.query(FOREVER, tenant="a")
-    assert time.monotonic() - begin_s < 30
     assert workers.query("SELECT 1", tenant="a").rows == [[1]]
     gone = set(before) - set(pids(workers))
     assert len(gone) == 1

@@ -47,7 +47,7 @@ class Started:
         return self.stack.enter_context(closing(SharedStore(sharing, limits, work=lambda _: NoWork())))
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
     end_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end_s, "the condition does not become true"

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -118,13 +119,19 @@ def test_another_hub_takes_over_when_leases_run_out(start: Started, monkeypatch:
     for cluster in CLUSTERS:
         stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
 
-    def not_renewed(*_: object, **__: object) -> dict[int, int]:
-        raise Overloaded("as a process that stopped", 1.0)
+    renew, renewed_s, is_silent = two.membership._leases.renew, [], threading.Event()
 
-    monkeypatch.setattr(two.membership._leases, "renew", not_renewed)
-    silent_s = time.monotonic()
+    def until_silent(*arguments: Any, **options: Any) -> Any:
+        if is_silent.is_set():
+            raise Overloaded("as a process that stopped", 1.0)
+        renewed_s.append(time.monotonic())
+        return renew(*arguments, **options)
+
+    monkeypatch.setattr(two.membership._leases, "renew", until_silent)
+    until(lambda: renewed_s)
+    is_silent.set()
     until(lambda: len(one.membership.owned_slots()) == N_SLOTS)
-    assert time.monotonic() - silent_s > LEASE_S / 2
+    assert time.monotonic() - renewed_s[-1] > LEASE_S / 2
     late = [
         store.append(Batch("late", "a", {"events": events(c, "late")}))
         for c in CLUSTERS[:1]
