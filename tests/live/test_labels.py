@@ -26,6 +26,7 @@ def test_annotated_phases_select_their_part_of_the_trace(agent, job, only, tmp_p
         n_before = tracer.stores(more_than=n_before)
         output.append(time.monotonic_ns())
         assert send_labels([{"label": "phase", "value": name, "pid": job.pids[0]}], str(path)) == ["ok"]
+        until(lambda name=name: name.encode() in node.read(tracer.db).annotations["value"])
         until(lambda name=name: len(node.read(tracer.db, part=Part(phase=name)).collectives))
     assert tracer.ended(signal.SIGINT) == 0
     assert not path.exists()
