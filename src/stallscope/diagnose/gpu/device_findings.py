@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stallscope.diagnose.cost.absorption import absorption
-from stallscope.diagnose.gpu.gpu_clock import gpu_time
+from stallscope.diagnose.gpu.gpu_clock import GpuTime, gpu_time
+from stallscope.diagnose.gpu.hot_calls import has_hot_calls
 from stallscope.diagnose.gpu.slow_gpu import (
+    DeviceExcess,
     SlowDevice,
     device_excess,
     late_devices,
@@ -58,6 +60,12 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
     late = late_devices(table, more, usual=case.pace, limits=limits, host_late_steps=late_steps)
     slow = slow_devices(table, more, late, usual=case.pace, limits=limits, host_late_steps=late_steps)
     slow = {process: device for process, device in slow.items() if not _is_victim(timeline, process, slow)}
+    if limits.steady_noise_factor * more.noise_ns > min_device_ns(case.pace, limits):
+        slow = {
+            process: device
+            for process, device in slow.items()
+            if not _is_hot(case, process, device, times, more)
+        }
     stage = slow_stage(
         timeline,
         case.programs,
@@ -75,6 +83,15 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         stage=stage,
         uneven=moving(timeline, late, named, table=table, min_ns=min_ns, limits=limits),
         differing=differing,
+    )
+
+
+def _is_hot(case: Case, process: int, device: SlowDevice, times: GpuTime, more: DeviceExcess) -> bool:
+    """Whether a GPU of a job with uneven work has more work at times, rather than being slow."""
+    steps = np.array([late.step for late in device.late], np.int64)
+    own_ns = np.where(times.known, times.own_ns, 0.0)
+    return has_hot_calls(
+        case.timeline, case.programs, process, steps, own_ns=own_ns, excess_ns=more.by_row_ns
     )
 
 

@@ -50,12 +50,14 @@ class SlowDevice:
 @dataclass(frozen=True)
 class DeviceExcess:
     """by_cell_ns, max_ns: float64 (c,), device time of a process in a step beyond its peers', at least and at most.
-    error_ns: float64 (p,). noise_ns: the variation of a quiet GPU's excess from step to step. overlapped: the work of
-    GPUs that work during collectives, of which by_cell_ns also counts the part that peers did while they waited.
+    by_row_ns: float64 (n,), the same before each call, at least, without regard to the host. error_ns: float64 (p,).
+    noise_ns: the variation of a quiet GPU's excess from step to step. overlapped: the work of GPUs that work during
+    collectives, of which by_cell_ns also counts the part that peers did while they waited.
     """
 
     by_cell_ns: Array
     max_ns: Array
+    by_row_ns: Array
     error_ns: Array
     overlapped: OverlappedWork
     noise_ns: float = 0.0
@@ -93,6 +95,7 @@ def device_excess(
     return DeviceExcess(
         by_cell_ns=np.maximum(by_cell, 0.0),
         max_ns=np.maximum(np.maximum(by_cell, most), 0.0),
+        by_row_ns=least,
         error_ns=times.error_ns,
         overlapped=overlapped_work(timeline, programs, table, times),
         noise_ns=_noise_ns(table, by_cell, timeline.n_processes),
