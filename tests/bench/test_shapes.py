@@ -23,6 +23,8 @@ from shape_runs import Case, ran  # noqa: E402
         ("experts", "slower_job", 300_014),  # hot experts on one GPU for some steps
         ("subgroups", "slower_job", 300_004),  # the ranks of one node are compared with their own steps
         ("bucketed", "slower_job", 300_004),  # steps vary by more than the change of the hosts' time
+        ("lengths", "slower_job", 410_000),  # random lengths vary by as much as the change of the GPUs
+        ("absorbed", "slower_job", 410_002),  # by 6 %
         ("gan", "slower_job", 300_011),  # the steps of two models grow by different times
         (
             "gan",
@@ -56,7 +58,14 @@ def test_the_cost_is_right(shape: str, fault: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "seed"), [("subgroups", 302), ("absorbed", 620), ("gan", 405), ("gpus_differ", 939)]
+    ("shape", "seed"),
+    [
+        ("subgroups", 302),
+        ("absorbed", 620),
+        ("gan", 405),
+        ("gpus_differ", 939),
+        ("experts", 430_000),  # a hot expert stays on one GPU for 27 steps
+    ],
 )
 def test_the_same_job_without_the_fault_accuses_no_rank(shape: str, seed: int) -> None:
     result = ran(Case(shape, "", seed))

@@ -102,12 +102,12 @@ class Thresholds:
     late_factor_alone: float = 3.0
     """A process without peers is compared with its own better half: its steps differ by more than ranks do."""
 
-    change_share: float = 0.1
+    change_share: float = 0.05
     """A slowdown of the whole job is reported when its steps take this share longer until the end ..."""
 
     slowdown_factor: float = 1.15
-    """... by at least `min_late_ns`, or by this factor where steps are short: the median of all ranks over ten steps or
-    more varies far less than one step of one rank ..."""
+    """... by at least half of `min_late_ns`, or by this factor where steps are short: the median of all ranks over ten
+    steps or more varies far less than one step of one rank ..."""
 
     slowdown_steps: int = 10
     """... for at least this many steps, after the same number of steps at the earlier pace."""

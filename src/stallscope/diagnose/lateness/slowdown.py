@@ -28,6 +28,9 @@ _STEPS_AHEAD = 64  # steps per sum if hosts run ahead: single steps show only th
 _BLOCK_STEPS, _FEWEST_BLOCKS, _MAX_BLOCKS = 5, 4, 40
 _MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
+_ERRORS = 5.0  # standard errors that a shift of random steps must exceed
+_MAX_MEMORY = 0.25  # correlation of successive steps up to which they vary at random
+_OUTLIER_SPREADS = 3.0  # robust deviations beyond which a random step is clipped
 _COARSE_CUTS = 128  # cuts tried in a first pass; the second pass tries all cuts near the best
 _FEWEST_BEFORE = 6  # steps before an early change, of which each must be faster than each later step
 _OUTLIERS = 0.05  # share of the steps at either end that does not count in a mean
@@ -156,7 +159,7 @@ def _cut_of_steps(steps: _Steps, together: int, limits: Thresholds) -> int | Non
     if len(summed) < 2 * least:
         return None
     cut = _change(summed, least)
-    if _is_lasting(summed, cut, limits):
+    if _is_lasting(summed, cut, limits) or (together == 1 and _is_shift(summed, cut, limits)):
         return cut
     if together > 1:
         return None
@@ -191,7 +194,8 @@ def _of_one_kind(duration_ns: Array, n_calls: Array) -> Array:
 
 
 def _is_enough(before_ns: float, after_ns: float, limits: Thresholds) -> bool:
-    return after_ns - before_ns >= limits.min_late_ns or after_ns >= limits.slowdown_factor * before_ns
+    """Whether the growth is worth a report; the median over ranks and steps varies by less than a step of one rank."""
+    return after_ns - before_ns >= limits.min_late_ns / 2 or after_ns >= limits.slowdown_factor * before_ns
 
 
 def _slowdown(
@@ -243,6 +247,30 @@ def _is_lasting(values: Array, cut: int, limits: Thresholds, *, of_ns: float | N
     deviations = np.concatenate([before - low, after - high])
     spread = 1.4826 * float(np.median(np.abs(deviations)))
     return max(odd) <= _MAX_ODD_SHARE and high - low >= _SPREADS * spread
+
+
+def _is_shift(values: Array, cut: int, limits: Thresholds) -> bool:
+    """Whether steps that vary at random, as with batches of random lengths, are longer after the cut on average.
+
+    Blocks of such steps overlap with the blocks before the cut, but their means differ by many standard errors. Steps
+    that resemble the step before (phases, drift) are not random.
+    """
+    logs = np.log(np.maximum(values, 1.0))
+    middle, spread = np.median(logs), 1.4826 * np.median(np.abs(logs - np.median(logs)))
+    logs = np.clip(logs, middle - _OUTLIER_SPREADS * spread, middle + _OUTLIER_SPREADS * spread)
+    before, after = logs[:cut], logs[cut:]
+    more = float(after.mean() - before.mean())
+    if more < np.log1p(limits.change_share):
+        return False
+    left = np.concatenate([before - before.mean(), after - after.mean()])
+    variance = float((left * left).sum()) / (len(left) - 2)
+    memory = float((left[1:] * left[:-1]).mean()) / max(variance, 1e-12)
+    if memory > _MAX_MEMORY:
+        return False
+    error = (
+        variance * (1 / len(before) + 1 / len(after)) * (1 + max(memory, 0.0)) / (1 - max(memory, 0.0))
+    ) ** 0.5
+    return more >= _ERRORS * error
 
 
 def _block_medians(values: Array, size: int) -> Array:
