@@ -90,13 +90,19 @@ class _Steps:
         )
 
 
-def slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
-    """The lasting change of the step time, if there is one; the median over the ranks is examined."""
+def slowdown(
+    timeline: Timeline, table: Cells, limits: Thresholds, *, is_whole: bool = True
+) -> Slowdown | None:
+    """The lasting change of the step time, if there is one; the median over the ranks is examined.
+
+    is_whole: the table has all steps. Steps between the late steps of a slow GPU may be slow as well, so random steps
+    are examined in a whole table only.
+    """
     steps = _Steps.of(timeline, table, limits)
     if len(steps.number) < 2 * limits.slowdown_steps:
         return None
     together = _STEPS_AHEAD if steps.runs_ahead else 1
-    cut = _cut_of_steps(steps, together, limits)
+    cut = _cut_of_steps(steps, together, limits, may_vary=is_whole)
     if cut is None:
         return None
     summed = _summed(steps.like_ns, together)
@@ -152,14 +158,17 @@ def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowd
     )
 
 
-def _cut_of_steps(steps: _Steps, together: int, limits: Thresholds) -> int | None:
-    """The number of sums of `together` steps before the change; None without a lasting change."""
+def _cut_of_steps(steps: _Steps, together: int, limits: Thresholds, *, may_vary: bool) -> int | None:
+    """The number of sums of `together` steps before the change; None without a lasting change.
+
+    may_vary: whether a shift of steps that vary at random counts.
+    """
     summed = _summed(steps.like_ns, together)
     least = limits.slowdown_steps if together == 1 else _FEWEST_BLOCKS
     if len(summed) < 2 * least:
         return None
     cut = _change(summed, least)
-    if _is_lasting(summed, cut, limits) or (together == 1 and _is_shift(summed, cut, limits)):
+    if _is_lasting(summed, cut, limits) or (may_vary and together == 1 and _is_shift(summed, cut, limits)):
         return cut
     if together > 1:
         return None

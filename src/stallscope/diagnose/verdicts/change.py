@@ -1,6 +1,7 @@
 """Verdicts on a change of the whole job, and on a slow link between some ranks: a fault without a rank to blame."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.diagnose.verdicts._late import between, priced
 
 _CONFIDENCE = 0.9  # a change exceeds the variation of the steps by four deviations, see lateness.slowdown
+_PARTLY = 2  # times the share that a change must reach where only the steps between late steps are compared
 _ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold up a step
 
 
@@ -26,9 +28,11 @@ def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
     """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows."""
     if not case.programs.has_steps.all() or has_changing_sample(case.timeline):
         return []
-    change = slowdown(case.timeline, _without(case, list(known)), case.limits) or host_slowdown(
-        case.timeline, case.judged, case.limits
-    )
+    late, limits = list(known), case.limits
+    if late:  # the steps between late steps may be slower as well
+        limits = replace(limits, change_share=_PARTLY * limits.change_share)
+    change = slowdown(case.timeline, _without(case, late), limits, is_whole=not late)
+    change = change or host_slowdown(case.timeline, case.judged, limits)
     if change is None:
         return []
     n_steps = len(np.unique(case.judged.step[case.judged.step >= change.step]))
