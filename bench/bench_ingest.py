@@ -214,6 +214,8 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
         "answer_ms_median": round(float(np.median(times_ms)), 1),
         "answer_ms_p99": round(float(np.quantile(times_ms, 0.99)), 1),
         "hub_cores": round(hub_s / took_s, 2),
+        "hub_cpu_us_per_row": round(hub_s * 1e6 / n_sent, 2),
+        "hub_cpu_us_per_request": round(hub_s * 1e6 / len(times_ms)),
         "senders_cores": round(own_s / took_s, 2),
         "rows": n_sent,
         "bytes_a_row": round(sum(map(len, bodies)) / (len(bodies) * n_rows), 1),

@@ -22,9 +22,9 @@ SMALL_BYTES = 1 << 18
 
 _MAX_BYTES = 1 << 21  # of requests that are decoded together
 _MAX_REQUESTS = 64
-_GATHER_S, _PAUSE_S = 0.01, 0.002
-"""If several requests came together before, the thread waits while further requests arrive: senders that get their
-answers together send together again."""
+_GATHER_S, _PAUSE_S, _CHECK_EVERY_S = 0.02, 0.006, 0.001
+"""If several requests came together before, the thread waits until as many have arrived, or none arrives for a while:
+senders that get their answers together send together again."""
 
 _IDLE_S = 10.0
 
@@ -122,10 +122,12 @@ def _has_requests(line: _Line[Request]) -> bool:
 
 def _gather(line: _Line[Request]) -> None:
     """Wait briefly while requests arrive, if the last group had several."""
-    end_s, n_before = time.monotonic() + _GATHER_S, 0
-    while n_before < len(line.waiting) < line.n_last and time.monotonic() < end_s:
-        n_before = len(line.waiting)
-        time.sleep(_PAUSE_S)
+    begin_s = last_s = time.monotonic()
+    n_before = len(line.waiting)
+    while n_before < line.n_last and last_s - begin_s < _GATHER_S and time.monotonic() - last_s < _PAUSE_S:
+        time.sleep(_CHECK_EVERY_S)
+        if len(line.waiting) > n_before:
+            n_before, last_s = len(line.waiting), time.monotonic()
 
 
 def _next_group(line: _Line[Request]) -> list[Waiting[Request]]:
