@@ -1,14 +1,16 @@
 """A small inference engine with one fault: python engine_server.py KIND FAULT PORT FOLDER
 
 KIND: uvicorn (one process, asyncio), threads (one process, a thread for each connection), split (an API server and an
-engine core in two processes, over ZMQ as in vLLM) or llama.cpp. The prompt selects the work: a long prompt takes
-longer, and the word "rare" triggers the fault of the tokenizer, the writer, the log, the adapter and the lock.
+engine core in two processes, over ZMQ as in vLLM), llama.cpp or triton (the model is code of this process). The prompt
+selects the work: a long prompt takes longer, and the word "rare" triggers the fault of the tokenizer, the writer, the
+log, the adapter and the lock. FAULT_S in the environment is the length of a delay.
 """
 
 import hashlib
 import http.server
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 
 KIND, FAULT, PORT, FOLDER = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
 GAP_S = 0.01
+FAULT_S = float(os.environ.get("FAULT_S", "0.4"))
 TOKEN = b'data: {"token": 1}\n\n'
 DONE = b"data: [DONE]\n\n"
 SLOTS = threading.Semaphore(2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64)
@@ -34,7 +37,7 @@ def burn(seconds: float) -> None:
 
 def slow_merge(text: str) -> int:
     """Pairs of a tokenizer in pure Python."""
-    total, end_s = 0, time.process_time() + 0.4
+    total, end_s = 0, time.process_time() + FAULT_S
     while time.process_time() < end_s:
         for i in range(2000):
             total += ord(text[i % len(text)])
@@ -69,7 +72,7 @@ def warm_up() -> None:
 
 
 def flush_slowly() -> None:
-    time.sleep(0.4)
+    time.sleep(FAULT_S)
 
 
 def log_line() -> None:
@@ -85,7 +88,7 @@ def spin_with_lock() -> None:
     """Holds the interpreter lock for half a second in each second."""
     while True:
         time.sleep(1.0)
-        sum_squares(6_000_000)
+        sum_squares(int(15_000_000 * FAULT_S))
 
 
 def sum_squares(n: int) -> int:
@@ -330,14 +333,55 @@ def serve_llama() -> None:
     time.sleep(3600)
 
 
+# ---- Triton ----
+
+
+def serve_triton() -> None:
+    """The real server, by PyTriton, with as many instances of the model as requests that run at a time."""
+    import numpy as np
+    from pytriton.model_config import ModelConfig, Tensor
+    from pytriton.triton import Triton, TritonConfig
+
+    def answer(requests) -> Iterator[list[dict[str, object]]]:
+        values = {name: requests[0][name].ravel()[0] for name in ("prompt", "n_predict", "size")}
+        body = values | {"prompt": values["prompt"].decode()}
+        for data in token_stream(body):
+            yield [{"token": np.array([data.strip()])}]
+
+    ports = {name: free_port() for name in ("grpc_port", "metrics_port")}
+    addresses = dict.fromkeys(("http_address", "grpc_address", "metrics_address"), "127.0.0.1")
+    config = TritonConfig(http_port=PORT, exit_timeout_secs=2, **ports, **addresses)
+    inputs = [("prompt", bytes), ("n_predict", np.int32), ("size", np.int32)]
+    with Triton(config=config) as server:
+        server.bind(
+            model_name="engine",
+            infer_func=[answer] * (2 if FAULT in ("kv_space", "overload") else 4),
+            inputs=[Tensor(name=name, dtype=kind, shape=(1,)) for name, kind in inputs],
+            outputs=[Tensor(name="token", dtype=bytes, shape=(1,))],
+            config=ModelConfig(batching=False, decoupled=True),
+        )
+        server.serve()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def main() -> None:
     if FAULT == "slow_start":
         start_slowly()
-    if FAULT == "spin" and KIND in ("uvicorn", "threads"):
+    if FAULT == "spin" and KIND in ("uvicorn", "threads", "triton"):
         threading.Thread(target=spin_with_lock, daemon=True).start()
-    {"uvicorn": serve_uvicorn, "threads": serve_threads, "split": serve_split, "llama.cpp": serve_llama}[
-        KIND
-    ]()
+    kinds = {
+        "uvicorn": serve_uvicorn,
+        "threads": serve_threads,
+        "split": serve_split,
+        "llama.cpp": serve_llama,
+        "triton": serve_triton,
+    }
+    kinds[KIND]()
 
 
 if __name__ == "__main__":

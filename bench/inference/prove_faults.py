@@ -1,6 +1,7 @@
 """Faults in small inference servers, each judged by `stallscope explain` on a live trace.
 
-    python bench/inference/prove_faults.py ENVIRONMENT [--kind KIND]... [--fault FAULT]... [--repeat N]
+    python bench/inference/prove_faults.py ENVIRONMENT [--triton PYTHON] [--kind KIND]... [--fault FAULT]...
+                                           [--repeat N] [--seed N]
 
 ENVIRONMENT: the Python with the packages of the servers. Needs root. A run is right if the first verdict names an
 expected cause, the process that has the fault and, where the fault is in Python, its function. At least 95 % of the
@@ -11,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,10 +26,39 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report import report
-from running_server import KINDS, Server, explained, load, real_time, tracing
+from running_server import KINDS, PATHS, TRITON, Server, explained, load, real_time, tracing
 
-LOAD_S, PAUSE_S = 14.0, 0.4
+LOAD_S = 14.0
 CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Variation:
+    """Parameters of a run that do not change the right answer. fault_s: the length of a delay.
+
+    prompt: of most requests. n_long: words of a long prompt. n_tokens: of a response.
+    """
+
+    seed: int
+    fault_s: float
+    prompt: str
+    n_long: int
+    n_tokens: int
+    n_clients: int
+
+    @staticmethod
+    def of(seed: int, kind: str) -> "Variation":
+        """llama.cpp works ten times as long on a prompt as the other servers, and its prompts have a limit."""
+        chance = random.Random(seed)
+        words = ["".join(chance.choices("abcdefghij", k=2)) for _ in range(chance.randint(3, 12))]
+        return Variation(
+            seed,
+            fault_s=round(chance.uniform(0.3, 0.7), 2),
+            prompt=" ".join(words),
+            n_long=chance.randint(2200, 3400) if kind == "llama.cpp" else chance.randint(6000, 12000),
+            n_tokens=chance.randint(12, 30),
+            n_clients=chance.randint(3, 5),
+        )
 
 
 @dataclass(frozen=True)
@@ -40,19 +71,21 @@ class Truth:
     kind: str = "latency"
 
 
-def read_slowly(port: int, stop: threading.Event, kind: str) -> None:
+def read_slowly(server: Server, stop: threading.Event) -> None:
     """A client that takes 256 kB of a large response, then nothing for half a second, again and again."""
-    body = {"prompt": "ab cd", "n_predict": 60, "stream": True, "size": 100_000}
-    if kind == "llama.cpp":
+    body: dict[str, object] = {"prompt": "ab cd", "n_predict": 60, "size": 100_000}
+    if server.kind != TRITON:
+        body |= {"stream": True}
+    if server.kind == "llama.cpp":
         body |= {"n_predict": 1000, "n_probs": 100}
-    text = json.dumps(body).encode()
-    head = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    text, path = json.dumps(body).encode(), PATHS.get(server.kind, "/completion").encode()
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     while not stop.is_set():
         with socket.socket() as connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.settimeout(5)
-            connection.connect(("127.0.0.1", port))
-            connection.sendall(head % len(text) + text)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(head % (path, len(text)) + text)
             n_bytes, tail = 0, b""
             while not stop.is_set() and not tail.endswith(b"0\r\n\r\n"):
                 tail = connection.recv(1 << 16)
@@ -70,9 +103,9 @@ def repeated(stop: threading.Event, action: Callable[[], None], *, every_s: floa
         action()
 
 
-def pause(pid: int) -> None:
+def pause(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(PAUSE_S)
+    time.sleep(seconds)
     os.kill(pid, signal.SIGCONT)
 
 
@@ -93,11 +126,11 @@ def control_group(controller: str, pids: list[int], settings: dict[str, str]) ->
         folder.rmdir()
 
 
-def hogs(pids: list[int], stop: threading.Event) -> None:
+def hogs(pids: list[int], stop: threading.Event, seconds: float) -> None:
     """Pin the server to a CPU, on which a burst of other programs runs from time to time."""
     for pid in pids:
         subprocess.run(["taskset", "-acp", "1", str(pid)], stdout=subprocess.DEVNULL, check=True)
-    burn = "import time\nend=time.monotonic()+0.5\nwhile time.monotonic()<end: pass"
+    burn = f"import time\nend=time.monotonic()+{seconds}\nwhile time.monotonic()<end: pass"
     while not stop.wait(1.5):
         words = ["taskset", "-c", "1", "chrt", "-f", "5", "/usr/bin/python3", "-c", burn]
         subprocess.run(words, check=True)
@@ -164,11 +197,11 @@ FAULTS = (
 )
 
 
-def run(python: str, kind: str, fault: str) -> dict[str, object]:
+def run(python: str, kind: str, fault: str, variation: Variation) -> dict[str, object]:
     """One run: the answer of `explain`, and whether it is right."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name, contextlib.ExitStack() as stack:
         folder, stop = Path(name), threading.Event()
-        server = Server(kind, fault, python, folder)
+        server = Server(kind, fault, python, folder, fault_s=variation.fault_s)
         stack.callback(server.process.wait)
         stack.callback(lambda: os.killpg(server.process.pid, signal.SIGKILL))
         drain = threading.Thread(target=drain_slowly, args=(server, stop), daemon=True)
@@ -178,7 +211,7 @@ def run(python: str, kind: str, fault: str) -> dict[str, object]:
         if fault != "quota":  # the kernel does not limit programs of real-time priority
             real_time(*server.pids())
         with tracing(folder / "trace.db", server):
-            disturb(server, stop, stack)
+            disturb(server, variation, stop, stack)
             time.sleep(LOAD_S)
             pids = {"api": server.process.pid, "core": server.core_pid}
             if fault != "deadlock":
@@ -197,34 +230,40 @@ def run(python: str, kind: str, fault: str) -> dict[str, object]:
     return {
         "kind": kind,
         "fault": fault,
+        "seed": variation.seed,
         "is_right": is_right(answer, expected, pids),
         "pids": pids,
         **answer,
     }
 
 
-def disturb(server: Server, stop: threading.Event, stack: contextlib.ExitStack) -> None:
+def disturb(server: Server, variation: Variation, stop: threading.Event, stack: contextlib.ExitStack) -> None:
     """Start the clients, and the fault where it comes from outside."""
     fault, core = server.fault, server.core_pid
-    special = {"long_prompts": "ab " * (8000 if server.kind != "llama.cpp" else 3000)}.get(
-        fault, "rare ab cd"
-    )
+    special = "ab " * variation.n_long if fault == "long_prompts" else f"rare {variation.prompt}"
     if fault in ("sigstop", "quota", "hog", "kv_space", "overload", "slow_client"):
         special = ""
-    n_clients = {"kv_space": 8, "overload": 24}.get(fault, 4)
     is_fast = server.kind == "llama.cpp" and fault in ("kv_space", "overload")  # 3,000 tokens a second
-    load(server, stop, n_clients=n_clients, special=special, n_tokens=300 if is_fast else 20)
+    load(
+        server,
+        stop,
+        n_clients={"kv_space": 8, "overload": 24}.get(fault, variation.n_clients),
+        special=special,
+        n_tokens=15 * variation.n_tokens if is_fast else variation.n_tokens,
+        prompt=variation.prompt,
+        seed=variation.seed,
+    )
 
     def start(function: Callable[..., None], *words: object) -> None:
         threading.Thread(target=function, args=words, daemon=True).start()
 
     if fault == "sigstop":
-        start(repeated, stop, lambda: pause(core))
+        start(repeated, stop, lambda: pause(core, variation.fault_s))
     elif fault == "hog":
-        start(hogs, server.pids(), stop)
+        start(hogs, server.pids(), stop, variation.fault_s + 0.1)
     elif fault == "slow_client":
         for _ in range(4):
-            start(read_slowly, server.port, stop, server.kind)
+            start(read_slowly, server, stop)
     elif fault == "quota":
         limits = {
             "cpu.cfs_period_us": "1000000",
@@ -250,18 +289,27 @@ def is_right(answer: dict[str, object], expected: Truth, pids: dict[str, int]) -
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("python")
-    parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--triton", help="the Python with nvidia-pytriton: also Triton")
+    parser.add_argument("--kind", action="append", choices=(*KINDS, TRITON))
     parser.add_argument("--fault", action="append", choices=FAULTS)
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1, help="of the parameters of the first runs")
     words = parser.parse_args()
     real_time(os.getpid())  # clients and servers: delays by other programs of the machine are not the fault
     results = []
-    for _ in range(words.repeat):
-        for kind in words.kind or KINDS:
+    for seed in range(words.seed, words.seed + words.repeat):
+        for kind in words.kind or (*KINDS, *([TRITON] if words.triton else [])):
             for fault in words.fault or FAULTS:
                 if truth(kind, fault) is None:
                     continue
-                results.append(run(words.python, kind, fault))
+                results.append(
+                    run(
+                        words.triton if kind == TRITON else words.python,
+                        kind,
+                        fault,
+                        Variation.of(seed, kind),
+                    )
+                )
                 print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     n_right = sum(bool(each["is_right"]) for each in results)
     print(f"{n_right} of {len(results)} right", file=sys.stderr)

@@ -84,7 +84,7 @@ def send(server: Server, n: int, *, seed: int) -> None:
         for _ in range(n // N_CLIENTS + (number < n % N_CLIENTS)):
             n_words = int(10 ** chance.uniform(0.5, longest))
             streams = chance.random() < 0.75
-            status = request(server.port, "ab " * n_words, n=chance.randint(2, 24), streams=streams)
+            status = request(server, "ab " * n_words, n=chance.randint(2, 24), streams=streams)
             server.refused += status != 200
             time.sleep(chance.uniform(0.0, 0.15))
 

@@ -19,13 +19,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 STALLSCOPE = (sys.executable, "-c", "from stallscope.cli import main; main()")
 KINDS = ("uvicorn", "threads", "split", "llama.cpp")
+TRITON = "triton"
+START_S, N_STARTS = 45.0, 4
+PATHS = {TRITON: "/v2/models/engine/generate_stream"}
 
 
 @dataclass
 class Server:
     """A running server. Its core is the process that makes the tokens.
 
-    refused: requests that it has answered with an error.
+    refused: requests that it has answered with an error. fault_s: the length of its fault.
     """
 
     kind: str
@@ -36,13 +39,25 @@ class Server:
     port: int = field(init=False)
     refused: int = 0
 
+    fault_s: float = 0.4
+    n_starts: int = 0
+
     def __post_init__(self) -> None:
-        self.port = free_port()
         (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
+        self.start()
+
+    def start(self) -> None:
+        self.port = free_port()
+        self.n_starts += 1
         log = subprocess.PIPE if self.fault == "log_pipe" else (self.folder / "log").open("wb")
         words = [self.python, HERE / "engine_server.py", self.kind, self.fault, str(self.port), self.folder]
         self.process = subprocess.Popen(
-            words, stdout=subprocess.DEVNULL, stderr=log, process_group=0, preexec_fn=normal_priority
+            words,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env=os.environ | {"FAULT_S": str(self.fault_s)},
+            process_group=0,
+            preexec_fn=normal_priority,
         )
 
     @property
@@ -51,17 +66,41 @@ class Server:
         return int(children[-1]) if self.kind == "split" else self.process.pid
 
     def pids(self) -> list[int]:
-        return sorted({self.process.pid, self.core_pid})
+        """The processes of the server."""
+        pids = [self.process.pid]
+        for pid in pids:  # grows
+            pids += [
+                int(word)
+                for file in Path(f"/proc/{pid}/task").glob("*/children")
+                for word in file.read_text().split()
+            ]
+        return pids
 
     def wait(self) -> None:
-        end_s = time.monotonic() + 60
+        end_s = time.monotonic() + START_S
         while time.monotonic() < end_s:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                time.sleep(0.5)
-                return
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self.kind == TRITON and self.is_model_ready():
+                    return
+                if self.kind != TRITON:
+                    socket.create_connection(("127.0.0.1", self.port)).close()
+                    time.sleep(0.5)
+                    return
             time.sleep(0.05)
-        raise SystemExit(f"{self.kind} does not listen")
+        if self.n_starts == N_STARTS:
+            raise SystemExit(f"{self.kind} does not listen")
+        # PyTriton gives up if its processes do not find each other in time, which happens on a loaded machine.
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.start()
+        self.wait()
+
+    def is_model_ready(self) -> bool:
+        """Whether Triton has loaded the model."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        with contextlib.closing(connection):
+            connection.request("GET", "/v2/models/engine/ready")
+            return connection.getresponse().status == 200
 
 
 def free_port() -> int:
@@ -83,13 +122,16 @@ def normal_priority() -> None:
 
 
 def request(
-    port: int, prompt: str, *, n: int = 20, size: int = 1, timeout_s: float = 60, streams: bool = True
+    server: Server, prompt: str, *, n: int = 20, size: int = 1, timeout_s: float = 60, streams: bool = True
 ) -> int:
     """Send a request and read its response. Returns the status; 0 without a response."""
-    body = {"prompt": prompt, "n_predict": n, "stream": streams, "cache_prompt": False, "size": size}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    body: dict[str, object] = {"prompt": prompt, "n_predict": n, "size": size}
+    if server.kind != TRITON:
+        body |= {"stream": streams, "cache_prompt": False}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout_s)
     with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        path = PATHS.get(server.kind, "/completion")
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         response.read()
         return response.status
@@ -97,16 +139,23 @@ def request(
 
 
 def load(
-    server: Server, stop: threading.Event, *, n_clients: int, special: str = "", n_tokens: int = 20
+    server: Server,
+    stop: threading.Event,
+    *,
+    n_clients: int,
+    special: str = "",
+    n_tokens: int = 20,
+    prompt: str = "ab cd ef gh",
+    seed: int = 0,
 ) -> list[threading.Thread]:
     """Clients that each send one request after the other. special: the prompt of every twelfth request."""
 
     def client(number: int) -> None:
-        chance = random.Random(number)
+        chance = random.Random(1000 * seed + number)
         while not stop.is_set():
-            prompt = special if special and chance.random() < 1 / 12 else "ab cd ef gh"
+            text = special if special and chance.random() < 1 / 12 else prompt
             timeout_s = 5 if server.fault == "deadlock" else 60
-            server.refused += request(server.port, prompt, n=n_tokens, timeout_s=timeout_s) not in (0, 200)
+            server.refused += request(server, text, n=n_tokens, timeout_s=timeout_s) not in (0, 200)
             stop.wait(0.05 * chance.random())
 
     threads = [threading.Thread(target=client, args=(i,), daemon=True) for i in range(n_clients)]
@@ -135,7 +184,7 @@ def tracing(db: Path, *servers: Server) -> Iterator[None]:
 
 def wait_until_recorded(db: Path, pids: set[int]) -> None:
     """Wait until the agent records the requests to these processes."""
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + START_S
     with contextlib.closing(sqlite3.connect(f"file:{db}?mode=ro", uri=True)) as trace:
         while not pids <= {pid for (pid,) in trace.execute("SELECT pid FROM servers")}:
             if time.monotonic() > end_s:

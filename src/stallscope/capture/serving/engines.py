@@ -3,7 +3,8 @@
     engines = Engines(running, chosen=(4711,))
     new, ended = engines.scan(time.monotonic_ns())
 
-A process whose parent belongs to an engine belongs to it as well: workers are often started with a bare interpreter. A
+A process whose parent belongs to an engine belongs to it as well: workers are often started with a bare interpreter. So
+does the program that has started Triton by PyTriton. A
 plain Python program counts as an engine if it listens on a socket, has no rank from a launcher, and either was chosen
 by number or has a model runtime mapped. So the socket calls of a training job are not recorded.
 """
@@ -36,6 +37,9 @@ _PATTERNS = (
 )
 _ENGINES = tuple((name, re.compile(pattern)) for name, pattern in _PATTERNS)
 _LLAMA = re.compile(rb"/(libllama|xllamacpp)[-.\w]*\.so", re.MULTILINE)
+_HAS_MODEL_OUTSIDE = re.compile(r"/pytriton/workspace_[^\0]*/tritonserver\0")
+"""PyTriton: the model is code of the Python program that has started Triton."""
+
 _RUNTIME = re.compile(
     rb"/(libtorch_cpu|libonnxruntime|libtensorflow_cc|libtensorflow_framework|xla_extension|libmlx|libtvm"
     rb"|_core\.cpython-\d+-mlx|libcuda|libggml)[-.\w]*\.so"
@@ -91,10 +95,18 @@ class Engines:
         new = []
         for pid in sorted(present - self.by_pid.keys()):
             if self._is_due(pid, now_ns) and (engine := self._examined(pid)):
-                self.by_pid[pid] = engine
-                self._others.pop(pid, None)
-                new.append(engine)
+                for each in (engine, *self._program_with_model(engine)):
+                    self.by_pid[each.pid] = each
+                    self._others.pop(each.pid, None)
+                    new.append(each)
         return new, ended
+
+    def _program_with_model(self, engine: Engine) -> list[Engine]:
+        """The parent of an engine's process, if the model is code of the parent; otherwise no process."""
+        words = small_file(f"{self.proc}/{engine.pid}/cmdline", 1 << 16).decode("utf-8", "replace")
+        parent = _parent(self.proc, engine.pid)
+        is_outside = _HAS_MODEL_OUTSIDE.search(words) and parent > 1 and parent not in self.by_pid
+        return [engine._replace(pid=parent)] if is_outside else []
 
     def _is_due(self, pid: int, now_ns: int) -> bool:
         known = self._others.setdefault(pid, _Candidate(now_ns))
