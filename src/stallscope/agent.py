@@ -87,6 +87,7 @@ class Options:
     cloud: cloud whose metadata service describes this machine (aws, gcp, azure); empty: none.
     owners: schedulers that are asked for owners, and the treatment of private labels.
     gpu_times: when NCCL's profiler plugin records in the traced processes.
+    engine_metrics_s: interval at which the metrics of inference engines are read; 0: never.
     confined: give up all privileges that are no longer needed; for a process that only traces.
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
     separate process. alerts: the file of alerts. event_socket: where
@@ -113,6 +114,7 @@ class Options:
     cloud: str = ""
     owners: OwnerOptions = field(default_factory=OwnerOptions)
     gpu_times: GpuTimes = GpuTimes.SAMPLE
+    engine_metrics_s: int = 0
     prometheus: str = ""
     otlp: str = ""
     serve: str = ""
@@ -219,6 +221,7 @@ def _captured(options: Options) -> CaptureOptions:
         cloud=options.cloud,
         owners=options.owners,
         gpu_times=options.gpu_times,
+        engine_metrics_s=options.engine_metrics_s,
         delivers_often=options.hub is not None,
     )
 

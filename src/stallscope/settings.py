@@ -118,6 +118,16 @@ class Settings:
             "--gpu-times",
         ),
     ] = "sample"
+    engine_metrics_s: Annotated[
+        int,
+        About(
+            "interval at which GET /metrics is sent to inference engines that listen at a loopback address of this "
+            "machine; 0: never",
+            unit="s",
+            minimum=1,
+            zero_is_unlimited=True,
+        ),
+    ] = 10
     annotate_socket: Annotated[
         Path,
         About("socket on which the agent accepts labels (step, epoch, phase) from jobs", "--annotate-socket"),

@@ -66,6 +66,7 @@ class Delivery:
         owners: Owners | None = None,
         idle_gpus: IdleGpus | None = None,
         kernels: KernelRecords | None = None,
+        metrics_every_s: int = 0,
     ):
         self.counts = RecordCounts()
         self.collector = Collector(
@@ -93,7 +94,9 @@ class Delivery:
             if has_stacks
             else None
         )
-        self._serving = Serving(node, probes, running, chosen=chosen, note=note)
+        self._serving = Serving(
+            node, probes, running, chosen=chosen, note=note, metrics_every_s=metrics_every_s
+        )
         self._silent_ranks = SilentRanks(node, self._stacks, gpu_processes) if self._stacks else None
 
     def deliver_records(self) -> None:

@@ -87,7 +87,8 @@ class Options:
     driver; gpu_majors: finds its devices. annotate_socket: socket for jobs' labels; None: no labels. annotate_group:
     group of other users who may send labels. cloud: cloud whose metadata service describes this machine (aws, gcp,
     azure); empty: none. owners: schedulers that are asked for owners. delivers_often: deliver records several times
-    a second. gpu_times: when NCCL's profiler plugin records in the traced processes.
+    a second. gpu_times: when NCCL's profiler plugin records in the traced processes. engine_metrics_s: interval of
+    reads of the metrics of inference engines; 0: never.
     """
 
     pids: tuple[int, ...] = ()
@@ -102,6 +103,7 @@ class Options:
     owners: OwnerOptions = field(default_factory=OwnerOptions)
     delivers_often: bool = False
     gpu_times: GpuTimes = GpuTimes.SAMPLE
+    engine_metrics_s: int = 0
 
 
 class Capture:
@@ -199,6 +201,7 @@ class Capture:
             owners=self._owners,
             idle_gpus=idle_gpus(options.owners, self._owners, node),
             kernels=self._kernels,
+            metrics_every_s=options.engine_metrics_s,
         )
         self._delivery.collector.start()
         self._governor.start()

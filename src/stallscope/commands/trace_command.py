@@ -198,6 +198,7 @@ def trace(
         cloud=_cloud(chosen.cloud),
         owners=_owners(chosen),
         gpu_times=_gpu_times(chosen.gpu_times),
+        engine_metrics_s=chosen.engine_metrics_s,
         prometheus=prometheus,
         otlp=otlp,
         serve=serve,

@@ -472,6 +472,57 @@ TOKENS = Table(
     ),
 )
 
+ITERATIONS = Table(
+    "iterations",
+    "Iterations of an inference engine, by the tokens that it sent: one row per process and second.",
+    (
+        Field("ts_ns", "i8", "end of the second"),
+        *_PROCESS_FIELDS,
+        Field("n", "i8", "iterations: each sends at most one token of a response"),
+        Field("n_tokens", "i8", "their tokens, without the first token of a response"),
+        Field("max_tokens", "i4", "the most tokens of an iteration: the largest batch"),
+        Field(
+            "total_ns",
+            "i8",
+            "sum of the times between the begins of two iterations of which a response has tokens",
+        ),
+        Field("max_ns", "i8", "the longest of these times"),
+        Field("max_at_ns", "i8", "its begin", True),
+        Field("histogram", "S2048", "their number by length, as in `tokens`"),
+    ),
+)
+ENGINE_METRICS = Table(
+    "engine_metrics",
+    "The metrics that an inference engine publishes itself: one row per read. Numbers and times since its start.",
+    (
+        Field("ts_ns", "i8", "when"),
+        *_PROCESS_FIELDS,
+        Field("group_pid", "u4", "as in `servers`"),
+        Field("engine", "S16", "as in `requests`"),
+        Field("model", "S64", "as in `requests`"),
+        Field("n_waiting", "i4", "requests in the queue now", True),
+        Field("n_running", "i4", "requests in the batch now", True),
+        Field("kv_permille", "i4", "share of the KV cache in use now, in 1/1000", True),
+        Field("n_preempted", "i8", "requests that lost their space in the KV cache", True),
+        Field("n_prefix_queries", "i8", "tokens looked up in the prefix cache", True),
+        Field("n_prefix_hits", "i8", "tokens found in it", True),
+        *(
+            field
+            for name, meaning in (
+                ("queue", "in the queue"),
+                ("prefill", "of prefill"),
+                ("decode", "of decoding"),
+                ("first", "until the first token"),
+                ("between", "between two tokens"),
+                ("whole", "until the end of the response"),
+            )
+            for field in (
+                Field(f"n_{name}", "i8", f"number of times {meaning}", True),
+                Field(f"{name}_ns", "i8", "their sum", True),
+            )
+        ),
+    ),
+)
 SERVERS = Table(
     "servers",
     "A process of an inference engine: a row when it is found, and a row per second while it has open requests.",
@@ -562,8 +613,8 @@ NODE_VERDICTS = Table(
 
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
-SERVING_TABLES = (REQUESTS, TOKENS, SERVERS)
-"""The tables of inference engines."""
+SERVING_TABLES = (REQUESTS, TOKENS, SERVERS, ENGINE_METRICS)
+"""The tables of inference engines that the diagnosis reads."""
 
 JOB_TABLES = (*TABLES, OWNERS, GPU_KERNELS)
 """The tables whose rows belong to processes of a job."""
@@ -591,6 +642,8 @@ NODE_TABLES: tuple[Table, ...] = (
     REQUESTS,
     TOKENS,
     SERVERS,
+    ITERATIONS,
+    ENGINE_METRICS,
 )
 """Further event tables of a node trace; most stay there, and are not arrays of a Trace. A trace from before one of
 them was added lacks it."""
@@ -622,6 +675,7 @@ ARRAYS = (
     REQUESTS,
     TOKENS,
     SERVERS,
+    ENGINE_METRICS,
 )
 """The arrays of a Trace. The arrays that are not in SENT_TABLES are not sent to a hub."""
 

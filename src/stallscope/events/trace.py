@@ -116,6 +116,7 @@ class Trace:
     requests: Array = field(default_factory=lambda: layout.empty(layout.REQUESTS))
     tokens: Array = field(default_factory=lambda: layout.empty(layout.TOKENS))
     servers: Array = field(default_factory=lambda: layout.empty(layout.SERVERS))
+    engine_metrics: Array = field(default_factory=lambda: layout.empty(layout.ENGINE_METRICS))
     nodes: tuple[str, ...] = ("",)
     symbols: tuple[str, ...] = ("",)
     clocks: tuple[Clock, ...] = ()

@@ -3,7 +3,13 @@
 import numpy as np
 
 from stallscope.capture.serving.engines import Engine
-from stallscope.capture.serving.requests import request_rows, server_rows, still_since_ns, token_rows
+from stallscope.capture.serving.requests import (
+    iteration_rows,
+    request_rows,
+    server_rows,
+    still_since_ns,
+    token_rows,
+)
 from stallscope.events import kernel
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -42,6 +48,17 @@ def test_tokens_are_summed_by_path():
         (b"/a", 2, 40_000, 30_000),
         (b"/b", 1, 20_000, 20_000),
     ]
+
+
+def test_an_iteration_has_at_most_one_token_of_a_response():
+    # two responses, with a token each every 10 us; the second response pauses in the third iteration
+    sent_us = [(100, 10), (101, 10), (110, 10), (111, 10), (150, 40), (160, 10), (161, 50)]
+    events = np.zeros(len(sent_us), kernel.TOKEN)
+    events["ts_ns"], events["gap_ns"] = 1000 * np.array(sent_us).T
+    events["pid"] = 7
+    row = iteration_rows(events, 9, node=3)[0]
+    assert (int(row["n"]), int(row["n_tokens"]), int(row["max_tokens"])) == (4, 7, 2)
+    assert (int(row["total_ns"]), int(row["max_ns"]), int(row["max_at_ns"])) == (60_000, 40_000, 110_000)
 
 
 def test_the_oldest_open_request_does_not_wait_for_its_client():

@@ -167,6 +167,22 @@ def listens(proc: Path, pid: int) -> bool:
     return not opened.isdisjoint(listening)
 
 
+_LOCAL = ("0100007F", "00000000", "0" * 32)
+"""127.0.0.1, 0.0.0.0 and :: in /proc/PID/net, on little-endian machines."""
+
+
+def listening_ports(proc: Path, pid: int) -> set[int]:
+    """The TCP ports on which a process listens at 127.0.0.1 or at all addresses."""
+    opened = {str(inode) for inode in open_sockets(proc / str(pid))}
+    rows = [words for name in ("tcp", "tcp6") for words in _rows_of(proc / str(pid) / "net" / name)]
+    listening = [
+        words[1].split(":")
+        for words in rows
+        if len(words) > 9 and words[3] == _TCP_LISTEN and words[9] in opened
+    ]
+    return {int(port, 16) for address, port in listening if address in _LOCAL}
+
+
 def _rows_of(path: Path) -> list[list[str]]:
     return [line.split() for line in large_file(path, _MAX_BYTES).decode("ascii", "replace").splitlines()]
 

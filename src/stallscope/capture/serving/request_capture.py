@@ -6,8 +6,10 @@ import numpy as np
 
 from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.program import Program
+from stallscope.capture.serving.engine_metrics import EngineMetrics
 from stallscope.capture.serving.engines import PYTHON, Engine, Engines
 from stallscope.capture.serving.requests import (
+    iteration_rows,
     new_server_rows,
     open_rows,
     request_rows,
@@ -28,6 +30,7 @@ class Serving:
     """The requests to the engines on this machine.
 
     running: the processes in scope. chosen: the processes that the user chose. note: prints a line for the user.
+    metrics_every_s: interval at which the metrics of engines are read; 0: never.
     """
 
     def __init__(
@@ -38,9 +41,11 @@ class Serving:
         *,
         chosen: Collection[int],
         note: Callable[[str], None],
+        metrics_every_s: int = 0,
     ):
         self._node, self._probes, self._note = node, probes, note
         self._engines = Engines(running, chosen)
+        self._metrics = EngineMetrics(metrics_every_s)
         self._requests: list[Array] = []
         self._tokens: list[Array] = []
         self._paths: dict[tuple[int, int], bytes] = {}
@@ -67,6 +72,8 @@ class Serving:
             yield layout.SERVERS, new_server_rows(new, now_ns, self._node)
         if engines := known | self._engines.by_pid:
             yield from self._rows(now_ns, engines)
+            self._metrics.watch(self._engines.by_pid)
+            yield layout.ENGINE_METRICS, self._metrics.take(self._node)
         if ended:
             self._probes.forget_engines(ended)
 
@@ -101,6 +108,7 @@ class Serving:
         self._keep_paths(waiting["request"])
         yield layout.REQUESTS, request_rows(requests, engines, self._node)
         yield layout.TOKENS, token_rows(tokens, self._paths, now_ns, self._node)
+        yield layout.ITERATIONS, iteration_rows(tokens, now_ns, self._node)
         servers = server_rows(waiting, engines, now_ns, self._node)
         stuck = servers[servers["oldest_progress_ns"] != UNKNOWN]
         self._still_since_ns = still_since_ns(stuck, self._still_since_ns, requests, tokens)

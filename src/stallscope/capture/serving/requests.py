@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 
@@ -60,6 +61,39 @@ def token_rows(events: Array, paths: Mapping[tuple[int, int], bytes], now_ns: in
         row["n"], row["total_ns"], row["max_ns"] = len(gaps_ns), gaps_ns.sum(), gaps_ns.max()
         row["histogram"] = histogram(gaps_ns)
     return rows
+
+
+def iteration_rows(events: Array, now_ns: int, node: int) -> Array:
+    """Rows of ITERATIONS from rows of kernel.TOKEN.
+
+    An iteration sends at most one token of a response: a token whose predecessor belongs to the current iteration
+    begins the next one.
+    """
+    pids = np.unique(events["pid"])
+    rows = layout.empty(layout.ITERATIONS, len(pids))
+    rows["node"], rows["ts_ns"], rows["pid"] = node, now_ns, pids
+    for row in rows:
+        own = events[events["pid"] == row["pid"]]
+        own = own[np.argsort(own["ts_ns"], kind="stable")]
+        begins, sizes, times = _iterations(own["ts_ns"].tolist(), own["gap_ns"].tolist())
+        row["n"], row["n_tokens"], row["max_tokens"] = len(begins), len(own), max(sizes)
+        lengths_ns = np.array(times, np.int64)
+        row["histogram"], row["max_at_ns"] = histogram(lengths_ns), UNKNOWN
+        row["total_ns"], row["max_ns"] = lengths_ns.sum(), lengths_ns.max(initial=0)
+        if len(times):
+            row["max_at_ns"] = begins[int(lengths_ns.argmax())]
+    return rows
+
+
+def _iterations(times_ns: list[int], gaps_ns: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Begin and size of each iteration, and the time from each begin to the next one; the last has none."""
+    begins, sizes = [times_ns[0]], [0]
+    for ts_ns, gap_ns in zip(times_ns, gaps_ns, strict=True):
+        if sizes[-1] and ts_ns - gap_ns >= begins[-1]:
+            begins.append(ts_ns)
+            sizes.append(0)
+        sizes[-1] += 1
+    return begins, sizes, [after - before for before, after in pairwise(begins)]
 
 
 def server_rows(open_rows: Array, engines: Mapping[int, Engine], now_ns: int, node: int) -> Array:

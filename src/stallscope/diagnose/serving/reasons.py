@@ -25,6 +25,7 @@ from stallscope.diagnose.serving.engine_threads import (
     overlap_ns,
 )
 from stallscope.diagnose.serving.late_requests import MANY_WAITING, Late, is_long_prompt, n_before
+from stallscope.diagnose.serving.own_metrics import pressure
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
@@ -252,6 +253,16 @@ def long_prompt(delay: Delay) -> Reason | None:
     return Reason("long_prompt", int(longest["pid"]), CauseEvidence(work=text, line=line))
 
 
+def kv_cache(delay: Delay) -> Reason | None:
+    """The engine's own metrics show that its KV cache was full while the request waited."""
+    rows, own = delay.threads.trace.engine_metrics, delay.late.request
+    rows = rows[(rows["node"] == own["node"]) & np.isin(rows["pid"], delay.threads.pids)]
+    state = pressure(rows, delay.begin_ns, delay.end_ns)
+    if not state or not state.is_full:
+        return None
+    return Reason("kv_cache", int(rows["pid"][-1]), CauseEvidence(work=state.text()))
+
+
 def capacity(delay: Delay) -> Reason | None:
     """The request waited behind several earlier requests while the engine completed responses at a steady rate."""
     rows, own = delay.requests, delay.late.request
@@ -328,6 +339,7 @@ RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     page_faults,
     sleep,
     long_prompt,
+    kv_cache,
     capacity,
     interpreter_lock,
     preemption,

@@ -21,6 +21,7 @@ from stallscope.diagnose.serving.dead_servers import DeadServer, dead_servers
 from stallscope.diagnose.serving.endpoints import endpoints
 from stallscope.diagnose.serving.engine_threads import Threads
 from stallscope.diagnose.serving.late_requests import Late, late_requests
+from stallscope.diagnose.serving.own_metrics import differences
 from stallscope.diagnose.serving.reasons import Delay, Reason, merged, reason_of
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -80,6 +81,8 @@ def with_engines(trace: Trace, whole: Report, limits: Thresholds) -> Report:
     remarks: list[dict[str, object]] = [
         {"what": f"Requests to {each.path} of {each.engine}", **each.numbers()} for each in endpoints(trace)
     ]
+    for node, pids in _groups(trace):
+        remarks += differences(trace, node, pids)
     return replace(whole, verdicts=[*worded, *whole.verdicts], benign=[*whole.benign, *remarks])
 
 
