@@ -78,7 +78,7 @@ def test_a_python_program_counts_only_as_a_server_with_a_runtime_or_if_chosen(tm
 def test_the_program_whose_code_is_the_model_belongs_to_triton(tmp_path):
     model = process(tmp_path, 10, "python serve_model.py", is_server=False)
     started = process(
-        tmp_path, 11, "/root/.cache/pytriton/workspace_ab/tritonserver/bin/tritonserver", parent=model
+        tmp_path, 11, "/opt/cache/pytriton/workspace_ab/tritonserver/bin/tritonserver", parent=model
     )
     shell = process(tmp_path, 12, "bash")
     other = process(tmp_path, 13, "/opt/tritonserver/bin/tritonserver --model-repository=/m", parent=shell)
