@@ -68,6 +68,7 @@ def _absorbed_alone(case: Case, named: Late, slow_gpus: Late, *, is_exact: bool)
             without_others(parts, process, n_least=least),
             [process],
             is_exact=is_exact and not _empties_queue(case, named[process]),
+            is_linear=True,
         )
         for process in named
         if process in parts.delay_ns and parts.beyond_steps(process) <= _UNSURE

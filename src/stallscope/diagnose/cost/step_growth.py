@@ -201,11 +201,14 @@ def _stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
     return _releases(case, late) if n_releases else _steps(case, late)
 
 
-def growth(parts: Stretches, group: Collection[int], *, is_exact: bool = True) -> Growth | None:
+def growth(
+    parts: Stretches, group: Collection[int], *, is_exact: bool = True, is_linear: bool = False
+) -> Growth | None:
     """The GPU time that the other ranks lost because the stretches grew by the delays of a group of ranks.
 
     is_exact: the sizes of the delays are exact, so that longer and shorter delays can be compared. Delays of GPUs have
-    an error, and a call that empties the GPU's queue varies with the queue.
+    an error, and a call that empties the GPU's queue varies with the queue. is_linear: the first part of a delay is
+    taken to cost as much as the rest, which shows whether delays cost anything.
 
     Named ranks share the growth of a stretch in which they are late together. A rank that is late for its own reason
     loses the difference to the group's delay. None if no delay of the group lies in a stretch.
@@ -217,7 +220,8 @@ def growth(parts: Stretches, group: Collection[int], *, is_exact: bool = True) -
     if compared is None:
         compared = _bounded(parts, whole, _slope(parts, whole) if is_exact else None)
     elif is_exact:
-        compared = _narrowed(parts, compared, whole)
+        thresholds = _THRESHOLDS[:1] if is_linear else _THRESHOLDS
+        compared = _narrowed(parts, compared, whole, thresholds)
     share, n_waiting = _shares(parts, group, compared)
     least, most, delay = (
         float((each * share * n_waiting).sum()) for each in (compared.min_ns, compared.max_ns, whole)
@@ -350,12 +354,12 @@ def _spread_of_others(parts: Stretches, max_ns: float) -> float:
     return float(np.minimum(known, max_ns).std()) if len(known) else 0.0
 
 
-def _narrowed(parts: Stretches, compared: _Estimate, delay_ns: Array) -> _Estimate:
+def _narrowed(parts: Stretches, compared: _Estimate, delay_ns: Array, thresholds: Array) -> _Estimate:
     """The comparison with quiet stretches, together with fits of the delays where these are less uncertain.
 
     The range that both allow; where they contradict each other, the range from the lower to the higher.
     """
-    fitted = _by_fits(parts, delay_ns)
+    fitted = _by_fits(parts, delay_ns, thresholds)
     if fitted is None or fitted[1] - fitted[0] >= 2 * compared.error_ns:
         return compared
     whole_ns = float(delay_ns.sum())
@@ -367,7 +371,7 @@ def _narrowed(parts: Stretches, compared: _Estimate, delay_ns: Array) -> _Estima
     return _Estimate(delay_ns * (ends[0] / whole_ns), delay_ns * (ends[1] / whole_ns), 0.0, True)
 
 
-def _by_fits(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
+def _by_fits(parts: Stretches, delay_ns: Array, thresholds: Array) -> tuple[float, float] | None:
     """The growth of all stretches, at least and at most, by fits in which each delay costs its part beyond a threshold.
 
     A queue, or other ranks with more work, absorb the first part of a delay. Thresholds that fit about as well as the
@@ -375,7 +379,7 @@ def _by_fits(parts: Stretches, delay_ns: Array) -> tuple[float, float] | None:
     """
     median_ns = float(np.median(delay_ns[delay_ns > 0]))
     fits = []
-    for threshold_ns in (_THRESHOLDS * median_ns).tolist():
+    for threshold_ns in (thresholds * median_ns).tolist():
         beyond = np.maximum(delay_ns - threshold_ns, 0.0)
         fit = _fit(parts, delay_ns, beyond) if beyond.any() else None
         if fit is not None and fit.is_possible:
