@@ -61,7 +61,7 @@ class FaultyJob:
         return load.processes(self._job(), self._begin_ns)
 
     def now_ns(self) -> int:
-        """The begin of the next round."""
+        """The start of the next round."""
         return self._begin_ns + (self._round - self._origin) * self._job().interval_ns
 
     def due_s(self) -> float:

@@ -1,5 +1,6 @@
 """The generated pages match the code, and every link has a target."""
 
+import ast
 import importlib
 import json
 import re
@@ -60,6 +61,17 @@ def test_every_cause_has_a_description_of_its_own(generate: ModuleType):
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", generate.pages()["reference/causes.md"], re.MULTILINE)
     assert {name for name, _ in rows} == {cause.name for cause in all_causes()}
     assert len({meaning for _, meaning in rows}) == len(rows)
+
+
+def test_every_module_that_a_package_lists_exists(repository: Path):
+    listed = [
+        package.parent / line.split()[0]
+        for package in (repository / "src").rglob("__init__.py")
+        for line in (ast.get_docstring(ast.parse(package.read_text())) or "").splitlines()
+        if re.match(r"[a-z_]+/? {2,}\S", line)
+    ]
+    assert len(listed) > 50
+    assert [str(path) for path in listed if not path.is_dir() and not path.with_suffix(".py").is_file()] == []
 
 
 def test_every_link_between_pages_leads_somewhere(our_files: list[Path], repository: Path):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # importing the store here would load the engine
 _LOG = logging.getLogger(__name__)
 _EVERY_S = 1.0
 _OVERLAP_NS = 5 * 10**9
-"""Rows are read again for this long, because rows committed at one moment may carry times a little apart."""
+"""Rows are read again for this long, because rows committed together may have slightly different times."""
 
 HISTORY_NS = 30 * 86_400 * 10**9
 """Time that the first start looks back, and for which incidents are kept."""

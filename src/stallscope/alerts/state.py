@@ -111,7 +111,7 @@ class AlertState:
         return [Incident.from_text(row[0]) for row in rows]
 
     def recorded_since_ns(self) -> int:
-        """Begin of the recorded time: the first start with this file, or the oldest incident that was read then."""
+        """Start of the recorded time: the first start with this file, or the oldest incident that was read then."""
         with self._lock:
             (first,) = self._db.execute(
                 "SELECT MIN(json_extract(incident, '$.opened_ns')) FROM incidents"
@@ -286,13 +286,13 @@ class AlertState:
 
 
 def _join(db: sqlite3.Connection, target: Target, incident: Incident, now_ns: int) -> None:
-    """Make an incident a member of its alert; begin the alert if there is none, or if it is over."""
+    """Make an incident a member of its alert; start an alert if there is none, or if it is over."""
     identity = (target.key, target.receiver)
     joined = db.execute(
         "INSERT OR IGNORE INTO members VALUES (?, ?, ?, ?)", (*identity, incident.tenant, incident.verdict_id)
     ).rowcount
     if not joined:
-        return  # also if its alert is over: an incident is raised once
+        return  # even if its alert is over: an incident is raised once
     row = db.execute("SELECT delivered FROM alerts WHERE key = ? AND receiver = ?", identity).fetchone()
     if row is not None and row["delivered"] != "resolved":
         return

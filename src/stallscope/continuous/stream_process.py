@@ -1,4 +1,4 @@
-"""Streams in a process of their own: the diagnosis uses another core than the receiver, and its end is not the hub's.
+"""Streams in a process of their own: the diagnosis uses another core than the receiver, and the hub survives its end.
 
 The process starts with the first rows and ends with the hub's end of the pipe. Tables travel in Arrow's stream format.
 If it ends otherwise, the caller gets ProcessEnded, and the next rows start a new process with new streams.
@@ -109,7 +109,7 @@ class StreamProcess:
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # The packages and images start Python with a path of their own, which a child does not inherit.
+                # The packages and images start Python with their own path, which a child does not inherit.
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._pipe = Connection(own.detach())

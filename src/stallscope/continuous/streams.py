@@ -1,4 +1,4 @@
-"""The streams of one process, one for each tenant and cluster. They share a bound of the rows that they keep."""
+"""The streams of one process, one for each tenant and cluster. They share one limit on the rows that they keep."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping

@@ -47,5 +47,5 @@ def read_plan(folder: Path) -> Plan:
 
 
 def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Requests a signal from the kernel for the end of the parent process, for whatever reason it ends."""
+    """Requests a signal from the kernel for the end of the parent process, whatever the reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)

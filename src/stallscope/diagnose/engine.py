@@ -244,4 +244,4 @@ def _warm_up(case: Case) -> list[dict[str, object]]:
     early = np.unique(case.table.step[case.table.step < case.judged.step.min(initial=_NO_STEP)])
     if len(early) <= case.limits.warm_up_steps:
         return []
-    return [{"what": "slow steps at the start (warm-up)", "n_steps": len(early)}]
+    return [{"what": "slow steps during the warm-up", "n_steps": len(early)}]

@@ -88,7 +88,7 @@ COLLECTIVES = Table(
         Field("stream", "u8", "CUDA stream handle; 0 default or unknown"),
         Field("gpu_start_ns", "i8", "start of its kernel on the GPU (gpu_arrival), on the GPU's clock", True),
         Field("gpu_end_ns", "i8", "end of its kernel on the GPU, on the GPU's clock", True),
-        Field("wait_enter_ns", "i8", "begin of the process's last finished wait before this arrival", True),
+        Field("wait_enter_ns", "i8", "start of the process's last finished wait before this arrival", True),
         Field("wait_leave_ns", "i8", "end of that wait: the moment the rank was released", True),
         Field("n_syncs", "u4", "synchronise calls of the process so far"),
         Field("n_allocs", "u4", "allocation and free calls so far"),
@@ -148,7 +148,7 @@ SNAPSHOTS = Table(
         Field("n_collectives", "i8", "collectives enqueued so far", True),
         Field("n_completed", "i8", "collectives completed so far", True),
         Field("in_call", "u2", "operation the thread is inside, names.Op"),
-        Field("in_call_since_ns", "i8", "begin of that operation", True),
+        Field("in_call_since_ns", "i8", "start of that operation", True),
         _LEDGER,
     ),
 )
@@ -193,7 +193,7 @@ SPANS = Table(
     "spans",
     "Device or host work of a known kind and length, reported by the source (profiler, importer).",
     (
-        Field("ts_ns", "i8", "begin"),
+        Field("ts_ns", "i8", "start"),
         Field("duration_ns", "i8", "length"),
         *_PROCESS_FIELDS,
         Field("op", "u2", "names.Op"),
@@ -206,7 +206,7 @@ ANNOTATIONS = Table(
     "annotations",
     "A label that the job set: it is valid until the next label of its kind from the same process.",
     (
-        Field("ts_ns", "i8", "begin of its validity"),
+        Field("ts_ns", "i8", "start of its validity"),
         *_PROCESS_FIELDS,
         Field("label", "S32", "its kind: step, epoch, phase, container, or a word chosen by the job"),
         Field("value", "S128", "its value"),
@@ -233,7 +233,7 @@ IDLE_GPUS = Table(
         Field("pid", "u4", "process that holds the GPU; 0 none"),
         Field("gpu", "S64", "the GPU, as the scheduler names it; empty where unknown"),
         Field("holder", "S160", "holder: kind and number, such as `job 4711`"),
-        Field("since_ns", "i8", "begin of the idle time"),
+        Field("since_ns", "i8", "start of the idle time"),
         Field("is_idle", "u1", "1 idle; 0 used again, or given back"),
         Field("reason", "S32", "why it counts as idle"),
         *(Field(column(label), "S128", meaning) for label, meaning in OWNER_LABELS.items()),
@@ -313,7 +313,7 @@ HOST_EVENTS = Table(
     "host_events",
     "An event of the machine that affected a traced process or its descendant: disks, memory, signals, quotas, ends.",
     (
-        Field("ts_ns", "i8", "begin"),
+        Field("ts_ns", "i8", "start"),
         Field("duration_ns", "i8", "duration; for kinds summed over a second, the total", True),
         *_PROCESS_FIELDS,
         Field("tid", "u4", "thread; 0 the whole process"),
@@ -451,7 +451,7 @@ REQUESTS = Table(
         Field("last_ns", "i8", "the server sent the last token, or the last byte", True),
         Field("end_ns", "i8", "end of the response, or of its connection"),
         Field("gap_ns", "i8", "the longest time between two of its tokens"),
-        Field("gap_at_ns", "i8", "begin of that time", True),
+        Field("gap_at_ns", "i8", "start of that time", True),
         Field("blocked_ns", "i8", "time in which the client did not take data that the server had written"),
     ),
 )

@@ -51,7 +51,7 @@ FIELDS = (
         hub_schema=4,
     ),
     VerdictField("summary", "text", "one sentence"),
-    VerdictField("since_ns", "time", "begin of the delay"),
+    VerdictField("since_ns", "time", "start of the delay"),
     VerdictField("until_ns", "time", "end of the delay in the data examined"),
     VerdictField("ranks", "integers", "the culprit ranks; empty if none is named"),
     VerdictField("nodes", "texts", "their machines"),

@@ -32,7 +32,7 @@ class EventSocket:
         self._thread.start()
 
     def take(self, line: dict[str, Any]) -> None:
-        """Send a change to all readers. A reader that does not read is disconnected."""
+        """Send a change to all readers. A reader that falls behind is disconnected."""
         data = (json.dumps(message(line)) + "\n").encode()
         with self._lock:
             if line["state"] == "open":

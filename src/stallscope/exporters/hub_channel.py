@@ -44,7 +44,7 @@ _OPTIONS = (
 _UNKNOWN_TABLE = re.compile(r"table '(\w+)' does not accept rows")
 _SHUT_OUT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 _AWAY = _SHUT_OUT | {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-"""Codes after which the hub takes no batch either. An older hub answers UNIMPLEMENTED to a report of the health."""
+"""Codes after which the hub accepts no batch either. An older hub answers UNIMPLEMENTED to a report of the health."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class HubChannel:
         self._lock = threading.Lock()
 
     def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
-        """Begin to send a batch; `done` is called with the result."""
+        """Start sending a batch; `done` is called with the result."""
         try:
             metadata = (("authorization", f"Bearer {self._target.token()}"),)
         except (BadInput, NotFound) as error:

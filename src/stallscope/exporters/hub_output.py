@@ -147,7 +147,7 @@ class HubOutput:
         return self._sender.status()
 
     def complaint(self) -> str:
-        """The reason why the hub takes no data at present; empty while it takes data."""
+        """The reason why the hub accepts no data at present; empty while it accepts data."""
         return self._sender.complaint() or self._unanswered()
 
     def close(self) -> None:

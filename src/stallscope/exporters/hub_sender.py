@@ -55,7 +55,7 @@ class Channel(Protocol):
     """A connection to a hub."""
 
     def send(self, batch_id: str, tables: Mapping[str, Array], done: Callable[[Answer], None]) -> None:
-        """Begin to send; `done` is called once, in any thread."""
+        """Start sending; `done` is called once, in any thread."""
 
     def close(self) -> None:
         """End the connection; batches in flight are given up."""
@@ -134,7 +134,7 @@ class HubSender:
         return f"hub away for {away_s:.0f} s ({reason}), {n_waiting:,} wait on disk{dropped}"
 
     def complaint(self) -> str:
-        """The reason why the hub takes no data at present; empty while it takes data."""
+        """The reason why the hub accepts no data at present; empty while it accepts data."""
         with self._changed:
             return "" if self._away_since_s is None else self._reason
 
@@ -156,7 +156,7 @@ class HubSender:
                     self._changed.wait(_POLL_EVERY_S / 5)
 
     def _step(self) -> bool:
-        """Process answers, write new rows to disk, begin to send. False when nothing remains to be sent."""
+        """Process answers, write new rows to disk, start sending. False when nothing remains to be sent."""
         with self._changed:
             answers, self._answers = self._answers, []
             for batch, answer in answers:

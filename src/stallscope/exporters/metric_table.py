@@ -31,7 +31,7 @@ class Metric(NamedTuple):
 
     @property
     def prometheus_name(self) -> str:
-        """The name by Prometheus' rules: underscores, the unit in words, `_total` for counters."""
+        """The name according to Prometheus' rules: underscores, the unit in words, `_total` for counters."""
         words = self.name.replace(".", "_")
         unit = PROMETHEUS_UNITS.get(self.unit, "")
         if unit and not words.endswith(f"_{unit}"):

@@ -19,7 +19,7 @@ def metrics_server(meter: Meter, address: str, *, node: str) -> Iterator[int]:
     """Serves the metrics inside the with block; yields the port.
 
     address: HOST:PORT, [V6]:PORT, :PORT (all interfaces) or PORT (this machine only); port 0 takes a free one.
-    node: value of the label that each series has. Raises BadInput, also for an occupied port.
+    node: value of the label that each series has. Raises BadInput, for example if the port is in use.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server

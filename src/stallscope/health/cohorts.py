@@ -32,7 +32,7 @@ _MAX_NODES = 20_000
 
 @dataclass(frozen=True)
 class Known:
-    """The latest report of a machine. at_s: monotonic. since_s: wall clock, begin of its state."""
+    """The latest report of a machine. at_s: monotonic. since_s: wall clock, start of its state."""
 
     cohort: str
     signals: dict[str, float]

@@ -18,6 +18,7 @@ import numpy as np
 
 from stallscope.errors import BadTrace
 from stallscope.events import layout
+from stallscope.events.counted import counted
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Coverage, Trace
@@ -73,7 +74,7 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
         nodes=tuple(hosts),
         clocks=tuple(Clock(i, last, last) for i in range(len(hosts))),
         ends_ns=(last,) * len(hosts),
-        source=f"NCCL Inspector logs of {len(logs.processes)} processes",
+        source=f"NCCL Inspector logs of {counted(len(logs.processes), 'process')}",
         coverage=Coverage(omitted=logs.omitted),
     )
 

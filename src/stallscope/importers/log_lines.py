@@ -91,7 +91,7 @@ def _other_time(line: str) -> int:
 
 
 def wall_ns(date: str, time: str, part: str | None = None) -> int:
-    """Wall time as UTC. A line without a year is of the current year, or of the year before if it would lie ahead."""
+    """Wall time as UTC. A line without a year is of the current year, or of the last if it would be in the future."""
     try:
         moment = datetime.fromisoformat(f"{date}T{time}").replace(tzinfo=UTC)
         if moment.year == 1:

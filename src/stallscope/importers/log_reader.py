@@ -191,7 +191,7 @@ def _continues(log: LogState, writer: Writer, text: str) -> bool:
 
 
 def _take_traceback(log: LogState, writer: Writer, match: re.Match[str], line: Line) -> None:
-    """The begin of a traceback."""
+    """The start of a traceback."""
     log.close(writer, "")
     writer.is_traceback = True
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stallscope.events.counted import counted
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Op
 from stallscope.events.trace import Gap
@@ -90,7 +91,7 @@ def collect(files: Iterable[Path], statements: Statements) -> None:
         if not has_last_line(file):
             job.cut_off |= writers
     _state(job, statements)
-    statements.sources.append(f"NCCL logs of {len(job.devices)} processes")
+    statements.sources.append(f"NCCL logs of {counted(len(job.devices), 'process')}")
 
 
 def _take(job: _Job, match: re.Match[str]) -> Process:

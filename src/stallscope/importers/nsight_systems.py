@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.errors import BadTrace
+from stallscope.events.counted import counted
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Op
 from stallscope.events.trace import Trace
@@ -63,7 +64,7 @@ def _read(files: Sequence[Path], unread: Unread) -> Trace:
     profiles = [profile for report in each_readable(files, _report, unread) for profile in report]
     if not profiles:
         raise BadTrace(f"{files[0]} contains no kernels: profile with --trace=cuda,nvtx")
-    return trace_of(profiles, f"Nsight Systems reports of {len(profiles)} ranks")
+    return trace_of(profiles, f"Nsight Systems reports of {counted(len(profiles), 'rank')}")
 
 
 def _report(file: Path) -> list[Profile]:

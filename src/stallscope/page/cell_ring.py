@@ -171,7 +171,7 @@ class Ring:
         second = median_ns // 10**9
         newest = int(second.max(initial=-1))
         if self.head >= 0 and newest > self.head + _MAX_AHEAD_S:
-            self.head = -1  # the job's clock was set: begin again
+            self.head = -1  # the job's clock was set: start again
         self._advance(newest)
         is_kept = (second > self.head - self.n) & (second >= 0)
         rows, second, median_ns = rows.part(is_kept), second[is_kept], median_ns[is_kept]

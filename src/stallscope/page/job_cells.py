@@ -96,7 +96,7 @@ class JobMemory:
         clock_s: Callable[[], float] = time.monotonic,
         since_ns: int | None = None,
     ):
-        """since_ns: of the stored rows to begin with; None: the seconds that a ring holds."""
+        """since_ns: of the stored rows to start with; None: the seconds that a ring holds."""
         self._since_ns = since_ns
         self._store, self._clock_s = store, clock_s
         self._lock = threading.RLock()

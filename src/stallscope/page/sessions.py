@@ -34,7 +34,7 @@ _N_BYTES = 32
 
 @dataclass(frozen=True)
 class Session:
-    """token_id: the token whose end is the session's end; "" for a user of an identity provider.
+    """token_id: the token with which the session ends; "" for a user of an identity provider.
 
     job: the only job of a share link. name: of the user, for the audit log.
     """
@@ -145,7 +145,7 @@ class Sessions:
 
 
 def cookie_of(scope: "Scope", name: str) -> str:
-    """The value of a cookie of a request; "" without it."""
+    """The value of a cookie of a request; "" if it is missing."""
     for key, value in scope["headers"]:
         if key == b"cookie":
             for part in value.decode("latin-1").split(";"):

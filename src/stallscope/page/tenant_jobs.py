@@ -62,7 +62,7 @@ class Job:
 
     @property
     def latest_ns(self) -> int:
-        """The last collective, also if the row of the table is older; 0 if unknown."""
+        """The last collective, even if the row of the table is older; 0 if unknown."""
         return max(self.last_ns or 0, self.cells.last_ns if self.cells else 0)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Runs a user's SQL on a node trace, limited to reading. The file is opened read-only, an authorizer refuses
 every action that is not reading, and time, rows and the size of a value are limited.
 
-The time limit counts the engine's steps. It does not stop a single function of the engine that runs for ever (a LIKE
+The time limit counts the engine's steps. It does not stop a single function of the engine that runs forever (a LIKE
 with many wildcards on a long text), so a server runs queries in a process that can be killed.
 """
 

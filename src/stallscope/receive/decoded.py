@@ -86,7 +86,7 @@ class Attributes:
         return np.asarray(plain)
 
     def listed(self) -> "Attributes":
-        """Itself."""
+        """The records themselves."""
         return self
 
     @cached_property

@@ -92,7 +92,7 @@ class _Reading:
     mask: bytearray
 
     def delimited(self, at: int, end: int) -> tuple[int, int]:
-        """Begin and end of a length-delimited element."""
+        """Start and end of a length-delimited element."""
         length, begin = 0, self._end_of_varint(at, end)
         for index in range(begin - 1, at - 1, -1):
             length = length << 7 | self.record[index] & 0x7F

@@ -91,7 +91,7 @@ def processes(job: Job, wall_ns: int) -> Array:
 
 
 def _begin_ns(job: Job, rounds: Array) -> Array:
-    """The begin of each round: int64. A round begins later by the jitter of the straggler in the round before."""
+    """The start of each round: int64. A round starts later by the jitter of the straggler in the round before."""
     begin_ns = rounds * job.interval_ns
     if job.straggler is not None:
         begin_ns += _jitter_ns(rounds - 1, np.array([job.straggler]))[:, 0]

@@ -3,14 +3,21 @@
 The simulator is independent of the diagnosis. docs/decisions/simulator.md describes its model and the fit of its
 parameters.
 
-job        the shape of a job and its durations      groups    the communicators of the ranks
-program    a step as instructions                    plan      the costs of one step, with scatter
-schedule   the steps of a fault                      faults    causes of host delays, and the right answer
-slow       causes of slower work                     hangs     faults after which a job never continues
-hosts      host and device timelines                 machine   advances all ranks through a step
-clocks     node and GPU clocks                       observed  the records of a capture
-truth      the right answer and its cost             simulate  from a job and faults to a trace
-scenarios  a catalogue of shapes and faults
+simulated_job      the shape of a job and its durations
+groups             the communicators of the ranks
+simulated_program  a step as instructions
+step_plan          the costs of one step, with scatter
+schedule           the steps of a fault
+fault_models       causes of host delays, and the right answer
+slow               causes of slower work
+hangs              faults after which a job never continues
+hosts              host and device timelines
+simulated_machine  advances all ranks through a step
+simulated_clocks   node and GPU clocks
+observed           the records of a capture
+truth              the right answer and its cost
+simulate           from a job and faults to a trace
+fault_scenarios    a catalogue of shapes and faults
 """
 
 from stallscope.synth.fault_models import HOST_CAUSES, Answer, Fault, HostStall

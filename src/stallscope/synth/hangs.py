@@ -16,7 +16,7 @@ from stallscope.synth.step_plan import Crossing, Mismatch, Plan, Vanish
 
 @dataclass(frozen=True, kw_only=True)
 class MissingRank:
-    """Ranks stop in a step: they stay in `doing` for ever, or their process ends."""
+    """Ranks stop in a step: they stay in `doing` forever, or their process ends."""
 
     ranks: tuple[int, ...]
     step: int

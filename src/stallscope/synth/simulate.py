@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stallscope.events import layout
+from stallscope.events.counted import counted
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace
@@ -197,7 +198,7 @@ def _trace(run: _Run, rows: Array, snapshots: list[Array], end_ns: int) -> Trace
         clocks=tuple(row for node in nodes for row in run.clocks.rows(int(node), readings)),
         lost={"collectives": agents.n_lost} if agents.n_lost else {},
         ends_ns=tuple(int(when) for when in run.clocks.reading(nodes, np.full(len(nodes), end_ns))),
-        source=f"simulated job: dp {job.dp} x tp {job.tp} x pp {job.pp}, {job.n_nodes} nodes",
+        source=f"simulated job: dp {job.dp} x tp {job.tp} x pp {job.pp}, {counted(job.n_nodes, 'node')}",
     )
 
 
@@ -243,7 +244,7 @@ def _truth(run: _Run, twin: _Run | None, end_ns: int) -> Truth:
 
 
 def _waited_ns(run: _Run, end_ns: int) -> Array:
-    """The time that each rank waited for others: in synchronise calls, on a full queue, and for ever."""
+    """The time that each rank waited for others: in synchronise calls, on a full queue, and forever."""
     hosts = run.hosts
     is_blocked = (hosts.blocked_since < NEVER) & (hosts.blocked_call > 0)
     stood = np.where(is_blocked, end_ns - hosts.blocked_since, 0)

@@ -41,15 +41,15 @@ class Truth:
 
     @property
     def kind(self) -> str:
-        """The first answer's kind, `healthy` without any."""
+        """The first answer's kind, `healthy` if there is none."""
         return self.answers[0].kind if self.answers else "healthy"
 
     @property
     def cause(self) -> str:
-        """The first answer's cause, `none` without any."""
+        """The first answer's cause, `none` if there is none."""
         return self.answers[0].cause if self.answers else "none"
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """All guilty ranks, in order."""
+        """All culprits, in order."""
         return tuple(sorted({rank for answer in self.answers for rank in answer.ranks}))

@@ -18,7 +18,10 @@ _MAX_BYTES = 10_000
 
 @dataclass
 class DeliveryFailed(Exception):
-    """reason: for the log, without secrets. retry_after_s: the receiver's wish. is_permanent: the request is wrong."""
+    """A failed delivery.
+
+    reason: without secrets, for the log. retry_after_s: as the receiver asked. is_permanent: the request is wrong.
+    """
 
     reason: str
     retry_after_s: float | None = None

@@ -9,7 +9,7 @@ from stallscope.alerts.receivers.http import post
 from stallscope.alerts.state import Delivery
 
 _MARK = {"critical": ":red_circle:", "high": ":large_orange_circle:", "medium": ":large_yellow_circle:"}
-_MAX_LENGTH = 3000  # of a text object, by Slack's reference of blocks
+_MAX_LENGTH = 3000  # of a text object, see Slack's reference of blocks
 
 
 def send(receiver: Slack, delivery: Delivery) -> None:

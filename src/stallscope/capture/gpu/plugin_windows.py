@@ -71,7 +71,7 @@ class PluginWindows:
         return max(self._until_s - wall_s, 0.0)
 
     def _begin_after(self, wall_s: float) -> float:
-        """The begin of the next window; of the first window soon after the job's begin, for short jobs."""
+        """When the next window starts. The first starts soon after the job, for short jobs."""
         on_grid = (wall_s // self.interval_s + 1) * self.interval_s
         return on_grid if self._next_s else min(on_grid, wall_s + _FIRST_S)
 

@@ -1,6 +1,6 @@
 """The answer of a verdict in one or two sentences."""
 
-from stallscope.diagnose.causes import leading
+from stallscope.diagnose.causes import Explained, leading
 from stallscope.diagnose.report.hang_sentences import failure_sentence, hang_sentence, round_text
 from stallscope.diagnose.report.phrases import identity_text, ms_text, name_text, ranks_text, short_frame
 from stallscope.diagnose.report.verdict import Verdict
@@ -78,6 +78,20 @@ def _how_often(verdict: Verdict) -> str:
     return f"in {verdict.evidence.n_late_steps} of {verdict.evidence.n_steps} steps"
 
 
+_STATES_OF_A_GPU = {
+    "gpu_slow": "slower than the other GPUs",
+    "gpu_shared": "at irregular speed, as if another process shared it",
+    "gpu_throttled": "at a reduced clock",
+}
+"""The states of causes in a sentence about a GPU instead of a rank."""
+
+
+def _state_of_a_gpu(part: Explained) -> str:
+    if part.cause.name == "gpu_shared" and part.evidence.others:
+        return f"shared with {', '.join(part.evidence.others[:3])}"
+    return _STATES_OF_A_GPU.get(part.cause.name, part.state)
+
+
 def _device(verdict: Verdict) -> str:
     held = verdict.causes[0].evidence if verdict.causes else None
     if held and held.clock_held_by and verdict.late_ms is None:
@@ -86,9 +100,11 @@ def _device(verdict: Verdict) -> str:
             f"{held.typical_mhz} MHz, held down by {', '.join(held.clock_held_by)}; the other ranks wait for it."
         )
     late = f"{ms_text(verdict.late_ms['median'])} late" if verdict.late_ms else "late"
+    states = [_state_of_a_gpu(part) for part in leading(verdict.causes)]
+    because = f", {' and '.join(states)}" if states else ""
     return (
         f"The GPU of {ranks_text(verdict.ranks)}{identity_text(verdict)} slows down the job: {late} "
-        f"{_how_often(verdict)}{_because(verdict)}."
+        f"{_how_often(verdict)}{because}."
     )
 
 
@@ -201,7 +217,7 @@ def _inconclusive(verdict: Verdict) -> str:
             f"{because}."
         )
     if verdict.cost is None and verdict.evidence.suspects and verdict.late_ms is None:
-        return f"The job has stopped making calls: {verdict.abstained_because}."
+        return f"The job has stopped making calls, and no rank can be named: {verdict.abstained_because}."
     if verdict.cost is None and verdict.late_ms is None:
         return f"No rank can be named: {verdict.abstained_because}."
     return f"The job is slowed down, but no rank can be named: {verdict.abstained_because}."

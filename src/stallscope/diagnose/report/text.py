@@ -168,8 +168,10 @@ def _fact(name: str, value: object) -> str:
     """One entry of the evidence: `21 intervals`, `longest 294 ms`, `devices nvme0n1`."""
     if name.startswith("n_") and isinstance(value, int):
         return f"{value} {name_text(name)}"
-    if name.endswith("_ms") and isinstance(value, int | float):
-        return f"{name_text(name[:-3])} {ms_text(value)}"
+    if (name == "ms" or name.endswith("_ms")) and isinstance(value, int | float):
+        return f"{name_text(name[:-3])} {ms_text(value)}".strip()
+    if "_ms_" in name and isinstance(value, list):
+        return f"{name_text(name.replace('_ms_', '_'))} {', '.join(map(ms_text, value))}"
     return f"{name_text(name)} {value_text(value)}"
 
 
@@ -223,9 +225,5 @@ def _range(low: float, high: float, *, least: float, digits: int) -> str:
 
 
 def _remark(remark: dict[str, object]) -> str:
-    rest = ", ".join(
-        f"{name_text(name)} {value_text(value)}"
-        for name, value in remark.items()
-        if name not in ("what", "at_ns")
-    )
+    rest = ", ".join(_fact(name, value) for name, value in remark.items() if name not in ("what", "at_ns"))
     return f"{remark['what']}{f' ({rest})' if rest else ''}."

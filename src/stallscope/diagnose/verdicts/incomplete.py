@@ -74,7 +74,7 @@ def _without_rank(trace: Trace, held: Standstill, verdict: Verdict) -> Verdict:
         causes=[],
         evidence=VerdictEvidence(suspects=suspects, left_no_dump=verdict.evidence.left_no_dump),
         abstained_because=(
-            "all ranks have entered the round and none has completed it: a GPU or the fabric is stuck, rank unknown"
+            "all ranks have entered the round and none has completed it, so a GPU or the fabric is stuck"
         ),
         advice=["Look for Xid errors, stuck kernels and link errors on the GPUs of the suspects."],
     )
@@ -88,7 +88,7 @@ def _ran_ahead(verdict: Verdict, ahead: list[int]) -> Verdict:
         confidence=0.5,
         evidence=VerdictEvidence(ahead=ahead, left_no_dump=verdict.evidence.left_no_dump),
         abstained_because=(
-            f"{ranks} entered round {verdict.first_round}, and the other ranks have completed all of their calls: "
+            f"{ranks} entered round {verdict.first_round}, and the other ranks have completed all of their calls; "
             f"either {ranks} made one call too many, or all other ranks stopped before that call"
         ),
         advice=[

@@ -19,7 +19,7 @@ class SegmentFiles(Protocol):
 
     @property
     def prefix(self) -> str:
-        """Begin of the name of each new file."""
+        """Prefix of the name of each new file."""
 
     def opened(self, known: Sequence[Segment], *, latest_us: int) -> list[Path]:
         """Called at the start, with the files that the journal lists and its newest commit.
@@ -28,7 +28,7 @@ class SegmentFiles(Protocol):
         """
 
     def is_away(self) -> bool:
-        """Whether new files cannot be kept now: writing them would be in vain."""
+        """Whether new files cannot be kept now, so that writing them is useless."""
 
     def put(self, segment: Segment) -> None:
         """Keep a new local file; called before the journal lists it. Raises StorageFailed."""
@@ -63,10 +63,10 @@ class FolderFiles:
         return False
 
     def put(self, segment: Segment) -> None:
-        """Nothing: the file is synced in its folder."""
+        """Do nothing: the file is synced in its folder."""
 
     def fetch(self, segments: Sequence[Segment]) -> None:
-        """Nothing: all files are in the folder."""
+        """Do nothing: all files are in the folder."""
 
     def remove(self, segment: Segment) -> None:
         """Delete a file."""

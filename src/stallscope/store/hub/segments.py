@@ -28,7 +28,7 @@ class Sealer:
     """Writes segments with a separate engine. For one thread at a time."""
 
     def __init__(self, folder: Path, *, prefix: str = "", memory_bytes: int = 1 << 30):
-        """prefix: begin of the name of each file."""
+        """prefix: of the name of each file."""
         self.folder, self._prefix = folder, prefix
         self._db = duckdb.connect(
             config={

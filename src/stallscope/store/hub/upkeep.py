@@ -1,7 +1,7 @@
 """Checks and repairs a hub's folder, copies it while the hub runs, and restores a copy.
 
 A copy needs no cooperation of the hub. Between two checkpoints its file does not change and its log only grows, so
-both are copied, and copied again if a checkpoint ran meantime. Sealed files never change, and replaced files are
+both are copied, and copied again if a checkpoint ran in between. Sealed files never change, and replaced files are
 removed only minutes later.
 """
 

@@ -73,7 +73,7 @@ class PostgresJournal:
             ).fetchall()
 
     def close(self) -> None:
-        """Nothing: the connections belong to the process."""
+        """Do nothing: the connections belong to the process."""
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -387,7 +387,7 @@ class PostgresJournal:
         return 0
 
     def checkpoint(self) -> None:
-        """Nothing, see wal_bytes()."""
+        """Do nothing, see wal_bytes()."""
 
 
 @dataclass

@@ -82,7 +82,7 @@ def prepare(postgres: Postgres) -> None:
 
 
 def secret(postgres: Postgres) -> str:
-    """The secret by which the hubs of this database know each other."""
+    """The secret that the hubs of this database share."""
     with postgres.transaction() as db:
         row = db.execute("SELECT value FROM secrets WHERE name = 'hubs'").fetchone()
         assert row is not None, "prepare() stores it"

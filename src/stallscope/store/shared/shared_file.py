@@ -1,4 +1,4 @@
-"""A small file that every hub of a database has, as the file of tokens: its current content is in PostgreSQL."""
+"""A small file that every hub of a database has, such as the token file: its current content is in PostgreSQL."""
 
 import os
 from collections.abc import Iterator
