@@ -252,7 +252,7 @@ def test_few_late_steps_within_chance_are_inconclusive():
     verdict = only(report_of(dp_trace(delays)))
     assert (verdict.kind, verdict.ranks) == ("inconclusive", [])
     assert verdict.evidence.suspects == [1]
-    assert "chance" in verdict.abstained_because
+    assert "coincidence" in verdict.abstained_because
 
 
 def test_two_late_steps_are_not_reported():
