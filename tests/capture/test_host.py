@@ -165,7 +165,13 @@ def test_throttling_by_a_cpu_quota_is_not_attributed_to_a_neighbour(
         join(home, puppet.pid)
         groups = ControlGroups()
         assert not groups.new_throttling([puppet.pid], time.monotonic_ns())
-        puppet.does(f"exec({BURN.format(0.04)!r})")
+
+        def is_throttled() -> bool:
+            puppet.does(f"exec({BURN.format(0.04)!r})")
+            counters = dict(line.split() for line in (home / "cpu.stat").read_text().splitlines())
+            return int(counters["nr_throttled"]) >= 3
+
+        until(is_throttled)
         (throttled,) = groups.new_throttling([puppet.pid, os.getpid()], time.monotonic_ns())
     rows = preempted(program, puppet.pid)
     by_quota = rows["flags"] & OffCpuFlag.THROTTLED > 0

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -47,15 +48,8 @@ def data(folder):
 
 @pytest.fixture
 def workers(data):
-    with closing(Workers(data, n=2, limits=QueryLimits(timeout_s=3, max_rows=1000))) as result:
-        yield result
-
-
-@pytest.fixture
-def patient_workers(data):
     """Their queries end only when a test ends them."""
     with closing(Workers(data, n=2, limits=QueryLimits(timeout_s=240, max_rows=1000))) as result:
-        result.start()
         yield result
 
 
@@ -100,18 +94,22 @@ def test_a_worker_can_read_its_tenants_folder_only(folder, data):
 
 
 def test_a_query_is_killed_at_its_deadline_and_the_next_one_is_answered(workers):
+    patient = workers.limits
+    workers.limits = replace(patient, timeout_s=3)
     workers.start()
     before = pids(workers)
     with pytest.raises(TookTooLong, match="time limit of 3 s"):
         workers.query(FOREVER, tenant="a")
+    workers.limits = patient
     assert workers.query("SELECT 1", tenant="a").rows == [[1]]
     gone = set(before) - set(pids(workers))
     assert len(gone) == 1
     assert not Path(f"/proc/{gone.pop()}").exists()
 
 
-def test_a_worker_killed_during_a_query_is_reported_and_replaced(patient_workers):
-    workers, outcome = patient_workers, []
+def test_a_worker_killed_during_a_query_is_reported_and_replaced(workers):
+    workers.start()
+    outcome = []
     started_s = {pid: _cpu_s(pid) for pid in pids(workers)}
 
     def ask():
@@ -134,8 +132,9 @@ def _cpu_s(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_one_tenant_never_has_all_workers(patient_workers):
-    workers, before = patient_workers, pids(patient_workers)
+def test_one_tenant_never_has_all_workers(workers):
+    workers.start()
+    before = pids(workers)
 
     def ask():
         with pytest.raises(OverLimits):
