@@ -76,7 +76,7 @@ class RequestLimits:
     max_json_bytes: int = 4 << 20
     max_decoded_bytes: int = 128 << 20
     max_bodies_bytes: int = 256 << 20
-    max_requests: int = 256
+    max_requests: int = 512
     max_reading: int = 32
     max_reading_s: float = 20.0
     patience_s: float = 2.0
