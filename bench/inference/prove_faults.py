@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -222,7 +224,7 @@ def run(python: str, kind: str, fault: str, variation: Variation) -> dict[str, o
             raise SystemExit(
                 f"{kind} refused {server.refused} requests, so it did not show the fault {fault}"
             )
-        answer = explained(folder / "trace.db")
+        answer = explained(folder / "trace.db") | {"named_after_s": named_after_s(folder / "trace.db")}
         if keep := os.environ.get("KEEP_TRACES"):
             (folder / "trace.db").rename(Path(keep) / f"{kind}-{fault}.db")
     expected = truth(kind, fault)
@@ -273,6 +275,22 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
     elif fault == "adapter":
         limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
         stack.enter_context(control_group("blkio", server.pids(), limits))
+
+
+def named_after_s(db: Path) -> float | None:
+    """The time from the last progress of a dead server until its incident; None without such an incident."""
+    with contextlib.closing(sqlite3.connect(db)) as trace:
+        rows = trace.execute("SELECT made_wall_ns, verdict FROM verdicts ORDER BY id").fetchall()
+    for made_ns, text in rows:
+        verdict = json.loads(text)
+        if verdict["kind"] == "dead_server" and verdict["change"] == "opened":
+            return round((made_ns - _wall_ns(verdict["since"])) / 1e9, 2)
+    return None
+
+
+def _wall_ns(text: str) -> int:
+    """The time of an ISO 8601 text."""
+    return int(datetime.fromisoformat(text).timestamp() * 1e9)
 
 
 def is_right(answer: dict[str, object], expected: Truth, pids: dict[str, int]) -> bool:
