@@ -68,9 +68,9 @@ class FaultyJob:
         """Time until the next batch may be sent, by the wall clock."""
         return (self.now_ns() + _BATCH_NS - time.time_ns()) / 1e9
 
-    def rows(self, *, is_ending: bool = False) -> Array:
-        """The rows of the next rounds. is_ending: no further change of the fault."""
-        if self.now_ns() >= self._until_ns and not is_ending:
+    def rows(self) -> Array:
+        """The rows of the next rounds."""
+        if self.now_ns() >= self._until_ns:
             self._change()
         job = self._job()
         n = _BATCH_NS // job.interval_ns
@@ -156,7 +156,7 @@ class Senders:
         self._calls.append(channel.unary_unary(_METHOD))
 
     def stop(self) -> None:
-        """Send what is due until now, and end. Raises the first error of a sender."""
+        """End after the current batches. Raises the first error of a sender."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
@@ -182,10 +182,6 @@ class Senders:
             self._send(job.name, f"{job.name}-{n}", {"collectives": rows}, len(rows), rng)
             n += 1
             self._ended.wait(max(0.0, job.due_s()))
-        while job.due_s() < 0:
-            rows = job.rows(is_ending=True)
-            self._send(job.name, f"{job.name}-{n}", {"collectives": rows}, len(rows), rng)
-            n += 1
 
     def _send(
         self, cluster: str, batch_id: str, tables: dict[str, Array], n_rows: int, rng: random.Random
