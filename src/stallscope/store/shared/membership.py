@@ -192,7 +192,11 @@ class Membership:
         mine = self._leases.renew(self._state(), is_leaving=self._is_leaving)
         now_s, before_s = time.monotonic(), self._last_renewed_s
         self._last_renewed_s = now_s
-        if before_s > -float("inf") and now_s - before_s > self._leases.lease_s - 2 * self._every_s:
+        lease_s = self._leases.lease_s
+        is_gap = before_s > -float("inf") and now_s - before_s > lease_s - 2 * self._every_s
+        if (
+            is_gap and now_s - self._back_since_s > 2 * lease_s
+        ):  # a busy machine must not wait again and again
             self._back_since_s = now_s
         with self._changed:
             owned = list(self._owned.values())
