@@ -83,7 +83,7 @@ def _states(pid: int) -> dict[str, tuple[str, str]]:
     """State and number of context switches, by thread."""
     result = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
-        lines = (task / "status").read_text().splitlines()
+        lines = (task / "status").read_text(errors="replace").splitlines()  # names are cut at 15 bytes
         state = next(line for line in lines if line.startswith("State:"))
         result[task.name] = (state.split()[1], str([line for line in lines if "ctxt_switches" in line]))
     return result
