@@ -15,7 +15,7 @@ from stallscope.store.hub.journal import Segment, line
 
 FOLDER = "segments"
 _PART = ".part"
-_NAME = re.compile(r"^(\d+)-\d+-[0-9a-f]+\.parquet$")
+_NAME = re.compile(r"^(\d+)-\d+(-[0-9a-f]+)?\.parquet$")  # earlier versions wrote names without the columns
 _FORM = "PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
 """Running sums and times as differences (DELTA_BINARY_PACKED): smaller, and faster to write and read, than plain values
 with zstd level 3."""
