@@ -1,6 +1,7 @@
 """Native frames read from outside: of programs that announce where they wait, and compared with gdb."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -14,9 +15,10 @@ import pytest
 
 from stallscope.capture.probes.program import Options, Program
 from stallscope.capture.stacks.code_map import Files, MappedCode
-from stallscope.capture.stacks.native import Calls, is_still, stopped_thread, unwind
+from stallscope.capture.stacks.native import Calls, StoppedThread, is_still, stopped_thread, unwind
 from stallscope.capture.stacks.sampling import sample_thread
 
+from ...patience import until
 from .interpreters import EACH_VERSION, INTERPRETERS, PROGRAMS, at_rest, running
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
@@ -73,14 +75,14 @@ def waits_in(program: Program, pid: int, tid: int) -> tuple[MappedCode, Calls]:
     """The calls of a thread, once it waits."""
     code = MappedCode(pid, Files())
     code.refresh()
-    until = time.monotonic() + 20
+    end_s = time.monotonic() + 20
     while True:
         thread = stopped_thread(program.peek, tid)
         if thread and thread.syscall_nr not in (-1, WRITE):
             calls = unwind(code, thread)
             if is_still(program.peek, tid, thread):
                 return code, calls
-        assert time.monotonic() < until, thread
+        assert time.monotonic() < end_s, thread
         time.sleep(0.01)
 
 
@@ -141,17 +143,34 @@ def test_the_stack_in_a_signal_handler_is_correct_up_to_the_signal_frame(program
     assert result == ["pause", *INNER, "hidden", "again", "handler", "?", "..."]
 
 
+def preempted_thread(program: Program, pid: int) -> StoppedThread | None:
+    """The thread if it is off the CPU outside of system calls."""
+    thread = stopped_thread(program.peek, pid)
+    return thread if thread and thread.syscall_nr < 0 else None
+
+
+@contextmanager
+def on_one_cpu(pid: int) -> Iterator[None]:
+    """Another process and this one share a CPU: whenever this one runs, the other is preempted."""
+    cpus = os.sched_getaffinity(0)
+    for each in (pid, 0):
+        os.sched_setaffinity(each, {min(cpus)})
+    try:
+        yield
+    finally:
+        for each in (pid, 0):
+            os.sched_setaffinity(each, cpus)
+
+
 def test_a_preempted_thread_is_unwound_at_any_instruction(program, compiled):
     with waiting(compiled(*FLAGS["without frame pointers"]), "spins") as pid:
         code = MappedCode(pid, Files())
         code.refresh()
-        n_told = 0
-        for _ in range(500):
-            thread = stopped_thread(program.peek, pid)
-            if thread and thread.syscall_nr < 0:
+        with on_one_cpu(pid):
+            for _ in range(500):
+                thread = until(lambda: preempted_thread(program, pid))
                 assert [plain(code.name(address)) for address in unwind(code, thread).addresses[:4]] == INNER
-                n_told += 1
-    assert n_told < 500
+        until(lambda: stopped_thread(program.peek, pid) is None)  # it has a processor of its own
 
 
 @pytest.mark.skipif(not shutil.which("gdb"), reason="other: no gdb")
@@ -197,10 +216,10 @@ def test_a_thread_that_runs_is_sampled(compiled):
     with waiting(compiled(*FLAGS["without frame pointers"]), "spins") as pid:
         code = MappedCode(pid, Files())
         code.refresh()
-        until = time.monotonic() + 20
+        end_s = time.monotonic() + 20
         plains: list[str] = []
         while plains[:1] != ["innermost"]:  # at first it writes
-            assert time.monotonic() < until
+            assert time.monotonic() < end_s
             if thread := sample_thread(pid):
                 plains = [plain(code.name(address)) for address in unwind(code, thread).addresses]
     assert plains[:10] == [*INNER, "hidden", "again", "again", "again", "again", "main"]
