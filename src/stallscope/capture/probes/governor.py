@@ -340,7 +340,8 @@ class Governor:
     def _is_quiet(self, now_ns: int) -> bool:
         """Whether no group can be due: all are on, no period is over, and the probes were hit rarely.
 
-        Rarely means within the budget even if a single thread had all hits.
+        Rarely means within the budget even if a single thread had all hits. Saves 0.1 % of a core with 64 threads
+        (bench/bench_governor.py).
         """
         is_steady = all(
             state.is_on and not state.is_cycling and now_ns - state.period_ns < state.length_ns
