@@ -44,6 +44,12 @@ def test_a_slow_gpu_of_a_job_that_runs_ahead_is_found_in_every_stretch_between_t
     assert (entry.culprit, entry.cause) == ("right", "right")
 
 
+def test_another_program_on_a_gpu_of_a_pipeline_is_not_a_hot_expert() -> None:
+    """It delays some calls only, as a hot expert does, but no other GPU."""
+    _, entry, _ = simulated.tried(simulated.Case("dp4-pp4", "gpu_shared", True, 15, has_twin=False))
+    assert (entry.culprit, entry.cause) == ("right", "right")
+
+
 @pytest.mark.parametrize("number", range(1, 9))
 def test_no_rank_of_a_healthy_job_is_accused(number: int) -> None:
     _, _, entry = simulated.healthy_job(number)

@@ -25,6 +25,8 @@ from stallscope.diagnose.timeline.excess import excess_ns
 from stallscope.diagnose.timeline.timeline import NO_WAIT_NS, Timeline
 
 _SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late
+_AS_LONG = 0.5  # share of a GPU's typical excess from which the work of another GPU is as long
+_MIN_ELSEWHERE = 3  # steps in which other GPUs work as long
 _VICTIM = 0.5  # share of the partner's excess up to which a GPU is the partner's victim
 
 
@@ -64,7 +66,7 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         slow = {
             process: device
             for process, device in slow.items()
-            if not _is_hot(case, process, device, times, more)
+            if not (_moves(process, device, late) and _is_hot(case, process, device, times, more))
         }
     stage = slow_stage(
         timeline,
@@ -84,6 +86,18 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         uneven=moving(timeline, late, named, table=table, min_ns=min_ns, limits=limits),
         differing=differing,
     )
+
+
+def _moves(process: int, device: SlowDevice, late: list[LateStep]) -> bool:
+    """Whether other GPUs work as long in other steps: a hot expert moves, while another program on a GPU stays."""
+    own_steps = {step.step for step in device.late}
+    typical_ns = float(np.median([step.excess_ns for step in device.late]))
+    elsewhere = {
+        step.step
+        for step in late
+        if step.process != process and step.step not in own_steps and step.excess_ns >= _AS_LONG * typical_ns
+    }
+    return len(elsewhere) >= _MIN_ELSEWHERE
 
 
 def _is_hot(case: Case, process: int, device: SlowDevice, times: GpuTime, more: DeviceExcess) -> bool:
