@@ -14,7 +14,7 @@ from stallscope.diagnose.gpu.gpu_differences import Readings, differences
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CLOCK_REASONS
-from stallscope.events.trace import Trace
+from stallscope.events.trace import Clock, Trace
 
 _HOLDS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """Reasons that hold a clock down. An idle GPU, a user setting and sync boost do not count."""
@@ -67,7 +67,7 @@ def driver_reason(
     if rank not in gpus:
         return None
     node, number = gpus[rank]
-    begin_ns, end_ns = _period(trace, node, verdict)
+    begin_ns, end_ns = _periods(trace, gpus, verdict)[node]
     return (
         _fault(_of(trace.gpus, node, number), begin_ns, end_ns)
         or _foreign(trace, node, number, begin_ns=begin_ns, end_ns=end_ns)
@@ -79,17 +79,19 @@ def unlike_others(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
 ) -> CauseEvidence:
     """The driver readings in which the rank's GPU differs from the other ranks' GPUs of its model at the same time."""
+    periods = _periods(trace, gpus, verdict)
     own, *others = (
-        _readings(trace, gpu, verdict) for gpu in (gpus[rank], *sorted(set(gpus.values()) - {gpus[rank]}))
+        _readings(trace, gpu, periods[gpu[0]])
+        for gpu in (gpus[rank], *sorted(set(gpus.values()) - {gpus[rank]}))
     )
     same_model = [each for each in others if _max_mhz(each.rows) == _max_mhz(own.rows)]
     found = differences(own, same_model)
     return CauseEvidence(unlike_other_gpus=found or None)
 
 
-def _readings(trace: Trace, gpu: tuple[int, int], verdict: Verdict | None) -> Readings:
+def _readings(trace: Trace, gpu: tuple[int, int], period: tuple[int, int]) -> Readings:
     rows = _of(trace.gpus, *gpu)
-    begin_ns, end_ns = _period(trace, gpu[0], verdict)
+    begin_ns, end_ns = period
     counters = trace.gpu_counters
     counters = counters[(counters["node"] == gpu[0]) & (counters["gpu"] == gpu[1])]
     since_ns = counters["ts_ns"] - counters["interval_ns"]
@@ -106,15 +108,23 @@ def _of(rows: Array, node: int, number: int) -> Array:
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
 
-def _period(trace: Trace, node: int, verdict: Verdict | None) -> tuple[int, int]:
-    """Begin and end of a verdict on the clock of a node; all time without a verdict."""
+def _periods(
+    trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict | None
+) -> dict[int, tuple[int, int]]:
+    """Begin and end of a verdict by node, on its clock; all time without a verdict."""
+    readings: dict[int, list[Clock]] = {node: [] for node, _ in gpus.values()}
     if verdict is None:
-        return -_EVER, _EVER
-    return _on_node(trace, node, verdict.since_ns, -_EVER), _on_node(trace, node, verdict.until_ns, _EVER)
+        return dict.fromkeys(readings, (-_EVER, _EVER))
+    for clock in trace.clocks:
+        if clock.node in readings:
+            readings[clock.node].append(clock)
+    return {
+        node: (_on_node(clocks, verdict.since_ns, -_EVER), _on_node(clocks, verdict.until_ns, _EVER))
+        for node, clocks in readings.items()
+    }
 
 
-def _on_node(trace: Trace, node: int, at_wall_ns: int | None, otherwise: int) -> int:
-    readings = [clock for clock in trace.clocks if clock.node == node]
+def _on_node(readings: list[Clock], at_wall_ns: int | None, otherwise: int) -> int:
     if at_wall_ns is None or not readings:
         return otherwise
     nearest = min(readings, key=lambda clock: abs(clock.wall_ns - at_wall_ns))
@@ -152,8 +162,8 @@ def _held(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict | None
 ) -> _Reason | None:
     """A clock that is held down, at the time of the verdict, or for most of the trace without one."""
-    readings = _readings(trace, gpus[rank], verdict)
-    during, weight = readings.during, readings.weight
+    periods = _periods(trace, gpus, verdict)
+    during, weight = _during(_of(trace.gpus, *gpus[rank]), *periods[gpus[rank][0]])
     known = (during["sm_mhz"] != UNKNOWN) & (during["clock_reasons"] != UNKNOWN)
     during, weight = during[known], weight[known]
     if not weight.sum():
@@ -162,7 +172,7 @@ def _held(
     if weight[is_held].sum() < _HELD_SHARE * weight.sum():
         return None
     mhz = float(np.average(during["sm_mhz"][is_held], weights=weight[is_held]))
-    reference = _reference_mhz(trace, gpus, rank, verdict)
+    reference = _reference_mhz(trace, gpus, rank, periods)
     if reference is None or mhz > _CLOCK_SHARE * reference:
         return None
     bits = int(np.bitwise_or.reduce(during["clock_reasons"][is_held])) & _HOLDS
@@ -179,7 +189,7 @@ def _held(
 
 
 def _reference_mhz(
-    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict | None
+    trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, periods: dict[int, tuple[int, int]]
 ) -> float | None:
     """The median clock of the other ranks' GPUs of the same maximum at the time; otherwise the GPU's own earlier clock.
 
@@ -187,15 +197,18 @@ def _reference_mhz(
     """
     clocks, rows = [], _of(trace.gpus, *gpus[rank])
     for gpu in gpus.values():
-        other = _readings(trace, gpu, verdict)
-        if gpu == gpus[rank] or _max_mhz(other.rows) != _max_mhz(rows):
+        if gpu == gpus[rank]:
             continue
-        is_busy = (other.during["sm_mhz"] != UNKNOWN) & (other.during["utilization_percent"] >= 20)
-        if other.weight[is_busy].sum():
-            clocks.append(float(np.average(other.during["sm_mhz"][is_busy], weights=other.weight[is_busy])))
+        of_other = _of(trace.gpus, *gpu)
+        if _max_mhz(of_other) != _max_mhz(rows):
+            continue
+        during, weight = _during(of_other, *periods[gpu[0]])
+        is_busy = (during["sm_mhz"] != UNKNOWN) & (during["utilization_percent"] >= 20)
+        if weight[is_busy].sum():
+            clocks.append(float(np.average(during["sm_mhz"][is_busy], weights=weight[is_busy])))
     if clocks:
         return float(np.median(clocks))
-    begin_ns, _ = _period(trace, gpus[rank][0], verdict)
+    begin_ns, _ = periods[gpus[rank][0]]
     before = rows[
         (rows["ts_ns"] < begin_ns) & (rows["sm_mhz"] != UNKNOWN) & (rows["utilization_percent"] >= 20)
     ]
