@@ -543,12 +543,12 @@ SERVERS = Table(
 
 GPU_COUNTERS = Table(
     "gpu_counters",
-    "Hardware counters of a GPU (NVML's GPM, Hopper and later): means since the reading before.",
+    "Hardware counters of a GPU (NVML's GPM, Hopper and later): means since the previous reading.",
     (
         Field("ts_ns", "i8", "time of the reading"),
         _PROCESS_FIELDS[0],
         Field("gpu", "u2", "number of the GPU, as the driver counts"),
-        Field("interval_ns", "i8", "time since the reading before"),
+        Field("interval_ns", "i8", "time since the previous reading"),
         Field("sm_percent", "i2", "multiprocessors with work, of all, on average", True),
         Field("tensor_percent", "i2", "use of the tensor cores", True),
         Field("memory_percent", "i2", "use of the bandwidth of the GPU's memory", True),

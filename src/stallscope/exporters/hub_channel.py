@@ -190,7 +190,7 @@ class HubChannel:
     def complaint(self) -> str:
         """The reason why the hub did not answer the last report of the machine's health; otherwise empty.
 
-        Without a job there is no batch, so only these reports show that the hub is unusable.
+        Without a job the agent sends no batch, so only these reports show that the hub is unusable.
         """
         return self._complaint
 

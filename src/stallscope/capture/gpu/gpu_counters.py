@@ -1,8 +1,8 @@
 """Hardware counters of each GPU (NVML's GPM: Hopper and later), as rows of GPU_COUNTERS.
 
 A GPU is busy for its driver while any kernel runs, however small. The counters show how many of its multiprocessors
-work, and how much data its memory and its links transfer. A reading covers the time since the one before. It takes
-about 1.4 ms per GPU (H200), so the GPUs are read once in EVERY readings of their state. Partitions are not read.
+work, and how much data its memory and its links transfer. A reading covers the time since the previous reading. It
+takes about 1.4 ms per GPU (H200), so the GPUs are read once in EVERY readings of their state. Partitions are not read.
 """
 
 from collections.abc import Iterator, Mapping

@@ -38,10 +38,10 @@ def absorption(
 ) -> Absorption:
     """The absorbed delays of ranks that are late repeatedly.
 
-    named: their late steps by process. slow_gpus: late steps of slow GPUs, whose steps do not show what the delays of
-    other processes cost. is_exact: see growth(); False for delays of GPUs.
+    named: their late steps by process. slow_gpus: late steps of slow GPUs, whose steps do not show the cost of other
+    processes' delays. is_exact: see growth(); False for delays of GPUs.
 
-    Absorbed delays are no reason for longer steps, so the remaining processes are compared again without them.
+    Absorbed delays do not make steps longer, so the remaining processes are compared again without them.
     """
     result, left = Absorption(), dict(named)
     while left:

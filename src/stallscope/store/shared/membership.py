@@ -60,7 +60,7 @@ class Membership:
     ):
         """opened: opens the store of a slot; its second argument is called if the slot is lost.
 
-        with_data: those of some slots that have data.
+        with_data: selects the slots that have data.
         state: for other hubs; learned: called with the states of all hubs.
         """
         self._postgres, self._leases = postgres, leases
@@ -124,7 +124,7 @@ class Membership:
             return state.member if state and state.is_alive else None
 
     def owner_name(self, slot: int) -> str:
-        """The name of the hub with the lease of a slot, as far as this hub knows; "" if no hub has it."""
+        """The name of the hub with the lease of a slot by the last known state; "" without one."""
         with self._changed:
             return self._owners.get(slot, "")
 
