@@ -6,8 +6,10 @@ other files must be equal: a difference is an error, except in descriptions of t
 
 import filecmp
 import shutil
+import stat
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from own_python import PIP, remove_build_paths, run
@@ -45,8 +47,25 @@ def build(out: Path, wheel: Path, extras: str, machine: str, versions: list[str]
         run(
             *(shiv, "--reproducible", "--no-modify", "--console-script", "stallscope"),
             *("--python", "/usr/bin/env python3", "--site-packages", packages),
-            *("--preamble", preamble, "--output-file", out),
+            *("--preamble", preamble, "--output-file", scratch / out.name),
         )
+        _normalise(scratch / out.name, out)
+
+
+def _normalise(archive: Path, out: Path) -> None:
+    """Copy an archive with its entries by name: shiv takes the order and the modes of its own files from its
+    installation, so builds by two installations would differ.
+    """
+    with archive.open("rb") as file, out.open("wb") as target, zipfile.ZipFile(archive) as old:
+        target.write(file.readline())  # the line that names the interpreter
+        with zipfile.ZipFile(target, "w") as new:
+            for name in sorted(old.namelist()):
+                entry = zipfile.ZipInfo(name, old.getinfo(name).date_time)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                executable = (old.getinfo(name).external_attr >> 16) & stat.S_IXUSR
+                entry.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+                new.writestr(entry, old.read(name))
+    out.chmod(0o755)
 
 
 def _pair(version: str) -> tuple[int, int]:
