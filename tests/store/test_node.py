@@ -9,7 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +199,40 @@ def test_readers_get_the_committed_rows_of_an_active_writer(tmp_path):
     assert len(node.read(path).collectives) == 4
     writer.close()
     assert len(node.read(path).collectives) == 4
+
+
+def test_a_new_trace_has_its_tables_as_soon_as_its_file_exists(tmp_path):
+    paths = [tmp_path / f"{number}.db" for number in range(20)]
+    is_waiting = threading.Barrier(2)
+
+    def read_as_early_as_possible() -> list[str]:
+        errors = []
+        for path in paths:
+            is_waiting.wait(timeout=60)
+            while not path.exists():
+                pass
+            try:
+                node.read(path)
+            except BadTrace as error:
+                errors.append(str(error))
+        return errors
+
+    with ThreadPoolExecutor() as pool:
+        reader = pool.submit(read_as_early_as_possible)
+        for path in paths:
+            is_waiting.wait(timeout=60)
+            NodeTrace(path).close()
+        assert reader.result() == []
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_empty_file_becomes_a_trace_when_it_is_written_and_is_refused_before(tmp_path):
+    path = tmp_path / "empty.db"
+    path.touch()
+    with pytest.raises(BadTrace, match="not a stallscope trace: the file is empty"):
+        node.read(path)
+    NodeTrace(path).close()
+    assert len(node.read(path).collectives) == 0
 
 
 def test_a_reader_does_not_hold_up_the_writer(tmp_path):

@@ -73,6 +73,7 @@ class NodeTrace:
         self.path = path
         with _storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            _create_file(path)
             self._connection = sqlite3.connect(
                 path, isolation_level=None, timeout=10.0, cached_statements=_STATEMENTS
             )
@@ -85,16 +86,8 @@ class NodeTrace:
 
     def _prepare(self) -> None:
         db = self._connection
-        if not db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
-            db.execute("PRAGMA auto_vacuum=INCREMENTAL")
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("BEGIN IMMEDIATE")
-            for statement in _statements(question("schema")):
-                db.execute(statement)
-            _create(db, TABLES)
-            db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
-            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            db.execute("COMMIT")
+        if _is_empty(db):
+            _create_schema(db)
         _check_schema(db, self.path)
         _upgrade(db)
         db.execute("PRAGMA synchronous=NORMAL")
@@ -350,9 +343,7 @@ def new_file(path: Path) -> Iterator[NodeTrace]:
         with _storage_errors(path):
             os.link(temporary, path)  # fails if the path exists by now, where rename would replace it
     finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            with suppress(OSError):  # the first error is the relevant one
-                temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
+        _remove_database(temporary)
 
 
 def add(store: NodeTrace, trace: Trace) -> None:
@@ -553,6 +544,49 @@ def _statements(script: str) -> list[str]:
     return [text.strip() for text in "\n".join(lines).split(";") if text.strip()]
 
 
+def _create_file(path: Path) -> None:
+    """Create a missing trace with its tables in one step, so that no reader opens a file without tables.
+
+    Where the file system has no links, the caller creates the tables in the file itself.
+    """
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    try:
+        db = sqlite3.connect(temporary, isolation_level=None)
+        try:
+            _create_schema(db)
+        finally:
+            db.close()
+        with suppress(OSError):
+            os.link(temporary, path)
+    finally:
+        _remove_database(temporary)
+
+
+def _remove_database(path: Path) -> None:
+    """Remove a database and its companion files, where they exist; an earlier error is the relevant one."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        with suppress(OSError):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    return not db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+
+
+def _create_schema(db: sqlite3.Connection) -> None:
+    db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("BEGIN IMMEDIATE")
+    for statement in _statements(question("schema")):
+        db.execute(statement)
+    _create(db, TABLES)
+    db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
+    db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    db.execute("COMMIT")
+
+
 def _create(db: sqlite3.Connection, tables: Iterable[Table]) -> None:
     for table in tables:
         db.execute(sqlite_columns.create_statement(table))
@@ -582,6 +616,8 @@ def _upgrade(db: sqlite3.Connection) -> None:
 
 def _check_schema(db: sqlite3.Connection, path: Path) -> None:
     try:
+        if _is_empty(db):
+            raise BadTrace(f"{path} is not a stallscope trace: the file is empty; check the path")
         version = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise BadTrace(
