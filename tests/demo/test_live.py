@@ -72,6 +72,13 @@ def test_a_fault_delays_its_victim_and_all_others_wait(scenario: str):
     assert waits_ms[is_due].min() > median(waits_ms[~is_due]) + 0.5 * DELAY_MS[scenario]
 
 
+def test_a_slow_job_lasts_until_its_fault_has_occurred_often_enough():
+    job, clocks = run("lock", seconds=0.05, first_step=4, min_occurrences=2)
+    rows = clocks[job.plan.victim]
+    assert rows["is_disturbed"].sum() >= 2
+    assert len(rows) == 4 + 2 * FAULTS["lock"].every_steps + 1
+
+
 def test_a_healthy_job_is_not_disturbed_and_its_ranks_agree_to_end():
     _, clocks = run("healthy", ranks=4, seconds=0.5)
     assert len({len(rows) for rows in clocks}) == 1

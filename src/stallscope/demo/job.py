@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from stallscope.demo.faults import FAULTS, LOADER_S, burn, is_due
 from stallscope.demo.gpu import FLOAT32, FLOAT64, ID_BYTES, Gpu, UniqueId
-from stallscope.demo.plan import Plan, end_with_parent, read_plan
+from stallscope.demo.plan import MAX_EXTENSION_S, Plan, end_with_parent, read_plan
 
 N_LAYERS = 8
 N_BUCKETS = 4
@@ -167,6 +167,7 @@ def train(me: Rank, folder: Path, take_batch: Callable[[], None] | None) -> None
     disturb = fault.prepare(gpu, plan) if is_victim and fault.prepare else None
     in_second = second_thread(me.rank, gpu) if plan.autograd_thread else lambda task: task()
     wish_s = time.monotonic() + plan.seconds
+    min_steps = plan.first_step + plan.min_occurrences * fault.every_steps if plan.min_occurrences else 0
     with (folder / f"rank{me.rank}.csv").open("w", buffering=1) as clock:
         print(COLUMNS, file=clock)
         step, is_over = 0, False
@@ -181,7 +182,11 @@ def train(me: Rank, folder: Path, take_batch: Callable[[], None] | None) -> None
             forward(me)
             forward_ns = time.monotonic_ns()
             in_second(lambda: backward(me))
-            optimize(me, wants_end=not plan.steps and time.monotonic() > wish_s)
+            over_s = time.monotonic() - wish_s
+            optimize(
+                me,
+                wants_end=not plan.steps and over_s > 0 and (step >= min_steps or over_s > MAX_EXTENSION_S),
+            )
             if plan.synchronize or step % STEPS_BETWEEN_AGREEMENTS == 0:
                 is_over = gpu.item(me.loss) > 0
             end_ns = time.monotonic_ns()

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PLAN_FILE = "plan.json"
+MAX_EXTENSION_S = 45.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -14,6 +15,7 @@ _PR_SET_PDEATHSIG = 1
 class Plan:
     """One job. Ends after `steps` steps, or after about `seconds` when steps is 0.
 
+    min_occurrences: of a periodic fault; on a busy machine the job lasts up to MAX_EXTENSION_S longer to have them.
     fault: name in faults.FAULTS; victim: the rank that suffers it; first_step: no fault before it.
     groups: "ddp" one communicator, "tp" additional pairs. synchronize: wait for the GPU every step; otherwise
     the host runs ahead. autograd_thread: a second thread issues the backward pass. host_work_ms: CPU time that a
@@ -25,6 +27,7 @@ class Plan:
     ranks: int = 4
     steps: int = 0
     seconds: float = 10.0
+    min_occurrences: int = 0
     fault: str = "healthy"
     victim: int = 2
     first_step: int = 20

@@ -35,6 +35,9 @@ SECONDS = 12.0
 HANG_SECONDS = 20.0
 """The duration of a scenario; a hang is reported only after the agent has observed it for a while."""
 
+MIN_OCCURRENCES = 10
+"""Of a periodic fault. On a busy machine a job of 12 s may have so few steps that its fault does not occur."""
+
 ATTACH_S = 90.0
 END_S = 90.0
 SLACK_S = 60.0
@@ -104,6 +107,7 @@ def trace_job(
     if seconds is None:
         seconds = HANG_SECONDS if scenario == "hang" else SECONDS
     plan = live_demo.plan_for(scenario, ranks=ranks, seconds=seconds, libraries=libraries)
+    plan = replace(plan, min_occurrences=MIN_OCCURRENCES)
     if first_step is not None:
         plan = replace(plan, first_step=first_step)
     where = "the GPUs of this machine" if libraries else "emulated GPUs"
