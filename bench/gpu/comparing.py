@@ -163,9 +163,9 @@ def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> Fo
     )
 
 
-def interval(result: Found) -> Interval:
+def interval(result: Found, *, shares_windows: bool = True) -> Interval:
     """Mean and 95 % interval: where a line through the comparisons (Huber's, as many columns as differ at all) has the
-    shares of the whole. Huber, Robust Statistics (1981), 7.6.
+    shares of the whole. Huber, Robust Statistics (1981), 7.6. shares_windows: neighbours have a window in common.
     """
     n = len(result.percent)
     columns = [entry for entry in (result.shares - result.whole).T if np.ptp(entry) > 0]
@@ -183,7 +183,8 @@ def interval(result: Found) -> Interval:
     is_near, pull = np.abs(rest) <= _HUBER * scale, weight * rest
     variance = (pull**2).sum() / free / is_near.mean() ** 2 * np.linalg.pinv(design.T @ design)[0, 0]
     alike = float(pull[1:] @ pull[:-1] / max((pull**2).sum(), 1e-12)) if n >= _MIN_KNOWN else _MAX_ALIKE
-    variance *= 1 + 2 * min(max(alike, 0), _MAX_ALIKE)
+    if shares_windows or n >= _MIN_KNOWN:
+        variance *= 1 + 2 * min(max(alike, 0), _MAX_ALIKE)
     t = _T_975[free - 1] if free <= len(_T_975) else _T_975_MANY
     return Interval(float(fit[0]), t * math.sqrt(variance))
 

@@ -3,6 +3,7 @@
 A phase lasts a number of rounds: matrix products, and a collective. It answers with a line of JSON: begin and end.
 """
 
+import gc
 import json
 import os
 import sys
@@ -78,7 +79,10 @@ class Rank:
 
 def main() -> None:
     """Answer each line."""
+    if cpus := os.environ.get("CPUS"):
+        os.sched_setaffinity(0, map(int, cpus.split(",")))  # before NCCL and CUDA start their threads
     rank = Rank()
+    gc.disable()  # a collection would be an unplanned delay
     for n_bytes in (1024, 4 << 20):
         rank.dist.all_reduce(rank.buffer(n_bytes))
     rank.torch.cuda.synchronize()
