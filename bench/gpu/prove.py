@@ -39,6 +39,10 @@ END_S = 25
 MIN_SLOWDOWN_S = 30
 RESERVE_S = 15  # for packing the results
 
+TWICE_S = 6.5  # of each of the two traces of a job
+HANG_S = 14.0  # a hang is reported after 10 s
+LATE = ", attached late"
+
 HOPELESS = 4  # failures in a row from the start
 
 Part = Scenario | Workload
@@ -120,7 +124,7 @@ class Jobs:
         """Part i's job begins to load, if it has not."""
         if i not in self._begun:
             part, proof = self._parts[i], self._proof
-            seconds = "0" if isinstance(part, Workload) else str(part.seconds)
+            seconds = "0" if isinstance(part, Workload) or proof.chosen.twice else str(part.seconds)
             self._begun[i] = start_job(
                 proof.script,
                 proof.work / slug(part.name),
@@ -154,6 +158,9 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--restarts", type=int, default=0, help="also start and stop the agent this often for each slowdown"
     )
+    parser.add_argument(
+        "--twice", action="store_true", help="trace each job from its start, then again while it runs"
+    )
     parser.add_argument("--emulated", action="store_true", help="the demo's job instead of PyTorch")
     return parser.parse_args()
 
@@ -183,28 +190,21 @@ def main() -> None:
 
 def prove(proof: Proof) -> None:
     """All parts, the most important first."""
-    parts = wanted(proof.chosen)
+    chosen, parts = proof.chosen, wanted(proof.chosen)
     answers: list[Answer] = []
     with ExitStack() as held:
-        is_sharing = any(jobs_a_gpu(part) > 1 for part in parts) or (
-            proof.chosen.one_gpu and not proof.chosen.emulated
-        )
+        is_sharing = any(jobs_a_gpu(part) > 1 for part in parts) or (chosen.one_gpu and not chosen.emulated)
         jobs = Jobs(proof, parts, held.enter_context(sharing_gpus(proof.work)) if is_sharing else {})
         held.callback(jobs.end_all)
         if parts:
             jobs.begin(0)
         agent_starts(proof)
-        if (
-            not proof.chosen.emulated
-            and not proof.chosen.only
-            and not proof.chosen.first
-            and not proof.chosen.one_gpu
-        ):
+        if measures_hooks(proof.chosen):
             with proof.part("hook cost"):
                 measure_hooks(proof)
         with ThreadPoolExecutor(1) as explaining:
             for i, part in enumerate(parts):
-                if proof.left_s < needed_s(part) or proof.is_hopeless:
+                if proof.left_s < needed_s(part, is_twice=proof.chosen.twice) or proof.is_hopeless:
                     proof.skipped.append(part.name)
                     jobs.end(i)
                     continue
@@ -213,11 +213,19 @@ def prove(proof: Proof) -> None:
                     job = jobs.take(i)
                     if isinstance(part, Workload):
                         proof.slowdowns.append(slowed(proof, part, job, following=parts[i:]))
+                    elif chosen.twice:
+                        traced_twice(proof, part, job, answers=answers, explaining=explaining)
                     else:
                         traced(proof, part, job, answers=answers, explaining=explaining)
                 jobs.end(i)
                 collect(proof, answers, wait=False)
             collect(proof, answers, wait=True)
+
+
+def measures_hooks(chosen: argparse.Namespace) -> bool:
+    """Whether the cost of the hooks is a part: only with the whole plan."""
+    is_part = chosen.emulated or chosen.only or chosen.first or chosen.one_gpu
+    return not is_part and not any(word in "hook cost" for word in chosen.skip)
 
 
 def agent_starts(proof: Proof) -> None:
@@ -252,9 +260,12 @@ def jobs_a_gpu(part: Part) -> int:
     return part.jobs_a_gpu if isinstance(part, Workload) else 1
 
 
-def needed_s(part: Part) -> float:
+def needed_s(part: Part, *, is_twice: bool = False) -> float:
     """The time that the part needs to start."""
-    return MIN_SLOWDOWN_S if isinstance(part, Workload) else part.seconds + AROUND_S
+    if isinstance(part, Workload):
+        return MIN_SLOWDOWN_S
+    seconds = (HANG_S if part.hangs else TWICE_S) + TWICE_S if is_twice else part.seconds
+    return seconds + AROUND_S
 
 
 def slowed(proof: Proof, part: Workload, job: Job, *, following: Sequence[Part]) -> dict[str, Any]:
@@ -281,6 +292,29 @@ def traced(
     finally:
         if db.exists() and (job.folder / "ready0").exists():
             answers.append((part.name, explaining.submit(answer, part, job.folder, db)))
+
+
+def traced_twice(
+    proof: Proof, part: Scenario, job: Job, *, answers: list[Answer], explaining: ThreadPoolExecutor
+) -> None:
+    """Traces a scenario from its start, and again while the job runs. Raises Failed."""
+    names = {part.name: proof.disk / f"{slug(part.name)}.db"}
+    names[part.name + LATE] = proof.disk / f"{slug(part.name)}.late.db"
+    job.await_loaded()
+    try:
+        for i, db in enumerate(names.values()):
+            with tracing(db, words=proof.agent_words(job)):
+                if not i:
+                    job.go()
+                    job.await_ready()
+                time.sleep(HANG_S if part.hangs and not i else TWICE_S)
+        job.stop()
+        if not part.hangs:
+            job.await_end(END_S)
+    finally:  # the job has written the whole truth
+        for name, db in names.items():
+            if db.exists() and (job.folder / "ready0").exists():
+                answers.append((name, explaining.submit(answer, part._replace(name=name), job.folder, db)))
 
 
 def trace(scenario: Scenario, job: Job, db: Path, *, agent_words: tuple[str, ...]) -> None:
@@ -336,9 +370,9 @@ def measure_hooks(proof: Proof) -> None:
 
 def right(proof: Proof) -> set[str]:
     """The names of files of scenarios that came out right."""
-    return {
-        slug(name) for name, result in proof.judged.items() if not result.wrong and name not in proof.failures
-    }
+    names = {name: slug(name.removesuffix(LATE)) for name in proof.judged}
+    wrong = {file for name, file in names.items() if proof.judged[name].wrong or name in proof.failures}
+    return set(names.values()) - wrong
 
 
 def keep(proof: Proof) -> None:
