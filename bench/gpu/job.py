@@ -48,6 +48,7 @@ SHAPES = {
     "ddp": Shape(8, 4096, 8192),
     "small": Shape(8, 1024, 8192),
     "fsdp": Shape(8, 4096, 32768),
+    "tp": Shape(8, 8192, 8192),
     "launch": Shape(60, 256, 64),
     "graph": Shape(60, 512, 256),
     "inference": Shape(24, 1024, 8),
@@ -305,6 +306,22 @@ def fsdp(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any], 
     return plain(fully_shard(model), batch)
 
 
+def tensor_parallel(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
+    """Each layer is split between all ranks, by columns and by rows in turn: an all-reduce for two layers."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    dist.broadcast(batch, 0)
+    mesh = init_device_mesh(batch.device.type, (dist.get_world_size(),))
+    linear = [name for name, layer in model.named_children() if isinstance(layer, torch.nn.Linear)]
+    plan = {
+        name: RowwiseParallel() if number % 2 else ColwiseParallel() for number, name in enumerate(linear)
+    }
+    return plain(parallelize_module(model, mesh, plan), batch)
+
+
 def graph(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[Any], None]]:
     """A CUDA graph of the whole step, with one all-reduce of all gradients in it."""
     import torch
@@ -384,6 +401,7 @@ def inference(model: Any, batch: Any) -> tuple[Callable[[Any], Any], Callable[[A
 STEPS: dict[str, Callable[[Any, Any], tuple[Callable[[Any], Any], Callable[[Any], None]]]] = {
     "ddp": ddp,
     "fsdp": fsdp,
+    "tp": tensor_parallel,
     "launch": ddp,
     "small": ddp,
     "graph": graph,
