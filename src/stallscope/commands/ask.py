@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stallscope.commands.options import AsJson, CaFile, HubUrl, SettingsFile, TokenFile, settings_from
-from stallscope.commands.terminal_text import echo_text
+from stallscope.commands.terminal_text import echo_text, terminal_width
 from stallscope.errors import BadInput, NotFound
 
 if TYPE_CHECKING:  # importing it here would slow every command
@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.serve.client import HubClient
 
 DEFAULT_HUB = "https://localhost:8081"
+
+_EMPTY: tuple[Any, ...] = (None, [], "")
 
 
 def ask(
@@ -54,7 +56,7 @@ def ask(
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:
-        echo_text(_text(answer))
+        echo_text(as_text(answer, terminal_width()))
 
 
 def client_from(
@@ -102,24 +104,19 @@ def _entry(tools: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return matches[0]
 
 
-def _text(answer: dict[str, Any]) -> str:
-    """The answer as text: its summary, and its rows as a table without empty columns."""
-    rows = answer.get("rows") or []
-    if rows and isinstance(rows[0], list):
-        rows = [dict(enumerate(row)) for row in rows]
-        names: dict[Any, str] = dict(enumerate(answer["columns"]))
-    else:
-        names = {name: name for row in rows[:1] for name in row}
-    shown = [key for key in names if any(row[key] not in (None, [], "") for row in rows)]
-    table = [[names[key] for key in shown], *([_cell(row[key]) for key in shown] for row in rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(shown))]
+def as_text(answer: dict[str, Any], width: int | None = None) -> str:
+    """An answer of a tool as text: its summary and its rows, without empty columns.
+
+    width: columns of the terminal, None for a pipe or a file. Rows that a terminal is too narrow for are printed below
+    each other, a field per line.
+    """
+    names, rows = _columns_and_rows(answer)
     lines = [answer["summary"]] if "summary" in answer else []
     if rows:
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in table
-        ]
-    if not rows and not lines:
+        table = _table([names, *([_cell(value) for value in row] for row in rows)])
+        fits = width is None or max(map(len, table)) <= width
+        lines += table if fits else _records(names, rows)
+    elif not lines:
         lines.append("(no rows)")
     if answer.get("note"):
         lines.append(f"({answer['note']})")
@@ -130,10 +127,54 @@ def _text(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def _columns_and_rows(answer: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """The columns that have a value, and the rows. Two columns of a query may have the same name."""
+    rows: list[Any] = answer.get("rows") or []
+    if not rows:
+        return [], []
+    names = list(rows[0]) if isinstance(rows[0], dict) else answer["columns"]
+    values = [list(row.values()) if isinstance(row, dict) else row for row in rows]
+    shown = [i for i in range(len(names)) if any(row[i] not in _EMPTY for row in values)]
+    return [names[i] for i in shown], [[row[i] for i in shown] for row in values]
+
+
+def _table(cells: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def _records(names: list[str], rows: list[list[Any]]) -> list[str]:
+    """Each row as a block: its summary or its number, then a line per field that has a value."""
+    width = max(map(len, names))
+    lines = []
+    for number, row in enumerate(rows, 1):
+        fields = [(name, value) for name, value in zip(names, row, strict=True) if value not in _EMPTY]
+        title = next((str(value) for name, value in fields if name == "summary"), f"{number}.")
+        lines += ["", title]
+        for name, value in fields:
+            if name != "summary":
+                first, *others = _sentences(value)
+                lines.append(f"  {name.ljust(width)}  {first}")
+                lines += [f"  {' ' * width}  {other}" for other in others]
+    return lines
+
+
+def _sentences(value: Any) -> list[str]:
+    """The lines of a field: one for each sentence of a list of sentences, such as the advice, otherwise one."""
+    if isinstance(value, list) and all(isinstance(each, str) and " " in each for each in value):
+        return [_cell(each, max_length=None) for each in value]
+    return [_cell(value, max_length=None)]
+
+
+def _cell(value: Any, max_length: int | None = 120) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, list) and not any(isinstance(each, list | dict) for each in value):
+        value = ", ".join(map(str, value))
     text = value if isinstance(value, str) else json.dumps(value)
-    return " ".join(text.split())[:120]
+    return " ".join(text.split())[:max_length]

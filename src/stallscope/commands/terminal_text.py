@@ -20,10 +20,15 @@ _MAX_INDENT = 24
 
 def echo_text(text: str, *, err: bool = False, newline: bool = True) -> None:
     """Print a text on standard output, or on standard error; fitted if that is a terminal."""
-    stream = sys.stderr if err else sys.stdout
-    if stream.isatty():
-        text = fitted(text, shutil.get_terminal_size().columns)
+    if width := terminal_width(err=err):
+        text = fitted(text, width)
     typer.echo(text, err=err, nl=newline)
+
+
+def terminal_width(*, err: bool = False) -> int | None:
+    """The columns of standard output (or standard error); None if that is no terminal."""
+    stream = sys.stderr if err else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def fitted(text: str, width: int) -> str:
