@@ -177,9 +177,9 @@ class Told(Governor):
         self.turns.append(Turn(time.monotonic_ns(), group, is_on))
 
 
-def governed(program: Switched, budget: float, times_way: float) -> Governor:
+def governed(program: Switched, budget: float) -> Governor:
     """A governor that uses the clock of the program."""
-    return Told(program, budget, times_way, clock_ns=program.clock_ns)
+    return Told(program, budget, clock_ns=program.clock_ns)
 
 
 def _obey(loaded: Switched) -> None:
