@@ -115,11 +115,16 @@ def main() -> None:
 
 _IS_BUNDLED = "_bootstrap" in sys.modules or __file__.endswith("/packages/stallscope/cli.py")
 """Whether this is a single-file program or a package of a distribution: pip cannot add to it."""
-_REMEDY = (
-    "this file or package does not contain it; use the hub's image, or install the wheel with [all]"
-    if _IS_BUNDLED
-    else "pip install 'stallscope[all]'"
-)
+_EXTRAS = {"psycopg": "shared", "deltalake": "publish"}
+"""The extra of pyproject.toml for packages that `all` does not contain."""
+
+
+def _remedy(package: str) -> str:
+    extra = _EXTRAS.get(package, "all")
+    if _IS_BUNDLED:
+        image = "" if extra == "publish" else "use the hub's image, or "
+        return f"this file or package does not contain it; {image}install the wheel with [{extra}]"
+    return f"pip install 'stallscope[{extra}]'"
 
 
 def _exit_code() -> int:
@@ -156,7 +161,7 @@ def _one_line_errors() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in ("", "stallscope"):
             raise
-        print(f"stallscope: this command needs the package {package}: {_REMEDY}", file=sys.stderr)
+        print(f"stallscope: this command needs the package {package}: {_remedy(package)}", file=sys.stderr)
         sys.exit(BadInput.exit_code)
     except BrokenPipeError:
         _leave_without_reader()

@@ -183,6 +183,28 @@ def test_a_missing_client_certificate_is_named(run, db, tmp_path):
     assert "client certificate" in err and "--client-cert" in err
 
 
+def test_a_host_without_an_address_is_named_as_unknown():
+    details = (
+        "errors resolving hub.invalid:4317: [field:hostname lookup error:address lookup failed for"
+        " hub.invalid:4317: Domain name not found]"
+    )
+    assert _reason(grpc.StatusCode.UNAVAILABLE, details) == "its name is not known"
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("psycopg", "shared"), ("deltalake", "publish"), ("duckdb", "all")]
+)
+def test_the_remedy_for_a_missing_package_installs_it(package, extra):
+    assert cli._remedy(package) == f"pip install 'stallscope[{extra}]'"
+
+
+def test_a_node_trace_is_not_imported_again(run, db, tmp_path):
+    code, _, err = run("import", db, "--db", tmp_path / "again.db")
+    assert code == BadInput.exit_code
+    assert "is a node trace already" in err and f"stallscope explain {db}" in err
+    assert not (tmp_path / "again.db").exists()
+
+
 def test_a_hub_that_requires_a_client_certificate_is_recognised():
     ca, clients = trustme.CA(), trustme.CA()
     made = ca.issue_cert("localhost")

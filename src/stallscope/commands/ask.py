@@ -63,10 +63,11 @@ def client_from(
     hub: str, token_file: Path | None, ca_cert: Path | None, *, settings: Path | None
 ) -> HubClient:
     """The client of a hub, with the token from the settings. Raises BadInput, NotFound."""
-    from stallscope.serve.client import HubClient
+    from stallscope.serve.client import HubClient, check_url
     from stallscope.serve.tokens import token_in
 
     chosen = settings_from({"hub_token_file": token_file, "hub_ca_file": ca_cert}, settings)
+    check_url(hub)
     if chosen.hub_token_file is None:
         raise BadInput(
             "the hub needs a token; give --token-file (stallscope hub token create prints a token)"

@@ -36,16 +36,14 @@ def publish(
     if not chosen.hub_shared or not chosen.hub_bucket:
         raise BadInput("hub publish needs --shared and --bucket")
     every_s = None if every is None else duration_ns(every, "--every") / 1e9
-    try:
-        from stallscope.store.shared import delta_tables
-    except ImportError as error:
-        raise BadInput(f"hub publish needs {error.name}: pip install 'stallscope[publish]'") from error
     from stallscope.store.shared import postgres_schema
     from stallscope.store.shared.bucket import Bucket
     from stallscope.store.shared.postgres import Postgres
 
     objects = Bucket(chosen.hub_bucket)
     with closing(Postgres(chosen.hub_shared, name="stallscope-publish")) as postgres:
+        from stallscope.store.shared import delta_tables  # after the addresses: a package may be missing
+
         postgres.checked()
         objects.checked()
         postgres_schema.prepare(postgres)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from stallscope.commands.explain_files import is_node_trace
 from stallscope.commands.file_kinds import as_help
 from stallscope.commands.progress import reading_progress
 from stallscope.errors import BadInput
@@ -35,6 +36,12 @@ def import_(
     from stallscope.importers.redaction import redacted
     from stallscope.store import node
 
+    for path in paths:
+        if is_node_trace(path):
+            raise BadInput(
+                f"{path} is a node trace already: read it with `stallscope explain {path}`, or combine several "
+                "with `stallscope merge`"
+            )
     with reading_progress(paths):
         reading = read_files(paths)
     for line in reading.unread_lines():

@@ -17,8 +17,11 @@ def usage_line(error: Any) -> str:
     """The command, the complaint with the given value, and the command that lists the options."""
     command = error.ctx.command_path if error.ctx else "stallscope"
     complaint = " ".join(error.format_message().split()).rstrip(".").partition(", unable to parse")[0]
+    complaint = complaint.replace("Value error, ", "").replace("(s)", "")
     given = _given(error)
     complaint += f", not {given}" if given and given not in complaint else ""
+    if "unexpected extra argument" in complaint and _has_option(error, "db"):
+        complaint += "; a trace is given with --db PATH"
     words = command.partition(" ")[2]
     end = "" if complaint.endswith("?") else ";"
     return f"{words + ': ' if words else ''}{complaint}{end} `{command} --help` lists the {_list(error)}"
@@ -29,6 +32,10 @@ def _given(error: Any) -> str:
     errors = getattr(error.__cause__, "errors", None)
     value = errors()[0].get("input") if errors else None
     return f"{str(value)[:80]!r}" if isinstance(value, str | int | float) else ""
+
+
+def _has_option(error: Any, name: str) -> bool:
+    return any(each.name == name for each in getattr(getattr(error.ctx, "command", None), "params", ()))
 
 
 def _list(error: Any) -> str:

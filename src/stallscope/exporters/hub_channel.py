@@ -240,7 +240,7 @@ def _reason(code: grpc.StatusCode, details: str) -> str:
         return "it closed the connection: if it requires a client certificate, --client-cert and --client-key"
     if "onnection refused" in details:
         return "connection refused"
-    if "DNS" in details or "name resolution" in details:
+    if "DNS" in details or "name resolution" in details or "address lookup failed" in details:
         return "its name is not known"
     if code in _SHUT_OUT:  # the hub's advice is for its administrator
         return f"{' '.join(details.partition(';')[0].split())[:120]}: --token-file"

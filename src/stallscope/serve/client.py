@@ -58,28 +58,14 @@ class HubClient:
         return self._read(response.status, data)
 
     def _connection(self) -> http.client.HTTPConnection:
-        try:
-            parts = urlsplit(self.url)
-            port = parts.port
-        except ValueError:  # a bracket without its pair, or a port that is not a number
-            parts, port = urlsplit(""), 0
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or port == 0
-            or parts.username is not None
-            or parts.path not in ("", "/")
-        ):
-            raise BadInput(
-                f"--hub {self.url!r}: expected http(s)://HOST:PORT, for example https://localhost:8081"
-            )
-        if parts.scheme == "http":
-            return http.client.HTTPConnection(parts.hostname, port, timeout=_TIMEOUT_S)
+        scheme, host, port = check_url(self.url)
+        if scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
         try:
             context = ssl.create_default_context(cafile=str(self.ca) if self.ca else None)
         except OSError as error:
             raise BadInput(f"--ca-cert {self.ca}: cannot be used ({error.strerror or error})") from None
-        return http.client.HTTPSConnection(parts.hostname, port, timeout=_TIMEOUT_S, context=context)
+        return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
 
     def _read(self, status: int, data: bytes) -> dict[str, Any]:
         try:
@@ -91,6 +77,24 @@ class HubClient:
             raise Unreachable(
                 f"{self.url} answered with status {status}, but not in a hub's format"
             ) from None
+
+
+def check_url(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port of a hub's address. Raises BadInput."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # a bracket without its pair, or a port that is not a number
+        parts, port = urlsplit(""), 0
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or port == 0
+        or parts.username is not None
+        or parts.path not in ("", "/")
+    ):
+        raise BadInput(f"--hub {url!r}: expected http(s)://HOST:PORT, for example https://localhost:8081")
+    return parts.scheme, parts.hostname, port
 
 
 def error_of(kind: str, message: str) -> StallscopeError:
