@@ -93,8 +93,8 @@ prove-install: dist images ## install the files of dist in empty environments, a
 PLUGIN = src/stallscope/capture/gpu/plugin/$(shell uname -m)/libnccl-profiler-stallscope.so
 .PHONY: plugin
 plugin: ## build the profiler plugin of NCCL and the library of `stallscope look` for this machine
-	@$(MAKE) --no-print-directory --silent -C nccl_plugin OUT=$(CURDIR)/$(PLUGIN)
-	@$(MAKE) --no-print-directory --silent -C gpu_look OUT=$(CURDIR)/$(dir $(PLUGIN))libstallscope-look.so
+	@$(MAKE) --no-print-directory --silent -C nccl_plugin OUT=../$(PLUGIN)
+	@$(MAKE) --no-print-directory --silent -C gpu_look OUT=../$(dir $(PLUGIN))libstallscope-look.so
 
 prove-files: $(STAMPS)/dev ## explain a log of 5 GB and 800 MB of traces, and check memory and time
 	@$(PY) bench/prove_files.py

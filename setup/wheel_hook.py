@@ -44,7 +44,8 @@ def _ship_plugin(root: Path) -> None:
     shutil.rmtree(folder.parent, ignore_errors=True)
     libraries = {"nccl_plugin": "libnccl-profiler-stallscope.so", "gpu_look": "libstallscope-look.so"}
     for source, name in libraries.items():
-        subprocess.run(["make", "--silent", "-C", str(root / source), f"OUT={folder / name}"], check=True)
+        out = os.path.relpath(folder / name, root / source)  # make splits an absolute path with spaces
+        subprocess.run(["make", "--silent", "-C", str(root / source), f"OUT={out}"], check=True)
         subprocess.run(["strip", "--strip-debug", folder / name], check=True)
 
 
