@@ -5,6 +5,7 @@ import os
 from contextlib import suppress
 
 import numpy as np
+import pytest
 
 from stallscope.capture.process.status import RecordCounts, StatusLine, status_line
 from stallscope.events import layout
@@ -49,7 +50,8 @@ def test_a_file_gets_line_after_line():
     assert out.getvalue() == "a\nb\nc\n"
 
 
-def test_a_terminal_gets_one_line_that_changes():
+def test_a_terminal_gets_one_line_that_changes(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     status = StatusLine(out)
     status.show("a")
@@ -58,6 +60,17 @@ def test_a_terminal_gets_one_line_that_changes():
     status.show("d")
     status.close()
     assert out.getvalue() == "\r\x1b[Ka\r\x1b[Kb\r\x1b[Kc\n\r\x1b[Kd\n"
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_terminal_without_a_cursor_gets_line_after_line(monkeypatch, term):
+    monkeypatch.setenv("TERM", term)
+    out = Terminal()
+    status = StatusLine(out)
+    status.show("a")
+    status.note("b")
+    status.close()
+    assert out.getvalue() == "a\nb\n"
 
 
 def test_a_closed_pipe_ends_only_the_status_output():

@@ -1,5 +1,6 @@
 """The status line that lists, once a second, the traced processes, communicators and records."""
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ def status_line(counts: RecordCounts) -> str:
 
 
 class StatusLine:
-    """Rewrites one line on a terminal; writes line after line anywhere else.
+    """Rewrites one line on a terminal; writes line after line anywhere else, and on a terminal without a cursor.
 
     If the output is no longer read (a closed pipe or terminal), it stops writing and the trace continues.
     """
@@ -67,7 +68,7 @@ class StatusLine:
     def __init__(self, out: TextIO, *, notes_only: bool = False):
         self._out = out
         self._notes_only = notes_only
-        self._is_terminal = out.isatty()
+        self._is_terminal = out.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self._is_open = False
 
     def show(self, text: str) -> None:
