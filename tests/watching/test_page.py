@@ -57,8 +57,10 @@ PAGE = Page(
     ],
     host_lines=["CPU taken by backup 991: 132 ms in 10 s"],
     verdicts=[
-        VerdictLine("02:00:01", True, "Rank 1 on host-a drags the job: 20.0 ms late. Over: 8 quiet steps."),
-        VerdictLine("03:57:10", False, "Rank 2 on host-a drags the job: 288.9 ms late every 14 steps."),
+        VerdictLine(
+            "02:00:01", True, "Rank 1 on host-a slows down the job: 20.0 ms late. Over: 8 quiet steps."
+        ),
+        VerdictLine("03:57:10", False, "Rank 2 on host-a slows down the job: 288.9 ms late every 14 steps."),
     ],
     notes=["tracing into trace.db; Ctrl-C ends it", "attached to 23 functions of libnccl.so.2"],
 )
