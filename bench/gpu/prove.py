@@ -264,7 +264,7 @@ def needed_s(part: Part, *, is_twice: bool = False) -> float:
     """The time that the part needs to start."""
     if isinstance(part, Workload):
         return MIN_SLOWDOWN_S
-    seconds = (HANG_S if part.hangs else TWICE_S) + TWICE_S if is_twice else part.seconds
+    seconds = 2 * (HANG_S if part.hangs else TWICE_S) if is_twice else part.seconds
     return seconds + AROUND_S
 
 
@@ -307,7 +307,7 @@ def traced_twice(
                 if not i:
                     job.go()
                     job.await_ready()
-                time.sleep(HANG_S if part.hangs and not i else TWICE_S)
+                time.sleep(HANG_S if part.hangs else TWICE_S)
         job.stop()
         if not part.hangs:
             job.await_end(END_S)
