@@ -118,7 +118,7 @@ def with_gpu_arrivals(
     if not len(trace.gpu_kernels) or not len(trace.collectives):
         return partial
     case = gpu_arrival.gpu_case(trace, limits, usd_per_gpu_hour)
-    whole = gpu_arrival.joined(trace, partial, report(findings(case))) if case else partial
+    whole = gpu_arrival.joined(trace, case, partial, report(findings(case))) if case else partial
     return replace(whole, verdicts=[_worded(verdict) for verdict in whole.verdicts])
 
 

@@ -127,7 +127,8 @@ class VerdictEvidence:
     suspects: list[int] | None = (
         None  # suspected ranks; the data does not suffice to name one of them as the culprit
     )
-    times_as_long: float | None = None  # collectives of a slow link, relative to similar ones
+    times_as_long: float | None = None  # collectives or transfers of a slow link, relative to similar ones
+    sends: list[str] | None = None  # slow connections of the network, by the ranks at their ends
 
     # A change of the whole job's speed
     step_ms_before: float | None = None

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from stallscope.capture.gpu.nccl_ring import KERNELS, Event, NcclRing, ring_of
+from stallscope.capture.gpu.nccl_ring import Event, NcclRing, recorded_events, ring_of
 from stallscope.capture.gpu.nccl_trace import kernel_rows
 from stallscope.capture.gpu.plugin_windows import PluginWindows
 from stallscope.events import layout
@@ -59,7 +59,7 @@ class KernelRecords:
         left_s = self._windows.seconds(now_s, is_undecided=self._is_requested) if self._rings else 0.0
         self._is_requested = self._is_requested and not left_s
         for ring in self._rings.values():
-            ring.switch(_events(ring) if left_s else Event(0), seconds=left_s)
+            ring.switch(recorded_events(ring) if left_s else Event(0), seconds=left_s)
         self._was_on = left_s > _MARGIN_S
         out = np.concatenate([layout.empty(layout.GPU_KERNELS), *rows])
         return out[np.argsort(out["ts_ns"], kind="stable")]
@@ -94,9 +94,3 @@ class KernelRecords:
         ring = self._rings.pop(pid)
         self._n_gone += ring.n_lost + ring.n_dropped
         ring.close()
-
-
-def _events(ring: NcclRing) -> Event:
-    """Kernels; on several machines also the part of the network, which is the only view of a slow peer."""
-    is_wide = any(comm.n_nodes > 1 for comm in ring.communicators())
-    return KERNELS | (Event.PROXY_OP | Event.PROXY_STEP if is_wide else Event(0))

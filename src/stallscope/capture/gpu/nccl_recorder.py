@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stallscope.capture.gpu.nccl_ring import KERNELS, RECORD, NcclRing, ring_of
+from stallscope.capture.gpu.nccl_ring import RECORD, NcclRing, recorded_events, ring_of
 from stallscope.capture.gpu.nccl_trace import Recorded, nccl_trace
 from stallscope.capture.gpu.shipped_libraries import shipped_library
 from stallscope.events.trace import Clock, Trace
@@ -54,7 +54,7 @@ def _drained(rings: dict[int, NcclRing], seconds: float) -> dict[int, list[np.nd
     end = time.monotonic() + seconds
     while rings and (left := end - time.monotonic()) > 0:
         for pid, ring in rings.items():
-            ring.switch(KERNELS, seconds=min(_LEASE_S, left))
+            ring.switch(recorded_events(ring), seconds=min(_LEASE_S, left))
             parts[pid].append(ring.drain())
         time.sleep(min(_DRAIN_S, left))
     time.sleep(_LAST_S if rings else 0)

@@ -181,6 +181,12 @@ class NcclRing:
         return rows[:end][is_complete[:end]]
 
 
+def recorded_events(ring: NcclRing) -> Event:
+    """Kernels; on several machines also the transfers over the network, which are the only view of a slow peer."""
+    is_wide = any(comm.n_nodes > 1 for comm in ring.communicators())
+    return KERNELS | (Event.PROXY_OP | Event.PROXY_STEP if is_wide else Event(0))
+
+
 def ring_of(pid: int, proc: Path = Path("/proc")) -> NcclRing | None:
     """The plugin's memory in a process; None without the plugin, without permission, or of another version.
 

@@ -236,10 +236,27 @@ def _change(verdict: Verdict) -> str:
 
 
 def _link(verdict: Verdict) -> str:
+    if verdict.evidence.sends:
+        return _network(verdict)
     suspects, times = verdict.evidence.suspects, verdict.evidence.times_as_long
     ranks = ranks_text(suspects) if suspects else "a group of ranks"
     more = f", {ms_text(verdict.late_ms['median'])} more in" if verdict.late_ms else " in"
     return (
         f"The collectives of {ranks} take {times} times as long on their GPUs as similar collectives{more} each of "
         f"{verdict.evidence.n_late_steps} steps: {verdict.abstained_because}."
+    )
+
+
+def _network(verdict: Verdict) -> str:
+    """Slow transfers of NCCL's proxies: the rank with the slow interface, or the ends of the slow path."""
+    facts = verdict.evidence
+    more_ms = ms_text((verdict.late_ms or {}).get("median", 0.0))
+    in_rounds = f"in {facts.n_late_steps} of {counted(facts.n_steps or 0, 'collective')}"
+    if verdict.ranks:
+        where = f" ({location})" if (location := ", ".join(verdict.nodes)) else ""
+        subject = f"The network interface of {ranks_text(verdict.ranks)}{where} is slow: its transfers"
+    else:
+        subject = f"The network between {ranks_text(facts.suspects or [])} is slow: transfers"
+    return (
+        f"{subject} take {facts.times_as_long} times as long as other transfers, {more_ms} more {in_rounds}."
     )

@@ -44,4 +44,4 @@ def _candidates(trace: Trace, case: Case, shown: Sequence[Candidate]) -> list[Ca
         return Candidate(GPU, processes, worded(verdict), -1, MIN_QUIET_STEPS)
 
     on_gpus = engine.report(findings(case)).verdicts
-    return [candidate(verdict) for verdict in gpu_arrival.verdicts(trace, on_gpus, named)]
+    return [candidate(verdict) for verdict in gpu_arrival.verdicts(trace, case, on_gpus, named)]

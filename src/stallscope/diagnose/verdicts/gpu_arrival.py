@@ -2,7 +2,8 @@
 
 A rank that is late on the GPU but not on its host is late because of its GPU, or of the work queued there. Ranks that
 wait for it have long kernels, and the late rank a short kernel. Where all kernels begin together and take longer than
-before, the fabric is slow; where only the kernels of a group take longer, its link.
+before, the fabric is slow; where only the kernels of a group take longer, its link. Between machines, the transfers
+of NCCL's proxies show the slow connection.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from stallscope.diagnose.gpu.gpu_rounds import gpu_trace, is_pause, n_unnumbered
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
+from stallscope.diagnose.verdicts import gpu_network
 from stallscope.events.trace import Gap, Trace
 
 _NAMES_A_RANK = ("straggler", "device")
@@ -53,7 +55,7 @@ def with_unnumbered(trace: Trace, limits: Thresholds) -> Trace:
     return replace(trace, coverage=replace(trace.coverage, gaps=(*trace.coverage.gaps, gap)))
 
 
-def joined(trace: Trace, on_hosts: Report, on_gpus: Report) -> Report:
+def joined(trace: Trace, case: Case, on_hosts: Report, on_gpus: Report) -> Report:
     """The report from the hosts with the verdicts that only the GPUs show.
 
     A rank that the hosts show as late keeps that verdict: its GPU starts late because its host does. Where a graph
@@ -62,15 +64,17 @@ def joined(trace: Trace, on_hosts: Report, on_gpus: Report) -> Report:
     if on_hosts.examined.get("n_steps", 0) < _MIN_ROUNDS <= on_gpus.examined.get("n_steps", 0):
         on_hosts = replace(on_hosts, examined=on_gpus.examined, evidence=on_gpus.evidence)
     named = {rank for verdict in on_hosts.verdicts for rank in verdict.ranks}
-    new = verdicts(trace, on_gpus.verdicts, named)
+    new = verdicts(trace, case, on_gpus.verdicts, named)
     if not new:
         return on_hosts
     kept = [verdict for verdict in on_hosts.verdicts if not is_undecided(verdict)]
     return replace(on_hosts, verdicts=[*kept, *new])
 
 
-def verdicts(trace: Trace, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
-    """The verdicts of the GPUs on ranks that are not named yet; otherwise, if no rank is named, on the fabric."""
+def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
+    """The verdicts of the GPUs on ranks that are not named yet; otherwise, if no rank is named, on the network or the
+    fabric.
+    """
     late = [
         on_device(verdict, trace)
         for verdict in on_gpus
@@ -78,7 +82,8 @@ def verdicts(trace: Trace, on_gpus: Sequence[Verdict], named: set[int]) -> list[
     ]
     if late or named:
         return late
-    return [verdict for verdict in on_gpus if verdict.kind in ("link", "change")]
+    fabric = [verdict for verdict in on_gpus if verdict.kind in ("link", "change")]
+    return gpu_network.verdicts(trace, case) or fabric
 
 
 def is_undecided(verdict: Verdict) -> bool:
