@@ -69,7 +69,11 @@ INLINE bool enter(struct pt_regs *ctx)
 
 	if (!f || !self(&t, &p, &s, &now))
 		return false;
+	if (t->class.sp && t->class_details.group == GROUP_RUNTIME_WAITS && is_without_runtime_waits())
+		close(p, t, s); /* its return was not probed any more */
 	if (is_inside(&t->class, sp, cookie, now)) {
+		if (cookie_op(cookie) == OP_SYNC && f->group != GROUP_RUNTIME_WAITS)
+			t->class_details.has_driver_wait = 1;
 		count_hit(s, f->group, 1);
 		return false;
 	}
@@ -116,6 +120,12 @@ INLINE void leave(struct pt_regs *ctx)
 	if (!self_again(t, &p, &s))
 		return;
 	f = t->class;
+	if (s && t->class_details.group == GROUP_RUNTIME_WAITS) {
+		if (t->class_details.has_driver_wait)
+			s->n_contained++;
+		else
+			s->n_bare++;
+	}
 	ends_wait(p, t, bpf_ktime_get_ns());
 	if (cookie_op(f.cookie) == OP_SYNC)
 		p->n_synced = p->n_collectives;

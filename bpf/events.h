@@ -467,6 +467,8 @@ struct slot {
 	u64 stack;		/* of Python when it left the CPU: its hash; 0 none */
 	s64 walked_ns;		/* when that was last read */
 	u64 walked_at;		/* and where in the program */
+	u32 n_contained;	/* calls of GROUP_RUNTIME_WAITS that contained a synchronise call of the driver */
+	u32 n_bare;		/* and that contained no such call */
 };
 
 /* A traced process. Accounts are sums of time stamps: add now to the account of the present state. */
@@ -487,10 +489,11 @@ struct process {
 	u32 n_allocs;
 	u32 n_copies;
 	u32 n_launches;
+	u64 uses_nccl;		/* it has called NCCL */
 	struct slot slots[N_SLOTS];
 };
-_Static_assert(sizeof(struct slot) == 288, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 16) + 16 + N_SLOTS * 288, "process");
+_Static_assert(sizeof(struct slot) == 296, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 17) + 16 + N_SLOTS * 296, "process");
 
 enum direction {
 	HOST_TO_HOST = 1, /* cudaMemcpyKind + 1 */
@@ -544,6 +547,8 @@ enum hook_group {
 	GROUP_ALWAYS,
 	GROUP_COPIES,		/* asynchronous copies */
 	GROUP_HOT,
+	GROUP_RUNTIME_WAITS,	/* synchronise calls of the runtime: redundant where each contains a probed driver call */
+	GROUP_GRAPH_LAUNCHES,	/* redundant while no process uses NCCL */
 };
 
 /* The kernel side's description of a function, in addition to its cookie; numbers of arguments, 1 is the first, 0

@@ -365,6 +365,7 @@ INLINE bool enter(struct pt_regs *ctx)
 		return false;
 	}
 	count_hit(s, GROUP_ALWAYS, 2);
+	p->uses_nccl = 1;
 	open(&t->nccl, sp, cookie, now);
 	if (s) {
 		s->nccl_since_ns = now;

@@ -74,7 +74,8 @@ struct details { /* arguments of an open CUDA call */
 	u8 group;
 	u8 has_freed;
 	u8 gives_back; /* one of several handles */
-	u8 spare[5];
+	u8 has_driver_wait; /* a synchronise call of the driver inside */
+	u8 spare[4];
 };
 
 struct thread { /* facts for a GPU thread's own probes; its slot is the part for other threads */

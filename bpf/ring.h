@@ -35,7 +35,7 @@ struct {
 
 struct tuning { /* settings that user space changes while tracing */
 	u32 raised; /* thresholds of calls are doubled this many times */
-	u32 spare;
+	u32 without_runtime_waits; /* functions of GROUP_RUNTIME_WAITS have no probes at present */
 };
 
 struct {
@@ -74,6 +74,14 @@ INLINE u32 raised(void)
 	struct tuning *t = bpf_map_lookup_elem(&tuning, &zero);
 
 	return t ? MASK(t->raised, 15) : 0;
+}
+
+INLINE bool is_without_runtime_waits(void)
+{
+	u32 zero = 0;
+	struct tuning *t = bpf_map_lookup_elem(&tuning, &zero);
+
+	return t && t->without_runtime_waits;
 }
 
 INLINE void count(u32 which)

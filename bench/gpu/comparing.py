@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from running import Failed
 from switching import Turn
 
-from stallscope.capture.probes.operations import GOVERNED
+from stallscope.capture.probes.operations import BUDGETED
 
 SETTLE_S = 0.1
 """After a switch, before a window begins."""
@@ -124,8 +124,8 @@ def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
 
 def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
     """For which share of each window each governed group was on: (windows, groups). At first all are."""
-    result = np.ones((len(windows), len(GOVERNED)))
-    for at, group in enumerate(GOVERNED):
+    result = np.ones((len(windows), len(BUDGETED)))
+    for at, group in enumerate(BUDGETED):
         of = [
             (0, True),
             *((turn.at_ns, turn.is_on) for turn in turns if turn.group == group),

@@ -328,7 +328,7 @@ def test_streams_events_graphs_and_modules_are_counted(tracing: Callable[..., Pr
 
 
 def test_an_error_is_recorded_once_and_counted_each_time(tracing: Callable[..., Program], puppet):
-    program = tracing()
+    program = tracing(slow_call_ns=10**15)
     puppet.does(*PREPARE, "lib.set_failure(700)", "[lib.cudaFree(P(0)) for _ in range(50)]")
     puppet.does("[lib.cudaMemcpyAsync(P(1), P(2), Z(8), 1, P(0)) for _ in range(50)]")
     puppet.does("lib.set_failure(600); lib.cudaFree(P(0))")

@@ -20,9 +20,12 @@ from stallscope.capture.probes.governor import (
     exceeds_budget,
     off_until_ns,
 )
+from stallscope.capture.probes.maps import Entries
 from stallscope.capture.probes.operations import SYMBOLS, Hook
 from stallscope.capture.probes.program import Program
+from stallscope.capture.probes.redundant import Redundant
 from stallscope.capture.rows.call_statistics import CallSums
+from stallscope.events import kernel
 from stallscope.events.kernel import HookGroup
 from stallscope.events.layout import Array
 
@@ -304,6 +307,95 @@ def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], 
             puppet.does(f"for _ in range(100): {work}lib.cudaFree(P(0))")
             ways_ns.append(program.entry_costs_ns()[HookGroup.ALWAYS] - before_ns)
     assert min(after_work_ns) > 1.2 * min(alone_ns) > 0
+
+
+@pytest.mark.bpf
+@pytest.mark.live
+@pytest.mark.compiler
+def test_runtime_waits_are_counted_in_the_driver_while_each_contains_a_driver_call(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+):
+    program, governor = governed_by_the_second(tracing, library, by_group)
+    puppet.does(*PREPARE)
+    for n in 10, 1000, 1000:
+        puppet.does(f"lib.waits({n})")
+        governor.govern()
+    counts = n_waits(program)
+    assert counts == {"cudaStreamSynchronize": 2010}
+    puppet.does("lib.waits(500)")
+    assert n_waits(program) == counts | {"cuStreamSynchronize": 500}
+    governor.renew()
+    governor.govern()
+    puppet.does("lib.waits(500)")
+    assert n_waits(program) == {"cudaStreamSynchronize": 2510, "cuStreamSynchronize": 500}
+    governor.stop()
+
+
+@pytest.mark.bpf
+@pytest.mark.live
+@pytest.mark.compiler
+def test_a_runtime_wait_without_a_driver_call_keeps_the_probes(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+):
+    program, governor = governed_by_the_second(tracing, library, by_group)
+    puppet.does(*PREPARE, "lib.waits(10)")
+    governor.govern()
+    for _ in range(3):
+        puppet.does("lib.waits(1000)", "lib.cudaEventSynchronize(P(1))")
+        governor.govern()
+    assert n_waits(program) == {"cudaStreamSynchronize": 3010, "cudaEventSynchronize": 3}
+    governor.stop()
+
+
+@pytest.mark.parametrize(
+    "n_bare, uses_nccl, expected",
+    [
+        (0, 0, {HookGroup.RUNTIME_WAITS, HookGroup.GRAPH_LAUNCHES}),
+        (0, 1, {HookGroup.RUNTIME_WAITS}),
+        (1, 0, {HookGroup.GRAPH_LAUNCHES}),
+    ],
+)
+def test_probes_without_reports_of_their_own_are_redundant(
+    n_bare: int, uses_nccl: int, expected: set[HookGroup]
+):
+    rows = np.zeros(1, kernel.PROCESS)
+    rows["uses_nccl"] = uses_nccl
+    processes = Entries(np.array([7], np.uint32), rows)
+    redundant = Redundant(since_ns=0)
+    assert redundant.groups(processes, SECOND_NS // 2) == set()
+    redundant.groups(processes, SECOND_NS)
+    rows["slots"]["n_contained"][0, 2], rows["slots"]["n_bare"][0, 3] = 1000, n_bare
+    assert redundant.groups(processes, 2 * SECOND_NS) == expected
+    rows["slots"]["n_contained"][0, 2] += 10
+    assert HookGroup.RUNTIME_WAITS not in redundant.groups(processes, 3 * SECOND_NS)
+
+
+def governed_by_the_second(
+    tracing: Callable[..., Program],
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+) -> tuple[Program, Governor]:
+    """A governor in whose clock a second passes between two readings."""
+    program = tracing()
+    clock = iter(range(SECOND_NS, 1 << 62, SECOND_NS))
+    governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
+    with elf.open_image(library) as image:
+        governor.add(image.key, image.path, by_group)
+    return program, governor
+
+
+def n_waits(program: Program) -> dict[str, int]:
+    """Number of synchronise calls by function."""
+    entries = program.operations()
+    names = [SYMBOLS[symbol] for symbol in entries.keys["symbol"]]
+    counts = dict(zip(names, entries.values["n"].tolist(), strict=True))
+    return {name: n for name, n in counts.items() if "Synchronize" in name}
 
 
 def launches(tallies: CallSums) -> Array:

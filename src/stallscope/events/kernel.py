@@ -238,6 +238,7 @@ SLOT = np.dtype(
         ("stack", "<u8"),
         ("walked_ns", "<i8"),
         ("walked_at", "<u8"),
+        *((name, "<u4") for name in ("n_contained", "n_bare")),
     ]
 )
 """struct slot: the state of a GPU thread that other threads may read; tid 0: empty."""
@@ -254,6 +255,7 @@ PROCESS = np.dtype(
         ("reported_ns", "<u8", (N_CATEGORIES,)),
         ("n_lost", "<u8"),
         *((name, "<u4") for name in ("n_syncs", "n_allocs", "n_copies", "n_launches")),
+        ("uses_nccl", "<u8"),
         ("slots", SLOT, (N_SLOTS,)),
     ]
 )
@@ -549,3 +551,5 @@ class HookGroup(IntEnum):
     ALWAYS = 0
     COPIES = 1
     HOT = 2
+    RUNTIME_WAITS = 3
+    GRAPH_LAUNCHES = 4

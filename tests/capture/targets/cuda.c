@@ -123,7 +123,12 @@ DOES(cudaEventSynchronize, void *event)
 DOES(cudaStreamWaitEvent, void *stream, void *event, unsigned flags)
 MAKES(cudaStreamCreateWithFlags, unsigned flags)
 DOES(cudaDeviceSynchronize, void)
-DOES(cudaStreamSynchronize, void *stream)
+DOES(cuStreamSynchronize, void *stream)
+
+API int cudaStreamSynchronize(void *stream)
+{
+	return cuStreamSynchronize(stream);
+}
 DOES(cudaStreamBeginCapture, void *stream, int mode)
 API int cudaStreamEndCapture(void *stream, void **graph)
 {
@@ -137,6 +142,12 @@ DOES(cudaGraphLaunch, void *executable, void *stream)
 MAKES(cuModuleLoadData, const void *image)
 
 /* Launches n times as fast as it goes, in the way of a busy job. */
+API void waits(long n)
+{
+	while (n--)
+		cudaStreamSynchronize(0);
+}
+
 API void storm(long n)
 {
 	dim3 one = {1, 1, 1};

@@ -15,8 +15,8 @@ _BY_ADDRESS, _PEER = Direction.BY_ADDRESS, Direction.PEER
 _HOT = HookGroup.HOT
 
 
-def _sync(names: str, **arguments: int) -> Operation:
-    return Operation(names, Op.SYNC, Category.WAIT_GPU, arguments=arguments)
+def _sync(names: str, group: HookGroup = HookGroup.ALWAYS, **arguments: int) -> Operation:
+    return Operation(names, Op.SYNC, Category.WAIT_GPU, arguments=arguments, group=group)
 
 
 def _alloc(names: str, memory: MemoryKind, *, shape: Shape = Shape.ALLOC, **arguments: int) -> Operation:
@@ -73,8 +73,8 @@ def _node_changes(prefix: str) -> str:
 
 RUNTIME_LEDGER = (
     _sync("cudaDeviceSynchronize cudaThreadSynchronize"),
-    _sync("cudaEventSynchronize", handle=1),
-    _sync("cudaStreamSynchronize", stream=1),
+    _sync("cudaEventSynchronize", HookGroup.RUNTIME_WAITS, handle=1),
+    _sync("cudaStreamSynchronize", HookGroup.RUNTIME_WAITS, stream=1),
     _sync("cudaExecutionCtxSynchronize", handle=1),
     _sync("cudaDeviceFlushGPUDirectRDMAWrites"),
     _alloc("cudaMalloc", MemoryKind.DEVICE),

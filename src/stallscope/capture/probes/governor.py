@@ -13,6 +13,8 @@ period, the group is off until the budget has paid for it. The first period take
 detected early; later periods take two, so that a count is never older than some seconds. Cheap probes are always on,
 and their counts are exact. A separate thread does the switching, which takes 10 to 30 ms.
 
+Two more groups are on unless they report nothing of their own at present (redundant.py).
+
 When the ring of events fills, the thresholds of slow calls rise; then the hot probes are switched off.
 """
 
@@ -29,8 +31,9 @@ import numpy as np
 from stallscope.capture.probes.elf import FileKey
 from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.maps import Entries
-from stallscope.capture.probes.operations import GOVERNED, Hook
+from stallscope.capture.probes.operations import BUDGETED, GOVERNED, REDUNDANT, Hook
 from stallscope.capture.probes.program import Link, Program
+from stallscope.capture.probes.redundant import Redundant
 from stallscope.capture.rows.call_statistics import ProbedInterval
 from stallscope.events.kernel import HookGroup
 
@@ -193,6 +196,8 @@ class Governor:
     _notes: list[str] = field(default_factory=list)
     _reported_until: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
     _renewed: set[HookGroup] = field(default_factory=set)
+    _off: set[HookGroup] = field(default_factory=set)  # of REDUNDANT
+    _is_new_process: bool = False
     _noted: set[str] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -208,10 +213,10 @@ class Governor:
 
     def __post_init__(self) -> None:
         now_ns = self._quiet_ns = self.clock_ns()
-        for group in GOVERNED:
+        for group in BUDGETED:
             self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns)
-            self._reported_until[group] = (now_ns, 0)
-        self._reported_until[HookGroup.ALWAYS] = (now_ns, 0)
+        self._reported_until = dict.fromkeys(HookGroup, (now_ns, 0))
+        self._redundant = Redundant(now_ns)
         self._always.begin_period(now_ns)
         if not self.has_hot_hooks:
             self.groups[HookGroup.HOT].record_switch(now_ns, is_on=False)
@@ -225,9 +230,9 @@ class Governor:
         """Govern the probes of a file. path: opens it now. Raises KernelRefused, OSError."""
         with self._lock:
             self._files[key] = (os.open(path, os.O_RDONLY | os.O_CLOEXEC), hooks)
-            for group, state in self.groups.items():
-                if state.is_on:
-                    self._attach(key, group)
+            on = [group for group, state in self.groups.items() if state.is_on]
+            for group in (*on, *(group for group in REDUNDANT if group not in self._off)):
+                self._attach(key, group)
 
     def remove(self, key: FileKey) -> None:
         """The file is no longer used."""
@@ -261,6 +266,7 @@ class Governor:
             for group, state in self.groups.items():
                 state.next_on_ns, state.is_cycling = 0, False
                 self._renewed.add(group)
+            self._is_new_process = True
 
     def notes(self) -> list[str]:
         """Notes for the user since the last call. Raises the error that ended the thread, if any."""
@@ -310,14 +316,19 @@ class Governor:
     def govern(self) -> None:
         """Check once, and switch the groups that are due."""
         now_ns = self.clock_ns()
+        with self._lock:
+            self._restore_redundant(now_ns)
         self._was_quiet = self._is_quiet(now_ns)
         if self._was_quiet:
             with self._lock:
                 self._limit_records(now_ns)
             return
         is_on = [group for group, state in self.groups.items() if state.is_on]
-        counts = counts_by_group(self.program.slots(), [HookGroup.ALWAYS, *is_on])
+        processes = self.program.process_rows()
+        slots = Entries(processes.keys, processes.values["slots"])
+        counts = counts_by_group(slots, [HookGroup.ALWAYS, *is_on])
         with self._lock:
+            self._drop_redundant(processes, now_ns)
             self._count_always(counts.pop(HookGroup.ALWAYS), now_ns)
             for group, thread_counts in counts.items():
                 if self.groups[group].is_on:
@@ -330,6 +341,38 @@ class Governor:
                     self._switch(group, max(remaining, budget * _MIN_SHARE), now_ns)
                 remaining -= load
             self._limit_records(now_ns)
+
+    def _restore_redundant(self, now_ns: int) -> None:
+        """Attach the groups that may report something again."""
+        restored: set[HookGroup] = set()
+        if self._is_new_process:
+            self._is_new_process, restored = False, set(self._off)
+            self._redundant.renew(now_ns)
+        elif HookGroup.GRAPH_LAUNCHES in self._off and self.program.uses_nccl():
+            restored = {HookGroup.GRAPH_LAUNCHES}
+        for group in restored:
+            if group is HookGroup.RUNTIME_WAITS:
+                self.program.set_runtime_waits(are_probed=True)
+            self._off.discard(group)
+            self._attach_all(group)
+
+    def _drop_redundant(self, processes: Entries, now_ns: int) -> None:
+        """Detach the groups that report nothing of their own."""
+        if self.program.mode == "perf":
+            return
+        for group in self._redundant.groups(processes, now_ns) - self._off:
+            self._off.add(group)
+            for key in self._files:
+                self._detach(key, group)
+            if group is HookGroup.RUNTIME_WAITS:
+                self.program.set_runtime_waits(are_probed=False)
+
+    def _attach_all(self, group: HookGroup) -> None:
+        for key in list(self._files):
+            try:
+                self._attach(key, group)
+            except KernelRefused as refusal:
+                self._note_once(f"probes on high-frequency functions stay off: {refusal}")
 
     def _count_always(self, counts: ThreadCounts, now_ns: int) -> None:
         self._always.add_counts(counts, now_ns, cost_ratio=self.cost_ratio)
@@ -375,15 +418,10 @@ class Governor:
         state = self.groups[group]
         if not is_on:
             state.record_switch(self.clock_ns(), is_on=False)
-        for key in list(self._files):
-            try:
-                if is_on:
-                    self._attach(key, group)
-                else:
-                    self._detach(key, group)
-            except KernelRefused as refusal:
-                self._note_once(f"probes on high-frequency functions stay off: {refusal}")
-        if is_on:
+            for key in self._files:
+                self._detach(key, group)
+        else:
+            self._attach_all(group)
             state.record_switch(self.clock_ns(), is_on=True)
 
     def _attach(self, key: FileKey, group: HookGroup) -> None:
@@ -442,9 +480,12 @@ def counts_by_group(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGro
     columns = [
         slots.values[name][process_index, slot].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")
     ]
+    permanent = (HookGroup.ALWAYS, HookGroup.RUNTIME_WAITS)
     return {
         group: {
-            thread: Count(way_ns[group], inside_ns[group], scheduler_ns if group is HookGroup.ALWAYS else 0)
+            thread: Count(sum(way_ns[member] for member in permanent), inside_ns[group], scheduler_ns)
+            if group is HookGroup.ALWAYS
+            else Count(way_ns[group], inside_ns[group])
             for thread, way_ns, inside_ns, scheduler_ns in zip(threads, *columns, strict=True)
         }
         for group in groups

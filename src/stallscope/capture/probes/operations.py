@@ -98,7 +98,8 @@ _DEVICES = (Operation("cudaSetDevice", Op.NONE, action=Action.SET_DEVICE),)
 
 
 def _graph(names: str, action: Action) -> Operation:
-    return Operation(names, Op.GRAPH_LAUNCH, action=action)
+    group = HookGroup.GRAPH_LAUNCHES if action is Action.GRAPH_LAUNCH else HookGroup.ALWAYS
+    return Operation(names, Op.GRAPH_LAUNCH, action=action, group=group)
 
 
 RUNTIME_GRAPHS = (
@@ -148,11 +149,17 @@ _TABLES = (
     ("graph", DRIVER_GRAPHS, _DRIVER_FLAVOURS),
 )
 
-ALWAYS = (HookGroup.ALWAYS, HookGroup.COPIES)
-"""The groups that are on from the beginning."""
+BUDGETED = (HookGroup.COPIES, HookGroup.HOT)
+"""The groups that a governor keeps within a budget."""
 
-GOVERNED = (HookGroup.COPIES, HookGroup.HOT)
+REDUNDANT = (HookGroup.RUNTIME_WAITS, HookGroup.GRAPH_LAUNCHES)
+"""The groups that a governor switches off while they report nothing of their own (redundant.py)."""
+
+GOVERNED = (*BUDGETED, *REDUNDANT)
 """The groups that a governor switches on and off, where there is one."""
+
+ALWAYS = (HookGroup.ALWAYS, HookGroup.COPIES, *REDUNDANT)
+"""The groups that are on from the beginning."""
 
 ENTRIES = tuple(
     Entry(name + flavour, part, operation)
@@ -181,7 +188,8 @@ OPS[:FIRST_IOCTL] = [0, *({entry.symbol: entry.operation.op for entry in ENTRIES
 GROUPS = np.zeros(len(SYMBOLS), np.uint8)
 """The group of each symbol, by its number; launches count as hot, also where they are timed."""
 for _entry in ENTRIES:
-    GROUPS[_NUMBER[_entry.symbol]] |= _entry.operation.group
+    if _entry.part != "graph":
+        GROUPS[_NUMBER[_entry.symbol]] |= _entry.operation.group
 
 
 def cookie(entry: Entry) -> int:

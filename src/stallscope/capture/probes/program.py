@@ -140,6 +140,7 @@ class Program:
         self._statistics = -1
         self._is_open = True
         self._readers: dict[str, Reader] = {}
+        self._tuning = np.zeros(2, np.uint32)
         self.arrivals = Ring(loaded.map_fd("arrivals"), kernel.ARRIVAL, options.ring_bytes)
         self.events = Ring(loaded.map_fd("events"), kernel.EVENT, options.ring_bytes)
         self.stacks = Ring(loaded.map_fd("stacks"), kernel.STACK, STACKS_BYTES)
@@ -316,7 +317,13 @@ class Program:
 
     def raise_thresholds(self, n_times: int) -> None:
         """From now on calls are slow from slow_call_ns * 2^n_times on."""
-        self._update_map("tuning", 0, np.array([n_times, 0], np.uint32))
+        self._tuning[0] = n_times
+        self._update_map("tuning", 0, self._tuning)
+
+    def set_runtime_waits(self, *, are_probed: bool) -> None:
+        """Whether HookGroup.RUNTIME_WAITS has probes; to be set before the attach, or after the detach."""
+        self._tuning[1] = not are_probed
+        self._update_map("tuning", 0, self._tuning)
 
     def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
         """Keys and values of a map at present; entries deleted during the reading may be missing. Raises
@@ -356,10 +363,18 @@ class Program:
             self._read_again(state, i)
         return state._replace(rows=correct_torn_rows(state.rows, state.now_ns))
 
+    def process_rows(self) -> Entries:
+        """Every traced process, without its time on one clock: kernel.PROCESS (n,) by process. Raises CannotTrace."""
+        return self._process_reader().entries()
+
     def slots(self) -> Entries:
         """The GPU threads of every traced process: kernel.SLOT (n, N_SLOTS) by process. Raises CannotTrace."""
-        entries = self._process_reader().entries()
+        entries = self.process_rows()
         return Entries(entries.keys, entries.values["slots"])
+
+    def uses_nccl(self) -> bool:
+        """Whether any traced process has called NCCL. Raises CannotTrace."""
+        return bool(self._process_reader().total(lambda rows: rows["uses_nccl"]))
 
     def entry_costs_ns(self) -> Array:
         """SLOT.way_ns summed over all present threads: (4,), by group of probes. Raises CannotTrace."""
