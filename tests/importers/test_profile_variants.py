@@ -139,7 +139,7 @@ def test_kernels_without_a_matching_group_are_counted_as_omitted(tmp_path: Path)
     trace = IMPORTER.read(written(tmp_path / "job", files))
     assert not len(trace.collectives)
     assert trace.coverage.omitted == {"communication kernels without a known group": N_RANKS * N_STEPS}
-    assert "carry no arguments" in trace.coverage.gaps[0].reason
+    assert "carry no group" in trace.coverage.gaps[0].reason
 
 
 def as_list(file: dict[str, Any]) -> Any:

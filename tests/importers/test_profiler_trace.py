@@ -188,18 +188,43 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, cut, junk):
         assert "\n" not in str(error)
 
 
-def test_collectives_of_gloo_are_counted_as_not_read(tmp_path):
-    n_collectives = 10
-    files = profiles({})
-    for content in files:
-        gloo = [event("cpu_op", "gloo:all_reduce", 1000.0 * i, 500) for i in range(n_collectives)]
-        kernels = ("kernel", "cuda_runtime")
-        content["traceEvents"] = [
-            each for each in content["traceEvents"] if each.get("cat") not in kernels
-        ] + gloo
-    folder = written(tmp_path / "profiles", files)
-    trace = IMPORTER.read(folder)
-    assert (
-        sum(n for reason, n in trace.coverage.omitted.items() if "gloo" in reason) == N_RANKS * n_collectives
-    )
-    assert any(f"{N_RANKS * n_collectives} collectives of gloo" in gap.reason for gap in trace.coverage.gaps)
+@pytest.mark.parametrize("has_own_thread", [False, True])
+def test_a_rank_that_is_late_for_collectives_of_gloo_is_named(tmp_path, has_own_thread):
+    """They have no kernels: an operator lasts from the call to the completion."""
+    folder = written(tmp_path / "profiles", gloo_profiles(late_us=20_000, has_own_thread=has_own_thread))
+    report = report_of(IMPORTER.read(folder))
+    verdict = only(report)
+    assert (verdict.ranks, verdict.causes[0].cause.name) == ([2], "host_compute")
+    assert verdict.victims == [0, 1, 3]
+
+
+def test_messages_of_gloo_are_counted_as_not_read(tmp_path):
+    files = gloo_profiles(late_us=0)
+    files[0]["traceEvents"].append(event("cpu_op", "gloo:send", 0, 10))
+    trace = IMPORTER.read(written(tmp_path / "profiles", files))
+    assert trace.coverage.omitted == {"messages and barriers of gloo": 1}
+
+
+def gloo_profiles(*, late_us: float, has_own_thread: bool = False) -> list[dict[str, Any]]:
+    """Each step computes 5 ms and reduces by gloo; rank 2 is late in every third step."""
+    events: list[list[dict[str, Any]]] = [[] for _ in range(N_RANKS)]
+    begin_us = 0.0
+    for step in range(N_STEPS):
+        work_us = [5000 + 37 * ((7 * rank + 3 * step) % 5) for rank in range(N_RANKS)]
+        work_us[2] += late_us if step % 3 == 0 else 0
+        end_us = begin_us + max(work_us) + 300
+        for own_rows, own_us in zip(events, work_us, strict=True):
+            own_rows.append(event("cpu_op", "aten::mm", begin_us, own_us))
+            arrival_us = begin_us + own_us
+            if has_own_thread:
+                own_rows.append(event("cpu_op", "c10d::allreduce_", arrival_us, 30))
+                own_rows.append(
+                    event("user_annotation", "gloo:all_reduce", arrival_us + 40, end_us - arrival_us - 40)
+                    | {"tid": 4001 + step % 2}
+                )
+            else:
+                own_rows.append(event("cpu_op", "gloo:all_reduce", arrival_us, end_us - arrival_us))
+        begin_us = end_us
+    return [
+        content | {"traceEvents": own_rows} for content, own_rows in zip(profiles({}), events, strict=True)
+    ]

@@ -12,6 +12,7 @@ _OPS = (  # the first entry that the lower-case name contains
     ("launch", Op.LAUNCH),
     ("waitevent", Op.STREAM_WAIT),
     ("sync", Op.SYNC),
+    ("gloo:", Op.SYNC),
 )
 
 

@@ -21,7 +21,7 @@ from stallscope.events.names import DATATYPE_BYTES, P2P_OPS, CollectiveFlag, Op
 from stallscope.events.trace import Clock, Coverage, Gap, Trace
 from stallscope.importers.profile_ledger import add_ledger
 from stallscope.importers.profile_rounds import in_order, name_groups, rounds
-from stallscope.importers.profiler_file import GLOO, shift
+from stallscope.importers.profiler_file import shift
 from stallscope.importers.rank_profile import Collective, Profile
 
 _LONG_NS = 1_000_000
@@ -166,16 +166,9 @@ def _coverage(profiles: list[Profile], n_unnamed: int) -> Coverage:
         omitted["communication kernels without a known group"] = n_unnamed
         gaps.append(
             Gap(
-                "NCCL kernels carry no arguments (PyTorch before 2.2, or CUDA graphs), and their order does not show "
-                "which ranks meet",
+                "collectives carry no group (PyTorch before 2.2, CUDA graphs, or gloo), and their order does not "
+                "show which ranks meet",
                 "Record again with PyTorch 2.2 or later and without CUDA graphs, or trace the job live.",
-            )
-        )
-    elif omitted.get(GLOO):
-        gaps.append(
-            Gap(
-                f"{omitted[GLOO]} collectives of gloo are in the profiles, but not the messages between the ranks",
-                "Trace the job live: the ranks' waits show the rank that the others wait for.",
             )
         )
     elif not any(len(profile.kernels) for profile in profiles):

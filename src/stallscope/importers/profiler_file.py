@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import numpy as np
 
 from stallscope.errors import BadTrace
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.importers import gloo_collectives
 from stallscope.importers.event_blocks import event_blocks
 from stallscope.importers.file_ranks import named_rank
 from stallscope.importers.functions import op_of
+from stallscope.importers.gloo_collectives import GlooCollectives
 from stallscope.importers.kernel_arguments import collective_of, whole
 from stallscope.importers.rank_profile import CALL, KERNEL, STEP, WORK, Collective, Profile, op_of_kernel
 from stallscope.importers.texts import text_of
@@ -32,10 +35,10 @@ _EVENT_WORDS = (b'"ph"', b'"ts"', b'"cat"')
 _NAME = re.compile(r"^(?P<host>.+)_(?P<pid>\d+)\.\d+(\.pt)?\.trace\.json(\.\w+)?$")
 _RUNTIMES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime")
 _KERNELS = ("kernel", "Kernel")
-GLOO = "collectives of gloo, which carry no group"
-
 _OPERATORS = ("cpu_op", "Operator")
 _LAST_NS = 2**61
+_FIRST_GLOO = 1 << 40  # above all correlation numbers of CUDA, which have 32 bits
+_GLOO_STREAM = 1 << 40
 _PACKED = 1 << 16
 _FUSED = '"RANK 0 - '  # the name of a process
 
@@ -138,7 +141,8 @@ def _is_plain_operator(event: dict[str, Any]) -> bool:
     name, arguments = event.get("name"), event.get("args") or {}
     if type(name) is not str or type(arguments) is not dict:
         return False
-    return "Collective name" not in arguments and not name.startswith("gloo:")
+    prefixes = (gloo_collectives.PREFIX, gloo_collectives.CALL_PREFIX)
+    return "Collective name" not in arguments and not name.startswith(prefixes)
 
 
 class _Reader:
@@ -149,6 +153,7 @@ class _Reader:
         self.pid = 0
         self.rank = UNKNOWN
         self.calls: list[tuple[int, int, int, int, int, int]] = []
+        self.gloo = GlooCollectives()
         self.work: list[tuple[int, int, int, bool]] = []
         self.work_parts: list[Array] = []
         self.call_parts: list[Array] = []
@@ -221,10 +226,15 @@ class _Reader:
         if type(name) is not str or type(arguments) is not dict:
             self._omit("events with damaged fields")
             return
-        if name.startswith("gloo:"):
-            self._omit(GLOO)
+        end = begin + duration
+        if name.startswith((gloo_collectives.PREFIX, gloo_collectives.CALL_PREFIX)):
+            is_collective = self.gloo.take(name, begin, end, whole(event.get("tid")))
+            if name.startswith(gloo_collectives.PREFIX):
+                if not is_collective:
+                    self._omit("messages and barriers of gloo")
+                return
         if kind in _OPERATORS:
-            self.work.append((begin, begin + duration, whole(event.get("tid")), False))
+            self.work.append((begin, end, whole(event.get("tid")), False))
             if "Collective name" in arguments and "External id" in arguments:
                 self.arguments[whole(arguments["External id"])] = arguments
         elif kind in _RUNTIMES:
@@ -235,7 +245,7 @@ class _Reader:
             number = name[13:]
             self.steps.append((begin, int(number) if number.isdecimal() and len(number) < 16 else UNKNOWN))
         elif "DataLoader" in name:
-            self.work.append((begin, begin + duration, whole(event.get("tid")), "__next__" in name))
+            self.work.append((begin, end, whole(event.get("tid")), "__next__" in name))
 
     def _omit(self, reason: str) -> None:
         self.omitted[reason] = self.omitted.get(reason, 0) + 1
@@ -250,6 +260,22 @@ class _Reader:
         if not self.pid:
             self.pid = max(whole(event.get("pid")), 0)
         self.calls.append((begin, duration, whole(event.get("tid")), self.ops[symbol], symbol, correlation))
+
+    def _take_gloo(self, work: Array, info: dict[str, Any]) -> None:
+        """The collectives of gloo: calls and, in place of kernels, the time until the completion."""
+        group = gloo_collectives.only_group(info)
+        for number, each in enumerate(self.gloo.collectives(work)):
+            event = {"tid": each.tid}
+            self._take_call(event, each.name, each.begin_ns, each.wait_ns, _FIRST_GLOO + number)
+            self.kernels.append(
+                (
+                    each.begin_ns,
+                    each.end_ns,
+                    _FIRST_GLOO + number,
+                    _GLOO_STREAM,
+                    self._number(replace(group, op=each.op)),
+                )
+            )
 
     def _take_kernel(
         self, event: dict[str, Any], name: str, begin: int, duration: int, arguments: dict[str, Any]
@@ -273,8 +299,10 @@ class _Reader:
         for index, external, _ in self.unnamed:
             if arguments := self.arguments.get(external):
                 self.kernels[index] = (*self.kernels[index][:4], self._number(collective_of(arguments)))
+        work = np.concatenate([*self.work_parts, np.array(self.work, WORK)])
         info = metadata.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
+        self._take_gloo(work, info)
         rank = whole(info.get("rank"))
         match = _NAME.match(self.file.name)
         base_ns = metadata.get("baseTimeNanoseconds")
@@ -287,7 +315,7 @@ class _Reader:
             names=[name[:128] for name in self.symbols],
             collectives=list(self.collectives),
             calls=np.concatenate([*self.call_parts, np.array(self.calls, CALL)]),
-            work=np.concatenate([*self.work_parts, np.array(self.work, WORK)]),
+            work=work,
             kernels=np.array(self.kernels, KERNEL),
             steps=np.array(self.steps, STEP),
             omitted=self.omitted,

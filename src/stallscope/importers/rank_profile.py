@@ -107,6 +107,11 @@ _OPS_BY_NAME = (
 )
 
 
+def op_of_name(name: str) -> Op | None:
+    """The collective that an operator's name states, if any."""
+    return next((op for word, op in _OPS_BY_NAME if word.search(name)), None)
+
+
 def op_of_kernel(name: str) -> Op | None:
     """The collective that a kernel's name states; NONE for a communication kernel whose name does not state it, None
     for any other kernel.
@@ -114,4 +119,4 @@ def op_of_kernel(name: str) -> Op | None:
     plain = name.split("(")[0]
     if not _KERNEL_NAME.match(name):
         return Op.ALL_REDUCE if _OWN_ALL_REDUCE.search(plain) else None
-    return next((op for word, op in _OPS_BY_NAME if word.search(plain)), Op.NONE)
+    return op_of_name(plain) or Op.NONE
