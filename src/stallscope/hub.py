@@ -111,7 +111,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         streams = _streams(options.settings, memory)
         store: Store
         diagnosis: ContinuousDiagnosis | SlotDiagnoses
-        shared = shared_hub.opened(options.settings, options.db, limits, streams)
+        shared = shared_hub.opened(options.settings, options.db, limits, streams, n_processes=_n_processes())
         if shared is None:
             store = stack.enter_context(closing(HubStore.open(options.db, limits)))
             diagnosis = stack.enter_context(

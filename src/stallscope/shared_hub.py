@@ -5,66 +5,81 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stallscope.continuous import ContinuousDiagnosis
-from stallscope.continuous.shard import ShardTotals
+from stallscope.continuous.shard import Shard, ShardTotals, stored_tail
+from stallscope.continuous.stream_pool import StreamPool
 from stallscope.diagnose import Stream
 from stallscope.errors import BadInput, StallscopeError
 from stallscope.serve.server import address
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.settings import Settings
 from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.store import HubStore
 
 if TYPE_CHECKING:  # psycopg belongs to the extra `shared`
     from stallscope.store.shared.shared_store import SharedStore
 
 _LOG = logging.getLogger(__name__)
 _TOKENS_S = 2.0
+_MAX_CLOCK_S = 10.0
 
 
 class SlotDiagnoses:
     """The diagnoses of the slots of a hub, which come and go with the slots. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_stream: Callable[[], Stream], n_processes: int):
+        """n_processes: of the streams of all slots."""
+        self._pool = StreamPool(make_stream, n_processes)
         self._lock = threading.Lock()
-        self._open: list[ContinuousDiagnosis] = []
+        self._open: list[Shard] = []
+        self._ended = ShardTotals()
 
-    def add(self, diagnosis: ContinuousDiagnosis) -> "SlotWork":
-        """A diagnosis, until its close()."""
+    def start(self, store: HubStore) -> "SlotWork":
+        """Start the diagnosis of a slot, until its close()."""
+        shard = Shard(store, self._pool.streams(), stored_tail(store), owns=lambda key: True)
+        store.subscribe(shard.add)
         with self._lock:
-            self._open.append(diagnosis)
-        return SlotWork(self, diagnosis)
+            self._open.append(shard)
+        return SlotWork(self, shard)
 
-    def remove(self, diagnosis: ContinuousDiagnosis) -> None:
-        """Forget a diagnosis."""
+    def remove(self, shard: Shard) -> None:
+        """Forget the diagnosis of a slot, except its totals."""
         with self._lock:
-            self._open.remove(diagnosis)
+            self._open.remove(shard)
+            self._ended = _sum([self._ended, shard.numbers])
 
-    def _all(self) -> list[ContinuousDiagnosis]:
+    def close(self) -> None:
+        """End the processes of the streams."""
+        self._pool.close()
+
+    def _all(self) -> list[Shard]:
         with self._lock:
             return list(self._open)
 
     @property
     def numbers(self) -> ShardTotals:
-        """The totals of the open slots; the largest lag."""
-        each = [asdict(diagnosis.numbers) for diagnosis in self._all()]
-        totals = {field.name: sum(n[field.name] for n in each) for field in fields(ShardTotals)}
-        totals["diagnosis_lag_s"] = max((n["diagnosis_lag_s"] for n in each), default=0.0)
-        return ShardTotals(**totals)
+        """The totals of all slots since the start; the largest lag of the open slots."""
+        with self._lock:
+            totals = _sum([self._ended, *(shard.numbers for shard in self._open)])
+            lag_s = max((shard.numbers.diagnosis_lag_s for shard in self._open), default=0.0)
+        return replace(totals, diagnosis_lag_s=lag_s)
 
     def confirmed_ns(self, tenant: str) -> dict[str, int]:
         """When the diagnosis last confirmed each open incident of a tenant, ns since 1970; of slots of this hub."""
         return {
-            incident: at_ns
-            for diagnosis in self._all()
-            for incident, at_ns in diagnosis.confirmed_ns(tenant).items()
+            incident: at_ns for shard in self._all() for incident, at_ns in shard.confirmed_ns(tenant).items()
         }
+
+
+def _sum(parts: Sequence[ShardTotals]) -> ShardTotals:
+    each = [asdict(part) for part in parts]
+    return ShardTotals(**{field.name: sum(n[field.name] for n in each) for field in fields(ShardTotals)})
 
 
 @dataclass(frozen=True)
@@ -72,12 +87,12 @@ class SlotWork:
     """The work on one slot."""
 
     diagnoses: SlotDiagnoses
-    diagnosis: ContinuousDiagnosis
+    shard: Shard
 
     def close(self) -> None:
         """Stop."""
-        self.diagnoses.remove(self.diagnosis)
-        self.diagnosis.close()
+        self.shard.close()
+        self.diagnoses.remove(self.shard)
 
 
 class SharedHub:
@@ -98,6 +113,7 @@ class SharedHub:
         self._ended.set()
         self._thread.join()
         self.store.close()
+        self.diagnosis.close()
 
     def is_first(self) -> bool:
         """Whether this hub does what one hub does for all: it owns slot 0."""
@@ -116,6 +132,9 @@ class SharedHub:
             return f"PostgreSQL has not answered for {away_s:.0f} s: agents keep their rows, and no verdict appears."
         if away_s := away["bucket_away_s"]:
             return f"The bucket has not answered for {away_s:.0f} s: rows are stored, but queries of older rows fail."
+        if abs(ahead_s := self.store.clock_ahead_s()) > _MAX_CLOCK_S:
+            side = "ahead of" if ahead_s > 0 else "behind"
+            return f"The clock of this hub is {abs(ahead_s):.0f} s {side} the clock of PostgreSQL: times may be wrong."
         return ""
 
     def slot_numbers(self) -> dict[int, dict[str, float]]:
@@ -142,9 +161,17 @@ class SharedHub:
 
 
 def opened(
-    settings: Settings, folder: Path, limits: Limits, make_stream: Callable[[], Stream]
+    settings: Settings,
+    folder: Path,
+    limits: Limits,
+    make_stream: Callable[[], Stream],
+    *,
+    n_processes: int,
 ) -> SharedHub | None:
-    """The shared parts of the settings; None for a hub alone. Raises BadInput, StorageFailed, NewerSchema."""
+    """The shared parts of the settings; None for a hub alone. Raises BadInput, StorageFailed, NewerSchema.
+
+    n_processes: of the diagnosis.
+    """
     if not settings.hub_shared:
         if settings.hub_bucket:
             raise BadInput("--bucket needs --shared, the PostgreSQL of the hubs; give both or neither")
@@ -158,7 +185,7 @@ def opened(
     except ImportError as error:
         raise BadInput(f"--shared needs {error.name}: pip install 'stallscope[shared]'") from error
     host, port = address(settings.hub_peer, "--peer")
-    diagnoses = SlotDiagnoses()
+    diagnoses = SlotDiagnoses(make_stream, n_processes)
     sharing = Sharing(
         postgres=settings.hub_shared,
         bucket=settings.hub_bucket,
@@ -172,9 +199,8 @@ def opened(
         max_cache_bytes=settings.hub_cache_bytes,
     )
     with ExitStack() as stack:
-        store = SharedStore(
-            sharing, limits, work=lambda slot: diagnoses.add(ContinuousDiagnosis(slot, make_stream))
-        )
+        stack.callback(diagnoses.close)
+        store = SharedStore(sharing, limits, work=diagnoses.start)
         stack.callback(store.close)
         hub = SharedHub(store, diagnoses, folder, lease_s=settings.hub_lease_s)
         stack.pop_all()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn
+from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, in_parts
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch
 
@@ -179,3 +179,19 @@ def test_waiting_rows_are_counted_until_they_are_evaluated(backlog: Backlog, clo
 
 def test_rows_that_do_not_fit_are_counted(backlog: Backlog):
     assert [backlog.add(batch(400, "c")) for _ in range(3)] == [0, 0, 400]
+
+
+def test_stored_rows_are_divided_by_the_time_of_their_commits_without_loss():
+    def rows(times_us: list[int]) -> pa.Table:
+        at = pa.array(times_us, pa.timestamp("us", "UTC"))
+        return pa.table({"received_at": at, "n": range(len(times_us))})
+
+    tables = {"collectives": rows([n // 3 for n in range(100)]), "processes": rows([0, 0, 20])}
+    parts = list(in_parts(tables, 30))
+    assert len(parts) == 4
+    for name, whole in tables.items():
+        assert pa.concat_tables([part[name] for part in parts if name in part]).equals(whole)
+    ends = [max(rows["received_at"].to_pylist()[-1] for rows in part.values()) for part in parts]
+    begins = [min(rows["received_at"].to_pylist()[0] for rows in part.values()) for part in parts]
+    assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False)), "no commit is in two parts"
+    assert list(in_parts(tables, 1000)) == [tables]

@@ -8,10 +8,11 @@ its verdicts are current, and every remaining round is complete. Rows that are l
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -314,6 +315,28 @@ def by_cluster(batch: Batch) -> dict[Key, dict[str, pa.Table]]:
             cluster_rows = rows if len(clusters) == 1 else rows.filter(_is_of(rows["cluster_id"], cluster))
             by_key.setdefault((batch.tenant, cluster or ""), {})[name] = cluster_rows
     return by_key
+
+
+def in_parts(tables: Tables, max_rows: int) -> Iterator[dict[str, pa.Table]]:
+    """Stored rows, in the order of their commits, in parts of about max_rows rows."""
+    n_parts = -(-sum(map(len, tables.values())) // max_rows)
+    times = {name: np.asarray(rows["received_at"].cast(pa.int64())) for name, rows in tables.items()}
+    longest = max(times.values(), key=len)
+    ends = [longest[len(longest) * number // n_parts] for number in range(1, n_parts)]
+    at = dict.fromkeys(tables, 0)
+    for end in [*ends, None]:
+        until = {
+            name: len(each) if end is None else int(np.searchsorted(each, end))
+            for name, each in times.items()
+        }
+        part = {
+            name: rows.slice(at[name], until[name] - at[name])
+            for name, rows in tables.items()
+            if until[name] > at[name]
+        }
+        at = until
+        if part:
+            yield part
 
 
 def _is_of(clusters: pa.ChunkedArray, cluster: str | None) -> Any:

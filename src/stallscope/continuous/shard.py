@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from stallscope.continuous import machine_incidents
-from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster
+from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster, in_parts
 from stallscope.continuous.continued import GRACE_S, ContinuedIncidents
 from stallscope.continuous.job_rows import JobRows, as_examined
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed
@@ -37,6 +37,8 @@ _MIN_RUN_S = 60.0
 """If the process of the streams ends again within this time, the stored rows are not fed again."""
 _TAIL_S = 900.0
 _MAX_TAIL_ROWS = 500_000
+_RESUMED_ROWS = 50_000
+"""Stored rows of one step: other clusters of the same process wait for it."""
 
 
 @dataclass
@@ -307,7 +309,10 @@ class Shard:
             for key, tables in by_cluster(batch).items():
                 if not self._owns(key):
                     continue
-                self._examine(ClusterTurn(key, tables, sum(map(len, tables.values()))))
+                for part in in_parts(tables, _RESUMED_ROWS):
+                    if self._backlog.is_ended:  # a slot may be handed over again before its rows were read
+                        return
+                    self._examine(ClusterTurn(key, part, sum(map(len, part.values()))))
 
     def _remember(self, tenant: str, row: dict[str, Any]) -> None:
         """Note a stored incident that the streams may find again."""
@@ -360,6 +365,9 @@ def stored_tail(store: Store) -> list[Batch]:
         tail_s = _TAIL_S
         while tail_s > 1.0 and _n_stored(store, tenant, tail_s) > _MAX_TAIL_ROWS:
             tail_s /= 2
+        if _n_stored(store, tenant, tail_s) > _MAX_TAIL_ROWS:  # a clock was ahead or is behind
+            _LOG.warning("tenant %r: the latest stored rows are too many to be examined again", tenant)
+            continue
         tables = {name: store.tail(tenant, name, since_us=_ago_us(tail_s)) for name in traces.TABLES}
         out.append(Batch("", tenant, {name: rows for name, rows in tables.items() if len(rows)}))
     return out

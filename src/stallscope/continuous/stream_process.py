@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -61,11 +61,11 @@ class StreamProcess:
         )
         return changes
 
-    def tick(self) -> dict[Key, AdvancedStream]:
+    def tick(self, keys: Collection[Key] | None = None) -> dict[Key, AdvancedStream]:
         """See streams.Diagnoses."""
         if self._process is None:
             return {}
-        advances: dict[Key, AdvancedStream] = self._answer("tick", {})
+        advances: dict[Key, AdvancedStream] = self._answer("tick", {}, keys)
         return advances
 
     def forget(self, keys: Iterable[Key]) -> None:

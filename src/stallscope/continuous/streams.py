@@ -1,7 +1,7 @@
 """The streams of one process, one for each tenant and cluster. They share one limit on the rows that they keep."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -39,8 +39,8 @@ class Diagnoses(Protocol):
     ) -> list[Change] | None:
         """The changes by new rows of a cluster; None if there are too many clusters."""
 
-    def tick(self) -> dict[Key, AdvancedStream]:
-        """The changes by passing time, of all clusters."""
+    def tick(self, keys: Collection[Key] | None = None) -> dict[Key, AdvancedStream]:
+        """The changes by passing time, of all clusters or of these."""
 
     def forget(self, keys: Iterable[Key]) -> None:
         """End the streams of clusters without jobs."""
@@ -72,9 +72,9 @@ class Streams:
             trace = replace(trace, lost={_SKIPPED: n_left_out})
         return stream.feed(trace, is_behind=is_behind)
 
-    def tick(self) -> dict[Key, AdvancedStream]:
+    def tick(self, keys: Collection[Key] | None = None) -> dict[Key, AdvancedStream]:
         """See Diagnoses. A failure of one stream is part of its answer, and does not end the others."""
-        return {key: _advance(stream) for key, stream in self._streams.items()}
+        return {key: _advance(stream) for key, stream in self._streams.items() if keys is None or key in keys}
 
     def forget(self, keys: Iterable[Key]) -> None:
         """See Diagnoses."""
