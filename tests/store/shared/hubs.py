@@ -33,7 +33,9 @@ class Started:
     folder: Path
     stack: ExitStack
 
-    def __call__(self, name: str, limits: Limits = STILL, lease_s: float = LEASE_S) -> SharedStore:
+    def __call__(
+        self, name: str, limits: Limits = STILL, lease_s: float = LEASE_S, work: Callable[[], NoWork] = NoWork
+    ) -> SharedStore:
         sharing = Sharing(
             postgres=self.dsn,
             bucket=self.bucket,
@@ -44,7 +46,7 @@ class Started:
             peer_host="127.0.0.1",
             lease_s=lease_s,
         )
-        return self.stack.enter_context(closing(SharedStore(sharing, limits, work=lambda _: NoWork())))
+        return self.stack.enter_context(closing(SharedStore(sharing, limits, work=lambda _: work())))
 
 
 def until(condition: Callable[[], object], seconds: float = 90.0) -> None:

@@ -33,6 +33,7 @@ from tests.store.shared.hubs import (
 
 from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.store import HubStore
 from stallscope.store.shared import cluster_status, leases, postgres_journal, postgres_schema, sweep
 from stallscope.store.shared.bucket import Bucket
 from stallscope.store.shared.leases import Member
@@ -477,3 +478,88 @@ def test_slots_stay_with_their_hubs_when_the_database_was_away_for_longer_than_a
         away.remove(store)
         until(lambda store=store: renewed[store] >= 2)
     assert {slot.slot: (slot.owner, slot.epoch) for slot in leases.slots(one.postgres)} == before
+
+
+def test_a_missing_object_is_set_aside_and_neither_answers_nor_new_rows_need_it(start: Started):
+    store = start("hub-a")
+    settled(store)
+    for n in range(9):
+        stored(store, Batch(f"b{n}", "a", {"events": events("c", f"x{n}")}))
+        slot_stores(store)[0].seal_all()
+    path = sorted(each.key for each in store.bucket.listed("segments"))[0]
+    content = store.bucket.get(path)
+    store.bucket.remove(path)
+    store.close()
+    again = start("hub-b")
+    settled(again)
+    assert not stored(again, Batch("later", "a", {"events": events("c", "later")})), "the slot opens"
+    assert names(again) == ["later", *(f"x{n}" for n in range(1, 9))]
+    assert "1 damaged files with 1 rows are set aside" in again.damage.warning("a")
+    for _ in range(2):  # the first time finds the missing file
+        slot_stores(again)[0]._compactor._merge_small()
+    assert len(slot_stores(again)[0].snapshot("a").segments["events"]) == 1, "the other files are merged"
+    assert [
+        path in problem for problem in sweep.check(again.postgres, again.bucket, again._cache).problems
+    ] == [True]
+    again.bucket.put(path, content)
+    again._look_at_damaged()
+    assert names(again) == ["later", *(f"x{n}" for n in range(9))] and not again.damage.unreadable()
+
+
+def test_a_cache_folder_that_is_deleted_while_the_hub_runs_is_made_again(start: Started):
+    store = start("hub-a")
+    settled(store)
+    for n in range(3):
+        stored(store, Batch(f"b{n}", "a", {"events": events("c", f"x{n}")}))
+        slot_stores(store)[0].seal_all()
+        shutil.rmtree(store.folder)
+        assert names(store) == [f"x{each}" for each in range(n + 1)]
+
+
+def test_no_object_gets_the_name_of_an_earlier_object(start: Started):
+    """A merged file has the time of its newest part; the name of a file that was merged before is free here again."""
+    store = start("hub-a")
+    settled(store)
+    stored(store, Batch("b", "a", {"events": events("c", "x")}))
+    (slot_store,) = slot_stores(store)
+    slot_store.seal_all()
+    sealer = slot_store._compactor._sealer
+    first = slot_store.snapshot("a").segments["events"][0]
+    paths = {first.path}
+    for _ in range(3):
+        shutil.rmtree(store.folder / "segments")
+        store._cache.fetch([first])
+        merged = sealer.merged([first])
+        (store.folder / merged.path).unlink()
+        paths.add(merged.path)
+    assert len(paths) == 4
+
+
+def test_a_wrong_clock_changes_neither_the_times_of_commits_nor_the_age_of_objects(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    right_ns, ahead_s = time.time_ns, 2 * 86_400
+    monkeypatch.setattr(time, "time_ns", lambda: right_ns() + ahead_s * 10**9)
+    store = start("hub-a")
+    settled(store)
+    assert abs(store.clock_ahead_s() - ahead_s) < 60
+    stored(store, Batch("b", "a", {"events": events("c", "x")}))
+    with store.postgres.transaction() as db:
+        ((age_s,),) = db.execute(
+            "SELECT extract(epoch FROM clock_timestamp())::float8 - max(received_us) / 1e6 FROM journal"
+        ).fetchall()
+    assert abs(age_s) < 60
+    store.bucket.put("segments/a/events/uploaded-just-now.parquet", b"x")
+    assert sweep.remove_unlisted(store.postgres, store.bucket) == 0
+
+
+def test_a_folder_has_one_hub_and_the_folder_of_a_single_hub_is_refused(start: Started):
+    start("hub-a")
+    with pytest.raises(StorageFailed, match="another stallscope hub uses"):
+        start("hub-a")
+    folder = start.folder / "single"
+    HubStore.open(folder).close()
+    with pytest.raises(BadInput, match=r"has the data of a single hub.*choose another path with --db"):
+        start("single")
+    start("hub-b").close()
+    start("hub-b")

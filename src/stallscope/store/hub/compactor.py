@@ -181,8 +181,8 @@ class Compactor:
             for segments in self.hot.segments(tenant).values():
                 group = _to_merge(segments, self.limits.merge_rows, self._max_span_us(segments))
                 if len(group) >= _MERGE_AT_LEAST:
-                    self.files.fetch(group)
                     try:
+                        self.files.fetch(group)
                         merged = self._sealer.merged(group)
                     except StorageFailed:
                         if not self.set_aside_damaged(tenant):

@@ -36,8 +36,9 @@ class Unreadable:
 class Damage:
     """Known damage in one hub's folder. Thread-safe."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, *, needs_restart: bool = True):
+        """needs_restart: a restored segment is served only after a restart."""
+        self._folder, self._needs_restart = folder, needs_restart
         self._lock = threading.Lock()
         self._unreadable: dict[str, Unreadable] = {}
         self._gaps = _read_gaps(folder)
@@ -46,8 +47,21 @@ class Damage:
     def set_aside(self, segment: Segment, reason: str) -> None:
         """Record an unreadable segment."""
         with self._lock:
+            is_known = segment.path in self._unreadable
             self._unreadable[segment.path] = Unreadable(segment, reason)
-        _LOG.error("%s is set aside: %s; restore it from a copy, then restart the hub", segment.path, reason)
+        if not is_known:
+            _LOG.error(
+                "%s is set aside: %s; restore it from a copy%s",
+                segment.path,
+                reason,
+                ", then restart the hub" if self._needs_restart else "",
+            )
+
+    def restored(self, segment: Segment) -> None:
+        """A segment that was set aside is readable again."""
+        with self._lock:
+            self._unreadable.pop(segment.path, None)
+        _LOG.info("%s is readable again", segment.path)
 
     def unreadable(self, tenant: str | None = None) -> list[Unreadable]:
         """The segments set aside; tenant: only that tenant's segments."""

@@ -5,7 +5,6 @@ see docs/decisions/hub-journal.md. The same transactions store the ids of the ba
 and the small tables of the hub (schema.KEPT).
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from stallscope.errors import NewerSchema, StorageFailed
 from stallscope.store.hub import schema
+from stallscope.store.hub.folder_lock import locked
 from stallscope.store.hub.journal import Entry, Segment, damage_of, line
 from stallscope.store.hub.migrations import SCHEMA_VERSION, statements
 from stallscope.store.hub.owner_retention import delete_owners
@@ -27,7 +27,6 @@ _AT_ONCE = 64
 """Entries per statement: a statement costs as much as writing 100 KB."""
 
 FILE_NAME = "hub.duckdb"
-LOCK_NAME = "hub.lock"
 
 
 class DuckJournal:
@@ -46,7 +45,7 @@ class DuckJournal:
 
         may_be_lost: also where sealed files show that the file existed. Raises StorageFailed, NewerSchema.
         """
-        lock = _locked(folder)
+        lock = locked(folder)
         path = folder / FILE_NAME
         try:
             if path.exists() and not path.stat().st_size:
@@ -291,32 +290,6 @@ def _add(db: duckdb.DuckDBPyConnection, segment: Segment) -> None:
             segment.sealed_us,
         ],
     )
-
-
-def _locked(folder: Path) -> int:
-    """The hub's lock, held until the file descriptor is closed, however the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if folder.stat().st_uid == os.geteuid() and _is_ours(folder):
-            folder.chmod(0o700)
-        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StorageFailed(
-            f"cannot use {folder}: {error.strerror}; choose another path with --db"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise StorageFailed(
-            f"another stallscope hub uses {folder}; stop it, or choose another path with --db"
-        ) from None
-    return lock
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder has no foreign files: it is empty, or belongs to a hub."""
-    return (folder / LOCK_NAME).exists() or not any(folder.iterdir())
 
 
 def _owner_only(*paths: Path) -> None:

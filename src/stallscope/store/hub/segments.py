@@ -29,7 +29,7 @@ class Sealer:
 
     def __init__(self, folder: Path, *, prefix: str = "", memory_bytes: int = 1 << 30):
         """prefix: of the name of each file."""
-        self.folder, self._prefix = folder, prefix
+        self.folder, self._prefix, self._number = folder, prefix, 0
         self._db = duckdb.connect(
             config={
                 "memory_limit": f"{memory_bytes}B",
@@ -89,11 +89,12 @@ class Sealer:
         return self.sealed(first.tenant, first.table, select=select, sealed_us=latest_us)
 
     def _fresh_path(self, tenant: str, table: str, sealed_us: int) -> Path:
+        """A name that no file has or had: a file that was removed here may still be in a bucket."""
         folder = self.folder / FOLDER / quote(tenant, safe="") / table
-        number = 0
         columns = views.fingerprint(table)
-        while (path := folder / f"{self._prefix}{sealed_us}-{number}-{columns}.parquet").exists():
-            number += 1
+        while (path := folder / f"{self._prefix}{sealed_us}-{self._number}-{columns}.parquet").exists():
+            self._number += 1
+        self._number += 1
         return path
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
@@ -44,8 +44,9 @@ class HubStore:
         files: SegmentFiles,
         questions: Questions,
         position: Position | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
     ):
-        """position: notes the last commit, for a journal that may lose its tail."""
+        """position: notes the last commit, for a journal that may lose its tail. clock_ns: the time of commits."""
         self.folder = files.folder
         self._journal, self._files, self._limits = journal, files, limits
         self._owned = ExitStack()
@@ -62,6 +63,7 @@ class HubStore:
             nodes=Nodes(journal.kept("nodes")),
             limits=limits,
             committed=self._note,
+            clock_ns=clock_ns,
         )
         self._compactor = Compactor(
             journal,
@@ -203,7 +205,7 @@ class HubStore:
                 continue
             try:
                 self._files.fetch([segment])
-            except Overloaded as error:  # new rows are accepted and examined nevertheless
+            except (Overloaded, StorageFailed) as error:  # new rows are accepted and examined nevertheless
                 _LOG.warning("%s: %d stored rows are not read again", error, segment.n_rows)
                 continue
             path, filters = self.folder / segment.path, [("received_at", ">=", since)]
@@ -238,6 +240,10 @@ class HubStore:
     def seal_all(self) -> None:
         """Seal every hot row now, so that all data is in files."""
         self._compactor.seal_all()
+
+    def end_maintenance(self) -> None:
+        """Seal and merge no more; rows are accepted until close()."""
+        self._compactor.close()
 
     def queued(self) -> tuple[int, int]:
         """Rows and bytes that wait for a commit."""

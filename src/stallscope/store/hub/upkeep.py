@@ -17,7 +17,8 @@ import pyarrow as pa
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.store.hub import schema, segments
 from stallscope.store.hub.damage import GAPS_NAME, POSITION_NAME, read_position, reason_unreadable_inside
-from stallscope.store.hub.duck_journal import FILE_NAME, LOCK_NAME, DuckJournal
+from stallscope.store.hub.duck_journal import FILE_NAME, DuckJournal
+from stallscope.store.hub.folder_lock import LOCK_NAME
 from stallscope.store.hub.journal import Segment, line
 
 _ATTEMPTS = 10

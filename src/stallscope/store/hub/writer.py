@@ -112,9 +112,10 @@ class Writer:
         nodes: Nodes,
         limits: Limits,
         committed: Callable[[int], None],
+        clock_ns: Callable[[], int] = time.time_ns,
     ):
         """committed: called with the time of each commit, before the commit is acknowledged."""
-        self._committed = committed
+        self._committed, self._clock_ns = committed, clock_ns
         self.counters = Counters()
         self._journal, self._hot, self._nodes, self._limits = journal, hot, nodes, limits
         self._changed = threading.Condition()
@@ -311,7 +312,7 @@ class Writer:
 
     def _commit_together(self, group: list[_Waiting]) -> None:
         begin_s = time.monotonic()
-        received_us = max(time.time_ns() // 1000, self._last_us + 1)
+        received_us = max(self._clock_ns() // 1000, self._last_us + 1)
         fresh, known = self._split(group)
         entries = entries_of([(entry.batch, entry.packed) for entry in fresh], received_us)
         kept = kept_rows([entry.batch for entry in fresh])

@@ -21,6 +21,7 @@ _CONNECT_S, _REQUEST_S, _ATTEMPTS = 3.0, 20.0, 2
 _QUICK_REQUEST_S = 5.0
 """Of a request that an acknowledgement waits for."""
 _RETRY_S = 5.0
+_TEST_KEY, _TEST = ".write-test", b"stallscope"
 _LOG = logging.getLogger(__name__)
 _FORM = (
     "--bucket expects s3://BUCKET/PREFIX, with ?endpoint_override=HOST:PORT&scheme=http&region=... if needed"
@@ -35,6 +36,10 @@ class StoredObject:
     key: str
     n_bytes: int
     modified_ns: int
+
+
+class ObjectMissing(StorageFailed):
+    """An object that a list names is not in the bucket."""
 
 
 class Bucket:
@@ -79,10 +84,8 @@ class Bucket:
         try:
             if self._files.get_file_info(self.name).type is fs.FileType.NotFound:
                 raise BadInput(f"the bucket {self.name!r} does not exist; create it, or change --bucket")
-            key = f"{self._root}/.write-test"
-            with self._files.open_output_stream(key) as stream:
-                stream.write(b"stallscope")
-            self._files.delete_file(key)
+            self._write(self._files, f"{self._root}/{_TEST_KEY}", _TEST)
+            self._files.delete_file(f"{self._root}/{_TEST_KEY}")
         except (OSError, pa.ArrowException) as error:
             text = str(error)
             if "NETWORK_CONNECTION" in text or "timed out" in text.lower():
@@ -111,10 +114,19 @@ class Bucket:
         if self._failed_s is None:
             return
         try:
-            self._write(self._quick_files, f"{self._root}/.write-test", b"stallscope")
+            self._write(self._quick_files, f"{self._root}/{_TEST_KEY}", _TEST)
         except (OSError, pa.ArrowException):
             return
         self._failed_s = None
+
+    def now_ns(self) -> int:
+        """The time by the clock of the bucket, ns since 1970, to a second. Raises Overloaded."""
+        self.put(_TEST_KEY, _TEST)
+        try:
+            info = self._files.get_file_info(f"{self._root}/{_TEST_KEY}")
+        except (OSError, pa.ArrowException) as error:
+            raise self._away("read", _TEST_KEY, error) from error
+        return int(info.mtime_ns or time.time_ns())
 
     def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
         """Store an object. is_quick: fails soon if the bucket does not answer. Raises Overloaded."""
@@ -136,10 +148,10 @@ class Bucket:
         self.put(key, content)
 
     def get(self, key: str) -> bytes:
-        """The content of an object. Raises StorageFailed if it is missing, Overloaded."""
+        """The content of an object. Raises ObjectMissing, Overloaded."""
         content = self.find(key)
         if content is None:
-            raise StorageFailed(f"the bucket has no object {key}; restore it from a copy")
+            raise ObjectMissing(f"the bucket has no object {key}; restore it from a copy")
         return content
 
     def find(self, key: str) -> bytes | None:

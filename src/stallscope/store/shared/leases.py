@@ -7,6 +7,7 @@ the same share of the slots; a hub with more hands slots over, one after the oth
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,18 +60,22 @@ class Leases:
 
     def __init__(self, postgres: Postgres, member: Member, *, lease_s: float):
         self.member, self.lease_s = member, lease_s
+        self.clock_ahead_ns = 0
+        """How far the clock of this machine is ahead of the clock of PostgreSQL, to some ms."""
         self._postgres = postgres
 
     def renew(self, state: Mapping[str, Any], *, is_leaving: bool = False) -> dict[int, int]:
         """Report this hub and renew its leases. Returns the epoch of each slot that it still owns."""
         me = self.member
         with self._postgres.transaction() as db:
-            db.execute(
+            ((seen_s,),) = db.execute(
                 "INSERT INTO hubs (name, peer, certificate, ingest, version, seen, is_leaving, state)"
                 " VALUES (%s, %s, %s, %s, %s, clock_timestamp(), %s, %s) ON CONFLICT (name) DO UPDATE SET"
-                " seen = excluded.seen, is_leaving = excluded.is_leaving, state = excluded.state",
+                " seen = excluded.seen, is_leaving = excluded.is_leaving, state = excluded.state"
+                " RETURNING extract(epoch FROM seen)::float8",
                 [me.name, me.peer, me.certificate, me.ingest, me.version, is_leaving, json.dumps(state)],
-            )
+            ).fetchall()
+            self.clock_ahead_ns = time.time_ns() - int(seen_s * 1e9)
             rows = db.execute(
                 "UPDATE leases SET expires = clock_timestamp() + make_interval(secs => %s)"
                 " WHERE slot IN (SELECT slot FROM leases WHERE owner = %s ORDER BY slot FOR NO KEY UPDATE)"

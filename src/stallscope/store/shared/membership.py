@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from stallscope.store.shared.postgres_journal import Lease
 
 _LOG = logging.getLogger(__name__)
 _MAX_EVERY_S = 1.0
+_MIN_WAIT_S = 0.05
 _OPENED_AT_ONCE = 4
 
 
@@ -30,6 +32,9 @@ class OpenSlot(Protocol):
     @property
     def store(self) -> HubStore:
         """The store."""
+
+    def quiesce(self) -> None:
+        """End everything except the acceptance of rows, which may wait for the bucket."""
 
     def close(self) -> None:
         """Commit the waiting rows, and close the store."""
@@ -42,6 +47,7 @@ class _Owned:
     open: OpenSlot | None = None
     is_lost: bool = False
     is_ending: bool = False
+    is_refusing: bool = False
     is_due: bool = False
 
 
@@ -76,6 +82,7 @@ class Membership:
         self._started_s = time.monotonic()
         self._threads = ThreadPoolExecutor(_OPENED_AT_ONCE, thread_name_prefix="slot")
         self._every_s = min(_MAX_EVERY_S, leases.lease_s / 10)
+        self._due_s = 0.0
         self._thread = threading.Thread(target=self._run, name="slot-leases", daemon=True)
 
     def start(self) -> None:
@@ -106,10 +113,12 @@ class Membership:
         """The store of a slot of this hub; None if another hub owns it. Raises Overloaded while it cannot be opened."""
         with self._changed:
             owned = self._owned.get(slot)
-            if owned is None or owned.is_ending or owned.is_lost:
+            if owned is None or owned.is_refusing or owned.is_lost:
                 return None
             if owned.open is not None:
                 return owned.open.store
+            if owned.is_ending:
+                return None
         try:
             self._open(owned)
         except StallscopeError as error:
@@ -165,7 +174,7 @@ class Membership:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            begin_s = time.monotonic()
+            self._due_s = time.monotonic() + self._every_s
             try:
                 self._turn()
             except StallscopeError as error:
@@ -176,7 +185,7 @@ class Membership:
                     self._abandon()
             except Exception:  # noqa: BLE001 (the next turn repeats it; without turns the leases run out)
                 _LOG.exception("the leases of the slots could not be renewed")
-            self._ended.wait(max(0.05, self._every_s - (time.monotonic() - begin_s)))
+            self._ended.wait(max(_MIN_WAIT_S, self._due_s - time.monotonic()))
 
     def _is_connected_within(self, seconds: float) -> bool:
         return time.monotonic() - self._last_renewed_s < seconds
@@ -189,6 +198,8 @@ class Membership:
             self._end(each, is_released=False)
 
     def _turn(self) -> None:
+        with self._changed:
+            before = set(self._owned)
         mine = self._leases.renew(self._state(), is_leaving=self._is_leaving)
         now_s, before_s = time.monotonic(), self._last_renewed_s
         self._last_renewed_s = now_s
@@ -199,6 +210,9 @@ class Membership:
         ):  # a busy machine must not wait again and again
             self._back_since_s = now_s
         with self._changed:
+            for slot in mine.keys() - before - self._owned.keys():
+                # The answer to a take was lost, or a release failed: this hub renews the lease, so it must use it.
+                self._owned[slot] = _Owned(Lease(slot, self.member.name, mine[slot]), is_due=True)
             owned = list(self._owned.values())
         for each in owned:
             if mine.get(each.lease.slot) != each.lease.epoch:
@@ -214,6 +228,9 @@ class Membership:
         with self._changed:
             self._owners = {each.slot: each.owner for each in slots if each.expires_in_s > 0}
             self._members = {each.member.name: each for each in members}
+        others = [each.expires_in_s for each in slots if each.owner not in ("", self.member.name)]
+        first_s = min((each for each in others if each > 0), default=self._every_s)
+        self._due_s = min(self._due_s, time.monotonic() + first_s + _MIN_WAIT_S)  # it may be a dead hub's
         self._learned([each for each in members if each.is_alive and each.member != self.member])
 
     def _balance(self) -> None:
@@ -234,10 +251,8 @@ class Membership:
             self._end(each, is_released=True)
         if n_all < share and time.monotonic() - self._back_since_s >= self._leases.lease_s:
             for lease in self._leases.take(share - n_all):
-                new = _Owned(lease)
-                new.is_due = True
                 with self._changed:
-                    self._owned[lease.slot] = new
+                    self._owned[lease.slot] = _Owned(lease, is_due=True)
 
     def _open_due(self) -> None:
         with self._changed:
@@ -284,40 +299,54 @@ class Membership:
                 self._changed.notify_all()
 
     def _end(self, owned: _Owned, *, is_released: bool, is_opened_again: bool = False) -> None:
-        """Close a slot in another thread; then release it or open it again."""
+        """Close a slot in another thread; then release it or open it again.
+
+        A slot that is handed over accepts rows until only their commit remains to be done.
+        """
         with self._changed:
+            owned.is_refusing |= not is_released
             if owned.is_ending:
                 return
             owned.is_ending = True
 
         def end() -> None:
-            try:
-                self._close(owned)
+            with ExitStack() as steps:  # in reverse, each even if another step fails
+                steps.callback(self._forget, owned, is_opened_again=is_opened_again)
                 if is_released:
-                    self._leases_release(owned.lease)
-            finally:
-                with self._changed:
-                    del self._owned[owned.lease.slot]
-                    if is_opened_again:
-                        again = _Owned(owned.lease)
-                        again.is_due = True
-                        self._owned[owned.lease.slot] = again
-                    self._changed.notify_all()
+                    steps.callback(self._leases_release, owned.lease)
+                steps.callback(self._close, owned)
+                if is_released:
+                    self._quiesce(owned)
 
         done: Future[None] = self._threads.submit(end)
         done.add_done_callback(_logged)
 
-    def _close(self, owned: _Owned) -> None:
+    def _forget(self, owned: _Owned, *, is_opened_again: bool) -> None:
+        slot = owned.lease.slot
+        with self._changed:
+            del self._owned[slot]
+            if is_opened_again:
+                self._owned[slot] = _Owned(owned.lease, is_due=True)
+            self._changed.notify_all()
+
+    def _quiesce(self, owned: _Owned) -> None:
         with owned.lock:
             if owned.open is not None:
-                owned.open.close()
-                owned.open = None
+                owned.open.quiesce()
+
+    def _close(self, owned: _Owned) -> None:
+        with self._changed:
+            owned.is_refusing = True
+        with owned.lock:
+            if owned.open is not None:
+                open_slot, owned.open = owned.open, None
+                open_slot.close()
 
     def _leases_release(self, lease: Lease) -> None:
         try:
             self._leases.release(lease)
         except StallscopeError as error:
-            _LOG.warning("slot %d could not be released; its lease will expire: %s", lease.slot, error)
+            _LOG.warning("slot %d could not be released and is opened again: %s", lease.slot, error)
 
 
 def _logged(done: "Future[None]") -> None:

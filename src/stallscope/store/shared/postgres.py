@@ -20,7 +20,9 @@ from stallscope.store.hub.journal import line
 SCHEMA = "stallscope"
 _CONNECT_S = 5
 _STATEMENT_S = 60
-_MAX_CONNECTIONS = 8
+MAX_CONNECTIONS, LEASE_CONNECTIONS = 8, 2
+"""Of a hub. The renewal of leases never waits for a connection that a query or a commit uses."""
+
 _WAIT_S = 20.0
 _RETRY_S = 2.0
 _LOG = logging.getLogger(__name__)
@@ -32,7 +34,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 class Postgres:
     """A few connections, each for one transaction at a time. Thread-safe."""
 
-    def __init__(self, dsn: str, *, name: str, stopped_s: float = 5.0):
+    def __init__(
+        self, dsn: str, *, name: str, stopped_s: float = 5.0, max_connections: int = MAX_CONNECTIONS
+    ):
         """name: of this process, as pg_stat_activity shows it. stopped_s: longest pause inside a transaction.
 
         Raises BadInput for a DSN that cannot be parsed; does not connect.
@@ -65,7 +69,7 @@ class Postgres:
         self._dsn = conninfo.make_conninfo(**wanted)
         self.address = f"{given.get('host') or 'localhost'}:{given.get('port') or 5432}/{given.get('dbname')}"
         """Host, port and database, for people."""
-        self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._room = threading.BoundedSemaphore(max_connections)
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._is_closed = False
@@ -79,6 +83,11 @@ class Postgres:
             if "authentication failed" in text or "no password supplied" in text or "no pg_hba.conf" in text:
                 raise BadInput(
                     f"PostgreSQL at {self.address} refuses the user or the password; check --shared and PGPASSWORD"
+                ) from None
+            if _has_too_many(error):
+                raise StorageFailed(
+                    f"PostgreSQL at {self.address} has no free connection; raise its max_connections: each hub needs"
+                    f" {MAX_CONNECTIONS + LEASE_CONNECTIONS}"
                 ) from None
             if "does not exist" in text:
                 raise BadInput(
@@ -102,10 +111,12 @@ class Postgres:
                     db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{_STATEMENT_S}s'")
                 yield db
                 db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 with suppress(psycopg.Error):
                     if not db.closed:
                         db.execute("ROLLBACK")
+                    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+                        db.close()  # a standby, or the old primary: the next connection may find the new primary
                 raise
 
     @contextmanager
@@ -160,12 +171,29 @@ def errors() -> Iterator[None]:
     """Errors of PostgreSQL as errors of the hub."""
     try:
         yield
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise _later("PostgreSQL is read-only", error) from error
+    except psycopg.errors.DiskFull as error:
+        raise _later("PostgreSQL has no space left on its disk", error) from error
     except (
         psycopg.OperationalError,
         psycopg.InterfaceError,
         psycopg.errors.IdleInTransactionSessionTimeout,  # this process was stopped, or had no processor
     ) as error:
-        _LOG.warning("PostgreSQL: %s", line(error))
-        raise Overloaded("PostgreSQL does not answer; send again later", _RETRY_S) from error
+        reason = "has no free connection" if _has_too_many(error) else "does not answer"
+        raise _later(f"PostgreSQL {reason}", error) from error
     except psycopg.Error as error:
         raise StorageFailed(f"PostgreSQL: {line(error)}; check the server's log") from error
+
+
+def _later(reason: str, error: psycopg.Error) -> Overloaded:
+    _LOG.warning("PostgreSQL: %s", line(error))
+    return Overloaded(f"{reason}; send again later", _RETRY_S)
+
+
+def _has_too_many(error: psycopg.Error) -> bool:
+    """Whether the server, the database or the user has reached a limit of connections (SQLSTATE 53300).
+
+    A connection that the server refuses has no SQLSTATE in psycopg.
+    """
+    return "too many c" in str(error) or "remaining connection slots" in str(error)

@@ -5,6 +5,7 @@ used first, while the folder is larger than its limit or the disk is nearly full
 """
 
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -17,7 +18,7 @@ from stallscope.errors import Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub.damage import reason_unreadable, reason_unreadable_inside
 from stallscope.store.hub.journal import Segment, line
 from stallscope.store.hub.segments import FOLDER
-from stallscope.store.shared.bucket import Bucket
+from stallscope.store.shared.bucket import Bucket, ObjectMissing
 
 _AT_ONCE = 8
 _RETRY_S = 5.0
@@ -67,12 +68,15 @@ class SegmentCache:
             (self.folder / segment.path).unlink(missing_ok=True)
 
     def reason_unreadable_inside(self, segment: Segment) -> str:
-        """Why an object is damaged; a damaged local copy is fetched again first."""
-        self.fetch([segment])
-        if not reason_unreadable_inside(self.folder, segment):
-            return ""
-        self.forget(segment)
-        self.fetch([segment])
+        """Why an object is missing or damaged; a damaged local copy is fetched again first. Raises Overloaded."""
+        try:
+            self.fetch([segment])
+            if not reason_unreadable_inside(self.folder, segment):
+                return ""
+            self.forget(segment)
+            self.fetch([segment])
+        except ObjectMissing as error:
+            return str(error)
         return reason_unreadable_inside(self.folder, segment)
 
     def trim(self) -> int:
@@ -133,9 +137,12 @@ class SlotFiles:
     """The sealed files of one slot."""
 
     def __init__(self, cache: SegmentCache, *, slot: int, epoch: int):
-        """epoch: part of the names, so that two owners of a slot never write the same object."""
+        """epoch: part of the names, so that two owners of a slot never write the same object.
+
+        A name is never used again, not even by the same owner: its old object may still have to be deleted.
+        """
         self._cache = cache
-        self.folder, self.prefix = cache.folder, f"{slot}-{epoch}-"
+        self.folder, self.prefix = cache.folder, f"{slot}-{epoch}-{secrets.token_hex(4)}-"
 
     def opened(self, known: Sequence[Segment], *, latest_us: int) -> list[Path]:
         """Nothing: other slots have files in the same folder."""

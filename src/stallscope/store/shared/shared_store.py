@@ -5,8 +5,10 @@ snapshot of PostgreSQL, so every hub gives the same answers, and no hub asks ano
 """
 
 import logging
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
@@ -23,6 +25,8 @@ from stallscope.store.hub import schema, views
 from stallscope.store.hub.batches import Batch, BatchMember, Receipt, separated
 from stallscope.store.hub.compactor import CompactorTotals
 from stallscope.store.hub.damage import Damage
+from stallscope.store.hub.duck_journal import FILE_NAME
+from stallscope.store.hub.folder_lock import locked
 from stallscope.store.hub.hot import Snapshot
 from stallscope.store.hub.job_filter import JobFilter
 from stallscope.store.hub.journal import Segment, line
@@ -33,10 +37,10 @@ from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener
 from stallscope.store.shared import bucket_owner, peer_port, postgres_schema, sweep
-from stallscope.store.shared.bucket import Bucket
+from stallscope.store.shared.bucket import Bucket, ObjectMissing
 from stallscope.store.shared.leases import Leases, Member, MemberState
 from stallscope.store.shared.membership import Membership
-from stallscope.store.shared.postgres import Postgres
+from stallscope.store.shared.postgres import LEASE_CONNECTIONS, Postgres
 from stallscope.store.shared.postgres_journal import Lease, PostgresJournal
 from stallscope.store.shared.segment_cache import SegmentCache, SlotFiles
 from stallscope.store.shared.slots import by_slot
@@ -66,10 +70,21 @@ class Closable(Protocol):
 class _Slot:
     store: HubStore
     work: Closable
+    ended: Callable[["_Slot"], None]
+    is_quiet: bool = False
+
+    def quiesce(self) -> None:
+        if not self.is_quiet:
+            self.is_quiet = True
+            self.work.close()
+            self.store.end_maintenance()
 
     def close(self) -> None:
-        self.work.close()
-        self.store.close()
+        try:
+            self.quiesce()
+        finally:
+            self.store.close()
+            self.ended(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +123,9 @@ class SharedStore:
         self._is_closed = False
         self.unexamined = Unexamined()
         self.n_forwarded = 0
+        self._totals_lock = threading.Lock()
+        self._slots: list[_Slot] = []
+        self._ended_counters, self._ended_kept = Counters(), CompactorTotals()
         with ExitStack() as stack:  # closed here only if a step fails
             self._connect(sharing, limits, stack)
             stack.pop_all()
@@ -120,19 +138,28 @@ class SharedStore:
 
     def _connect(self, sharing: Sharing, limits: Limits, stack: ExitStack) -> None:
         """Connect to PostgreSQL and the bucket, and open the port for other hubs."""
-        self.postgres = stack.enter_context(
-            closing(Postgres(sharing.postgres, name=sharing.name, stopped_s=max(0.5, sharing.lease_s / 2)))
+        self.folder = sharing.cache.absolute()
+        if (self.folder / FILE_NAME).exists():
+            raise BadInput(
+                f"{self.folder} has the data of a single hub, but with --shared the folder is only a cache, whose files"
+                " are deleted; choose another path with --db"
+            )
+        self._lock = locked(self.folder)
+        stack.callback(os.close, self._lock)
+        connected = partial(
+            Postgres, sharing.postgres, name=sharing.name, stopped_s=max(0.5, sharing.lease_s / 2)
         )
+        self.postgres = stack.enter_context(closing(connected()))
+        self._for_leases = stack.enter_context(closing(connected(max_connections=LEASE_CONNECTIONS)))
         self.bucket = Bucket(sharing.bucket)
         self.postgres.checked()
         self.bucket.checked()
         postgres_schema.prepare(self.postgres)
         bucket_owner.claim(self.postgres, self.bucket)
         self._cache = stack.enter_context(
-            closing(SegmentCache(sharing.cache.absolute(), self.bucket, max_bytes=sharing.max_cache_bytes))
+            closing(SegmentCache(self.folder, self.bucket, max_bytes=sharing.max_cache_bytes))
         )
-        self.folder = self._cache.folder
-        self.damage = Damage(self.folder)
+        self.damage = Damage(self.folder, needs_restart=False)
         self._questions = stack.enter_context(closing(Questions(self.folder, limits)))
         self._snapshots = Snapshots(self.postgres, self.bucket)
         secret = postgres_schema.secret(self.postgres)
@@ -155,9 +182,10 @@ class SharedStore:
             ingest=sharing.ingest,
             version=sharing.version,
         )
+        self._leases = Leases(self._for_leases, member, lease_s=sharing.lease_s)
         self.membership = Membership(
-            self.postgres,
-            Leases(self.postgres, member, lease_s=sharing.lease_s),
+            self._for_leases,
+            self._leases,
             opened=self._opened,
             with_data=self._with_data,
             state=self._state,
@@ -178,15 +206,25 @@ class SharedStore:
             limits,
             files=SlotFiles(self._cache, slot=lease.slot, epoch=lease.epoch),
             questions=self._questions,
+            clock_ns=lambda: time.time_ns() - self._leases.clock_ahead_ns,
         )
         try:
-            store.unexamined = self.unexamined
+            store.unexamined, store.damage = self.unexamined, self.damage
             for listener in self._listeners:
                 store.subscribe(listener)
-            return _Slot(store, self._work(store))
+            slot = _Slot(store, self._work(store), self._slot_ended)
+            with self._totals_lock:
+                self._slots.append(slot)
+            return slot
         except BaseException:
             store.close()
             raise
+
+    def _slot_ended(self, slot: _Slot) -> None:
+        with self._totals_lock:
+            self._slots.remove(slot)
+            self._ended_counters = _counters([self._ended_counters, slot.store.counters])
+            self._ended_kept = _kept([self._ended_kept, slot.store.kept])
 
     def _with_data(self, slots: list[int]) -> set[int]:
         tables = ("journal", "segments", *schema.KEPT)
@@ -279,10 +317,12 @@ class SharedStore:
     ) -> pa.Table:
         """The answer to a named question over the tenant's current data. Raises NotFound, BadInput, StorageFailed."""
         sql = question_text(question)
-        snapshot = self._snapshots.snapshot(tenant, views.named(sql))
-        if "$from_ns" in sql:
-            snapshot = _within(snapshot, params.get("from_ns"), params.get("to_ns"))
-        self._fetch(snapshot)
+
+        def needed(snapshot: Snapshot) -> Snapshot:
+            is_windowed = "$from_ns" in sql
+            return _within(snapshot, params.get("from_ns"), params.get("to_ns")) if is_windowed else snapshot
+
+        snapshot = self._fetched(tenant, views.named(sql), needed)
         try:
             return self._questions.answer(sql, snapshot, params=params, job=job)
         except duckdb.Error as error:
@@ -292,23 +332,49 @@ class SharedStore:
 
     def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
         """The tenant's data of these tables at one moment; its files are in the folder."""
-        snapshot = self._snapshots.snapshot(tenant, tables)
-        self._fetch(snapshot)
-        return snapshot
+        return self._fetched(tenant, tables, lambda snapshot: snapshot)
 
-    def _fetch(self, snapshot: Snapshot) -> None:
+    def _fetched(
+        self, tenant: str, tables: Collection[str], needed: Callable[[Snapshot], Snapshot]
+    ) -> Snapshot:
+        """The data of these tables, of which the needed files are in the folder. Raises StorageFailed, Overloaded."""
+        snapshot = needed(self._listed(tenant, tables))
         try:
-            self._cache.fetch([segment for each in snapshot.segments.values() for segment in each])
+            try:
+                self._cache.fetch(_files(snapshot))
+            except ObjectMissing:
+                self._set_missing_aside(_files(snapshot))
+                snapshot = needed(self._listed(tenant, tables))
+                self._cache.fetch(_files(snapshot))
         except Overloaded as error:
             raise StorageFailed("the bucket does not answer; repeat the query later") from error
+        return snapshot
+
+    def _listed(self, tenant: str, tables: Collection[str]) -> Snapshot:
+        """The tenant's data of these tables, without the files that are set aside."""
+        snapshot = self._snapshots.snapshot(tenant, tables)
+        bad = {each.segment.path for each in self.damage.unreadable(tenant)}
+        segments = {
+            table: tuple(segment for segment in each if segment.path not in bad)
+            for table, each in snapshot.segments.items()
+        }
+        return replace(snapshot, segments=segments) if bad else snapshot
+
+    def _set_missing_aside(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            try:
+                self._cache.fetch([segment])
+            except ObjectMissing as error:
+                self.damage.set_aside(segment, str(error))
 
     def set_aside_damaged(self, tenant: str) -> int:
         """Check the tenant's sealed files after a failure. Returns the number of damaged files."""
-        return self._set_aside(tenant, self._snapshots.snapshot(tenant, schema.SENT.keys()))
+        return self._set_aside(tenant, self._listed(tenant, schema.SENT.keys()))
 
     def _set_aside(self, tenant: str, snapshot: Snapshot) -> int:
+        """Set the damaged and missing files of a snapshot aside. Returns their number. Raises StorageFailed."""
         n_bad = 0
-        for segment in (segment for each in snapshot.segments.values() for segment in each):
+        for segment in _files(snapshot):
             if reason := self._cache.reason_unreadable_inside(segment):
                 self.damage.set_aside(segment, reason)
                 n_bad += 1
@@ -342,17 +408,15 @@ class SharedStore:
 
     @property
     def counters(self) -> Counters:
-        """Totals of the open slots."""
-        each = [asdict(store.counters) for store in self.membership.stores()]
-        totals = {f.name: sum(numbers[f.name] for numbers in each) for f in fields(Counters)}
-        totals["longest_hold_s"] = max((numbers["longest_hold_s"] for numbers in each), default=0.0)
-        return Counters(**totals)
+        """Totals since the start, of all slots that this hub has had."""
+        with self._totals_lock:
+            return _counters([self._ended_counters, *(slot.store.counters for slot in self._slots)])
 
     @property
     def kept(self) -> CompactorTotals:
-        """Totals of the maintenance of the open slots."""
-        each = [asdict(store.kept) for store in self.membership.stores()]
-        return CompactorTotals(**{f.name: sum(n[f.name] for n in each) for f in fields(CompactorTotals)})
+        """Totals of the maintenance since the start, of all slots that this hub has had."""
+        with self._totals_lock:
+            return _kept([self._ended_kept, *(slot.store.kept for slot in self._slots)])
 
     def numbers(self) -> dict[str, float]:
         """Gauges and counters of the shared store, for /metrics."""
@@ -362,9 +426,14 @@ class SharedStore:
             "n_hubs": sum(each.is_alive for each in self.membership.members()),
             "n_postgres_away": float(self.membership.away_s() > 0),
             "n_bucket_away": float(self.bucket.is_away()),
+            "clock_ahead_seconds": self.clock_ahead_s(),
             "forwarded_batches": self.n_forwarded,
             "fetched_segments": self._cache.n_fetched,
         }
+
+    def clock_ahead_s(self) -> float:
+        """How far the clock of this machine is ahead of the clock of PostgreSQL."""
+        return self._leases.clock_ahead_ns / 1e9
 
     def away(self) -> dict[str, float]:
         """How long PostgreSQL and the bucket have not answered, in s; 0 while they answer."""
@@ -392,7 +461,9 @@ class SharedStore:
         self._peers.close()
         self._questions.close()
         self._cache.close()
+        self._for_leases.close()
         self.postgres.close()
+        os.close(self._lock)
 
     def _look_for_bucket(self) -> None:
         while not self._ended.wait(_LOOK_S):
@@ -407,9 +478,36 @@ class SharedStore:
                 slots = self.membership.owned_slots()
                 sweep.remove_dropped(self.postgres, self.bucket, slots, grace_s=2 * self._limits.grace_s)
                 self._cache.trim()
+                self._look_at_damaged()
                 if 0 in slots and n % _UNLISTED_EVERY == _FIRST_UNLISTED:  # one hub of all
                     n_removed = sweep.remove_unlisted(self.postgres, self.bucket)
                     _LOG.info("the bucket: %d unlisted objects removed", n_removed)
+
+    def _look_at_damaged(self) -> None:
+        """Serve files again that were restored, and forget files that no list names any more."""
+        for bad in self.damage.unreadable():
+            with self.postgres.transaction() as db:
+                is_listed = db.execute(
+                    "SELECT 1 FROM segments WHERE path = %s", [bad.segment.path]
+                ).fetchone()
+            if not is_listed or not self._cache.reason_unreadable_inside(bad.segment):
+                self.damage.restored(bad.segment)
+
+
+def _files(snapshot: Snapshot) -> list[Segment]:
+    return [segment for each in snapshot.segments.values() for segment in each]
+
+
+def _counters(parts: Sequence[Counters]) -> Counters:
+    each = [asdict(part) for part in parts]
+    totals = {f.name: sum(numbers[f.name] for numbers in each) for f in fields(Counters)}
+    totals["longest_hold_s"] = max(numbers["longest_hold_s"] for numbers in each)
+    return Counters(**totals)
+
+
+def _kept(parts: Sequence[CompactorTotals]) -> CompactorTotals:
+    each = [asdict(part) for part in parts]
+    return CompactorTotals(**{f.name: sum(n[f.name] for n in each) for f in fields(CompactorTotals)})
 
 
 def _within(snapshot: Snapshot, from_ns: object, to_ns: object) -> Snapshot:

@@ -6,7 +6,6 @@ that no list has named for a day was left by a hub that died between its upload 
 are not touched.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -65,8 +64,11 @@ def remove_unlisted(postgres: Postgres, bucket: Bucket, *, older_s: float = UNLI
 
 
 def _unlisted(postgres: Postgres, bucket: Bucket, *, older_s: float) -> Iterator[str]:
-    """The bucket is listed before the lists are read: an object is uploaded before a list names it."""
-    border_ns = time.time_ns() - int(older_s * 1e9)
+    """The bucket is listed before the lists are read: an object is uploaded before a list names it.
+
+    Ages are by the clock of the bucket: a wrong clock here must not make a new object old.
+    """
+    border_ns = bucket.now_ns() - int(older_s * 1e9)
     found = [
         each.key
         for folder in (FOLDER, JOURNAL_FOLDER)

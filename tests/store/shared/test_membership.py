@@ -1,0 +1,133 @@
+"""Slots on their way from one hub to another: rows are accepted for as long as possible, and totals never fall."""
+
+import threading
+
+import pytest
+from tests.store.shared.hubs import (
+    CLUSTERS,
+    NoWork,
+    Started,
+    events,
+    names,
+    settled,
+    slot_stores,
+    stored,
+    until,
+)
+
+from stallscope.errors import Overloaded
+from stallscope.store.hub.batches import Batch
+from stallscope.store.shared.postgres_journal import Lease
+from stallscope.store.shared.slots import N_SLOTS
+
+
+def test_totals_do_not_fall_when_a_slot_moves_to_another_hub(start: Started):
+    one = start("hub-a")
+    settled(one)
+    for cluster in CLUSTERS:
+        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    for each in slot_stores(one):
+        each.seal_all()
+    seen: list[tuple[int, int]] = []
+
+    def totals() -> tuple[int, int]:
+        seen.append((one.counters.rows, one.kept.sealed_rows))
+        return seen[-1]
+
+    assert totals() == (len(CLUSTERS), len(CLUSTERS))
+    two = start("hub-b")
+    until(
+        lambda: (
+            totals()
+            and len(one.membership.owned_slots()) == len(two.membership.owned_slots()) == N_SLOTS // 2
+        )
+    )
+    settled(one, two)
+    assert len(slot_stores(one)) < len(CLUSTERS)
+    two.close()
+    settled(one)
+    until(lambda: totals() and len(slot_stores(one)) == len(CLUSTERS))
+    assert set(seen) == {(len(CLUSTERS), len(CLUSTERS))}
+
+
+def test_a_slot_that_is_handed_over_accepts_rows_while_its_maintenance_waits_for_the_bucket(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    one = start("hub-a")
+    settled(one)
+    for cluster in CLUSTERS:
+        stored(one, Batch(f"1-{cluster}", "a", {"events": events(cluster, "x")}))
+    is_waiting, may_end = threading.Event(), threading.Event()
+    for each in slot_stores(one):
+
+        def end_maintenance(end=each.end_maintenance) -> None:
+            is_waiting.set()
+            assert may_end.wait(90)
+            end()
+
+        monkeypatch.setattr(each, "end_maintenance", end_maintenance)
+    two = start("hub-b")
+    try:
+        assert is_waiting.wait(90)
+        for cluster in CLUSTERS:
+            one.append(Batch(f"2-{cluster}", "a", {"events": events(cluster, "y")})).result(30)
+    finally:
+        may_end.set()
+    settled(one, two)
+    assert names(two) == sorted(["x", "y"] * len(CLUSTERS))
+
+
+def test_a_slot_is_released_although_its_diagnosis_could_not_be_ended(start: Started):
+    class Broken(NoWork):
+        def close(self) -> None:
+            raise ZeroDivisionError
+
+    one = start("hub-a", work=Broken)
+    settled(one)
+    for cluster in CLUSTERS:
+        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    two = start("hub-b", lease_s=60.0)  # far longer than the patience of settled() for a lease that runs out
+    settled(one, two)
+    assert names(two) == CLUSTERS
+
+
+def test_a_hub_uses_a_slot_whose_lease_it_has_without_knowing(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    """As when PostgreSQL ends before it answers a take: the hub renews the lease, so no other hub can use the slot."""
+    one = start("hub-a", lease_s=60.0)
+    settled(one)
+    take, n_lost = one.membership._leases.take, 0
+
+    def lost(n: int) -> list[Lease]:
+        nonlocal n_lost
+        n_lost += len(take(n))
+        raise Overloaded("PostgreSQL does not answer", 1.0)
+
+    monkeypatch.setattr(one.membership._leases, "take", lost)
+    for lease in [each.lease for each in one.membership._owned.values()][:8]:
+        one.membership._leases.release(lease)
+    until(lambda: n_lost == 8 and len(one.membership.owned_slots()) == N_SLOTS)
+    for cluster in CLUSTERS:
+        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    assert names(one) == CLUSTERS
+
+
+def test_a_slot_whose_release_failed_is_used_again_or_released_later(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    one = start("hub-a", lease_s=60.0)
+    settled(one)
+    release, n_failed = one.membership._leases.release, 0
+
+    def fails_first(lease: Lease) -> None:
+        nonlocal n_failed
+        if n_failed < N_SLOTS // 2:
+            n_failed += 1
+            raise Overloaded("PostgreSQL does not answer", 1.0)
+        release(lease)
+
+    monkeypatch.setattr(one.membership._leases, "release", fails_first)
+    two = start("hub-b", lease_s=60.0)
+    settled(one, two)
+    assert n_failed == N_SLOTS // 2
