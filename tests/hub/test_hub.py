@@ -1,6 +1,7 @@
 """The hub as a whole: refusals, authentication, rows from an agent, and its end."""
 
 import json
+import re
 import signal
 import socket
 import ssl
@@ -162,6 +163,30 @@ def test_tokens_are_made_and_revoked_while_it_runs(served: Served, ca: trustme.C
         assert token.split("_", 2)[2] not in command("list")
         command("revoke", listed[0]["id"])
         assert client.get(url).status_code == 401
+
+
+def test_metrics_have_the_names_that_the_rules_and_the_documentation_use(
+    served: Served, ca: trustme.CA, repository: Path
+):
+    done = CliRunner().invoke(
+        cli.app, ["hub", "token", "create", "--scope", "admin", "--db", str(served.folder)]
+    )
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    with httpx.Client(
+        verify=context, headers={"Authorization": bearer(done.stdout.splitlines()[-1])}
+    ) as client:
+        output = client.get(f"https://localhost:{served.ports.api}/metrics").text
+    kinds = dict(line.split()[2:4] for line in output.splitlines() if line.startswith("# TYPE"))
+    used = {
+        name
+        for path in ("deploy/prometheus/stallscope-rules.yaml", "docs/node-health.md")
+        for name in re.findall(r"stallscope_hub_\w+", (repository / path).read_text())
+    }
+    assert len(used) == 5
+    assert {name: kinds.get(name) for name in used} == {
+        name: "counter" if name.endswith("_total") else "gauge" for name in used
+    }
 
 
 def _grpc_code(port: int, ca: trustme.CA, token: str | None) -> grpc.StatusCode:

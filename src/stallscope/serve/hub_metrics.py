@@ -1,5 +1,6 @@
 """Exposes the counters and gauges of hub components to Prometheus."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 Numbers = Callable[[], Mapping[str, float]]
-_GAUGES = ("queue_", "longest_", "uptime_", "hot_", "n_")
-"""Prefixes of names that are gauges; all other names are counters."""
+_GAUGES = re.compile(r"(queue|longest|uptime|hot|n|nodes|diagnosis_lag|clock_ahead)_|.*_under_way$")
+"""Names of gauges; all other names are counters."""
 
 
 def expose(registry: CollectorRegistry, prefix: str, numbers: Numbers) -> None:
@@ -62,6 +63,6 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         """One metric family per number."""
         for name, value in sorted(self.numbers().items()):
-            family = GaugeMetricFamily if name.startswith(_GAUGES) else CounterMetricFamily
+            family = GaugeMetricFamily if _GAUGES.match(name) else CounterMetricFamily
             text = name.replace("_", " ")
             yield family(f"{self.prefix}_{name}", f"The hub's {text}.", value=float(value))
