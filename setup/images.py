@@ -25,7 +25,7 @@ _BUILDAH = ("buildah", "--storage-driver", "vfs")
 _EPOCH = "1580601600"
 _IMAGES = {
     "agent": ("export", "0:0", ["trace", "--quiet"], "Traces the GPU jobs of a node with eBPF"),
-    "hub": ("shared", "65532:65532", ["hub"], "Receives the traces of all nodes and diagnoses jobs"),
+    "hub": ("publish", "65532:65532", ["hub"], "Receives the traces of all nodes and diagnoses jobs"),
 }
 _USERS = "root:x:0:0:root:/root:/sbin/nologin\nstallscope:x:65532:65532:stallscope:/var/lib/stallscope:/sbin/nologin\n"
 _GROUPS = "root:x:0:\nstallscope:x:65532:\n"

@@ -62,6 +62,7 @@ SETS: dict[str, Values] = {
                 "postgres": "postgresql://stallscope@db.example/stallscope",
                 "bucket": "s3://stallscope",
                 "serviceAccountName": "hub-bucket",
+                "publish": {"enabled": True, "schedule": "*/10 * * * *"},
             },
             "podDisruptionBudget": {"enabled": False},
             "extraEnv": [{"name": "E", "value": "F"}],

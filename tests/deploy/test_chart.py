@@ -222,6 +222,8 @@ def test_generated_secrets_are_tokens_and_a_certificate_for_the_service(objects)
         {"hub": {"shared": {"postgres": "postgresql://u@h/d"}}},
         {"hub": {"shared": {"postgres": "postgresql://u:password@h/d", "bucket": "s3://b"}}},
         {"hub": {"shared": {"password": "p"}}},
+        {"hub": {"shared": {"publish": {"enabled": True}}}},
+        {"hub": {"shared": {"publish": {"schedule": "often"}}}},
         {
             "hub": {
                 "replicas": 2,
@@ -292,6 +294,30 @@ def test_hubs_reach_each_other_and_the_stores_and_nothing_else(objects):
     assert "PodDisruptionBudget" not in {obj["kind"] for obj in alone}
     assert one(alone, "StatefulSet")["spec"]["template"]["spec"]["serviceAccountName"] == "hub-bucket"
     assert one(objects["defaults"], "StatefulSet")["spec"]["replicas"] == 1
+
+
+def test_delta_tables_are_published_by_a_job_that_reaches_only_the_stores(objects):
+    each = objects["one hub that shares its data by a role"]
+    job = one(each, "CronJob")["spec"]
+    assert (job["schedule"], job["concurrencyPolicy"]) == ("*/10 * * * *", "Forbid")
+    pod = job["jobTemplate"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == ["hub", "publish"] and pod["spec"]["serviceAccountName"] == "hub-bucket"
+    given = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("STALLSCOPE_")}
+    chosen = effective({}, given, None).settings
+    assert chosen.hub_shared and chosen.hub_bucket == "s3://stallscope"
+    (policy,) = [
+        obj["spec"]
+        for obj in each
+        if obj["kind"] == "NetworkPolicy" and obj["metadata"]["name"].endswith("-publish")
+    ]
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert policy["ingress"] == []
+    assert [sorted({port["port"] for port in rule["ports"]}) for rule in policy["egress"]] == [
+        [53],
+        [443, 5432],
+    ]
+    assert "CronJob" not in {obj["kind"] for obj in objects["three hubs"]}
 
 
 def test_the_golden_renders_are_current(render):

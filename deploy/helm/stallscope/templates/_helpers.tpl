@@ -73,12 +73,9 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- if $hub.shared.postgres -}}true{{- end -}}
 {{- end -}}
 
-{{- define "stallscope.sharedEnv" -}}
-- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+{{- define "stallscope.storesEnv" -}}
 - {name: STALLSCOPE_HUB_SHARED, value: {{ .Values.hub.shared.postgres | quote }}}
 - {name: STALLSCOPE_HUB_BUCKET, value: {{ .Values.hub.shared.bucket | quote }}}
-- {name: STALLSCOPE_HUB_PEER_HOST, value: "$(POD_NAME).{{ include "stallscope.peers" . }}"}
-- {name: STALLSCOPE_HUB_DIRECT, value: "$(POD_NAME).{{ include "stallscope.peers" . }}:4317"}
 {{- with .Values.hub.shared.postgresSecret }}
 - {name: PGPASSWORD, valueFrom: {secretKeyRef: {name: {{ . }}, key: password}}}
 {{- end }}
@@ -86,6 +83,26 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 - {name: AWS_ACCESS_KEY_ID, valueFrom: {secretKeyRef: {name: {{ . }}, key: access-key-id}}}
 - {name: AWS_SECRET_ACCESS_KEY, valueFrom: {secretKeyRef: {name: {{ . }}, key: secret-access-key}}}
 {{- end }}
+{{- end -}}
+
+{{- define "stallscope.sharedEnv" -}}
+{{ include "stallscope.storesEnv" . }}
+- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+- {name: STALLSCOPE_HUB_PEER_HOST, value: "$(POD_NAME).{{ include "stallscope.peers" . }}"}
+- {name: STALLSCOPE_HUB_DIRECT, value: "$(POD_NAME).{{ include "stallscope.peers" . }}:4317"}
+{{- end -}}
+
+{{- define "stallscope.storesEgress" -}}
+- ports:  # DNS
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+- ports:
+    {{- range .Values.hub.networkPolicy.egressPorts }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with .Values.hub.networkPolicy.egressTo }}
+  to: {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end -}}
 
 {{- define "stallscope.confined" -}}
