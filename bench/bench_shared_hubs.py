@@ -1,11 +1,12 @@
-"""Throughput with diagnosis of two hub processes, relative to one, and the processor time of each part.
+"""Throughput with diagnosis of two and four hub processes, relative to one, and the processor time of each part.
 
-One hub and two hubs by turns (ABAB), each on a new database and an empty bucket. Several jobs, each with a straggler,
-are sent at full speed for some seconds; a run ends when every acknowledged row was examined or left out. On a shared
-machine the rates say little, so the result has CPU seconds of the hubs, of PostgreSQL, of the bucket server and of the
-load generator, and from them the ratio that a machine with enough processors would reach.
+One, two and four hubs by turns, each time with a new database and an empty bucket. Each hub and its processes have one
+processor, so that a hub process stands for a core. Several jobs, each with a straggler, send the same number of rows,
+as fast as the hubs examine them: a job waits while too many acknowledged rows are unexamined. The load generator,
+PostgreSQL and the bucket server share the processors, so the result also has the CPU seconds of each part, and the
+ratio that follows from them for a machine with a processor for each hub.
 
-    python bench/bench_shared_hubs.py [--rounds N] [--seconds S]
+    python bench/bench_shared_hubs.py [--rounds N] [--rows N] [--hubs 1,2,4]
 """
 
 import argparse
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,53 +32,57 @@ from stallscope.stress import load
 
 CLUSTERS, RANKS, ROUNDS_A_BATCH = 16, 64, 80
 INTERVAL_NS, LATE_NS, STRAGGLER = 20_000_000, 3_000_000, 3
+MAX_UNEXAMINED = 300_000
+"""Rows of all jobs: below the rows from which a hub samples a job."""
 _METHOD = "/stallscope.v1.Ingest/Append"
-_MAX_DRAIN_S = 120.0
+_LOOK_S = 0.25
+_MAX_S = 400.0
 
 
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rows", type=int, default=1_500_000)
+    parser.add_argument("--hubs", default="1,2,4")
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []
     for _ in range(arguments.rounds):
-        for n_hubs in (1, 2):
+        for n_hubs in map(int, arguments.hubs.split(",")):
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
                 folder.chmod(0o755)
-                runs.append(measured(stack.enter_context(servers(folder)), n_hubs, arguments.seconds, stack))
+                runs.append(measured(stack.enter_context(servers(folder)), n_hubs, arguments.rows, stack))
                 print(runs[-1], file=sys.stderr, flush=True)
     report("shared_hubs", figures(runs))
 
 
-def measured(of: Servers, n_hubs: int, seconds: float, stack: ExitStack) -> dict[str, Any]:
+def measured(of: Servers, n_hubs: int, n_wanted: int, stack: ExitStack) -> dict[str, Any]:
     """One run."""
-    hubs = [HubProcess(number, of, seal_after_s=10.0) for number in range(n_hubs)]
+    n_cpus = os.cpu_count() or 1
+    hubs = [HubProcess(number, of, seal_after_s=10.0, cpu=number % n_cpus) for number in range(n_hubs)]
     for hub in hubs:
         hub.start()
         stack.callback(hub.stop)
     token, reader = of.token("ingest"), of.token("admin")
     _wait_for_shares(of, n_hubs)
+    bodies = [_bodies(number, n_wanted // CLUSTERS) for number in range(CLUSTERS)]
+
+    def n_done() -> float:
+        numbers = [_numbers(hub, reader) for hub in hubs]
+        return sum(each["diagnosis_rows"] + each["diagnosis_rows_left_out"] for each in numbers)
+
     before_bytes, before = _journal_bytes(of), _cpu(of, hubs)
     begin_s = time.monotonic()
-    n_rows = _send(of, hubs, token, begin_s + seconds)
-    while (
-        sum(_numbers(hub, reader)["diagnosis_rows"] for hub in hubs)
-        + sum(_numbers(hub, reader)["diagnosis_rows_left_out"] for hub in hubs)
-        < n_rows
-    ):
-        if time.monotonic() > begin_s + seconds + _MAX_DRAIN_S:
-            break
-        time.sleep(0.5)
+    n_rows = _send(hubs, token, bodies, n_done)
+    while n_done() < n_rows and time.monotonic() < begin_s + _MAX_S:
+        time.sleep(_LOOK_S)
     wall_s, after = time.monotonic() - begin_s, _cpu(of, hubs)
     numbers = [_numbers(hub, reader) for hub in hubs]
-    examined = sum(each["diagnosis_rows"] for each in numbers)
     return {
         "hubs": n_hubs,
         "rows": n_rows,
-        "examined": round(examined),
+        "examined": round(sum(each["diagnosis_rows"] for each in numbers)),
         "left_out": round(sum(each["diagnosis_rows_left_out"] for each in numbers)),
         "seconds": round(wall_s, 1),
         "forwarded_batches": round(sum(each["forwarded_batches"] for each in numbers)),
@@ -86,73 +92,98 @@ def measured(of: Servers, n_hubs: int, seconds: float, stack: ExitStack) -> dict
     }
 
 
-def _send(of: Servers, hubs: list[HubProcess], token: str, until_s: float) -> int:
+def _bodies(number: int, n_wanted: int) -> list[tuple[bytes, int]]:
+    """The requests of a job and their rows."""
+    name = f"c{number}"
+    job = load.Job(
+        name=name, ranks=RANKS, first_rank=0, world=RANKS, interval_ns=INTERVAL_NS, straggler=STRAGGLER,
+        late_ns=LATE_NS,
+    )  # fmt: skip
+    first = origin = load.rounds_until(job, time.time_ns())
+    tables, out, n_rows = {"processes": load.processes(job, time.time_ns())}, [], 0
+    while True:
+        body = hub_arrow.request(tables, batch_id=f"{name}-{first}", node="n", cluster=name, about={})
+        out.append((body, len(tables.get("collectives", ()))))
+        n_rows += out[-1][1]
+        if n_rows >= n_wanted:
+            return out
+        tables = {"collectives": load.collectives(job, first, ROUNDS_A_BATCH, origin_round=origin)}
+        first += ROUNDS_A_BATCH
+
+
+def _send(
+    hubs: list[HubProcess], token: str, bodies: list[list[tuple[bytes, int]]], n_done: Callable[[], float]
+) -> int:
     """Rows that were acknowledged; each job has a thread, and sends to the hubs by turns."""
     metadata = (("authorization", f"Bearer {token}"),)
     calls = [grpc.insecure_channel(f"127.0.0.1:{hub.grpc_port}").unary_unary(_METHOD) for hub in hubs]
-    counts = [0] * CLUSTERS
+    counts, has_room, ended = [0] * CLUSTERS, threading.Event(), threading.Event()
+    has_room.set()
 
     def run(number: int) -> None:
-        name = f"c{number}"
-        job = load.Job(
-            name=name, ranks=RANKS, first_rank=0, world=RANKS, interval_ns=INTERVAL_NS,
-            straggler=STRAGGLER, late_ns=LATE_NS,
-        )  # fmt: skip
-        first = origin = load.rounds_until(job, time.time_ns())
-        tables = {"processes": load.processes(job, time.time_ns())}
-        batch, n_sent = 0, 0
-        while True:
-            body = hub_arrow.request(tables, batch_id=f"{name}-{batch}", node="n", cluster=name, about={})
+        for batch, (body, n_rows) in enumerate(bodies[number]):
+            has_room.wait()
             while True:
                 try:
                     calls[(number + batch) % len(calls)](body, timeout=30, metadata=metadata)
                     break
                 except grpc.RpcError:
                     time.sleep(0.1)
-            n_sent += len(tables.get("collectives", ()))
-            counts[number] = n_sent
-            if time.monotonic() > until_s:
-                return
-            tables = {"collectives": load.collectives(job, first, ROUNDS_A_BATCH, origin_round=origin)}
-            first, batch = first + ROUNDS_A_BATCH, batch + 1
+            counts[number] += n_rows
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            if sum(counts) - n_done() < MAX_UNEXAMINED:
+                has_room.set()
+            else:
+                has_room.clear()
 
     threads = [threading.Thread(target=run, args=(n,)) for n in range(CLUSTERS)]
-    for thread in threads:
+    watcher = threading.Thread(target=watch)
+    for thread in [*threads, watcher]:
         thread.start()
     for thread in threads:
         thread.join()
+    ended.set()
+    watcher.join()
     return sum(counts)
 
 
 def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The ratios, and the constants for a calculation."""
-    pairs = list(zip(runs[::2], runs[1::2], strict=True))
-    rows = sum(run["rows"] for run in runs)
+    """The ratios to one hub, and the constants for a calculation."""
+    rows, numbers = sum(run["rows"] for run in runs), sorted({run["hubs"] for run in runs})
+    of = {n: [run for run in runs if run["hubs"] == n] for n in numbers}
 
     def us_a_row(name: str, n_hubs: int) -> float:
-        some = [run for run in runs if run["hubs"] == n_hubs]
+        some = of[n_hubs]
         return round(sum(run["cpu_s"][name] for run in some) * 1e6 / sum(run["rows"] for run in some), 2)
 
-    parts = runs[0]["cpu_s"].keys()
-    hub_us, others_us = us_a_row("hubs", 2), sum(us_a_row(part, 2) for part in parts if part != "hubs")
+    def rates(n_hubs: int) -> list[float]:
+        return [run["examined"] / run["seconds"] for run in of[n_hubs]]
+
+    parts, n_cpus = runs[0]["cpu_s"].keys(), os.cpu_count() or 1
+    by_hubs = {}
+    for n in numbers:
+        cpu_us = {part: us_a_row(part, n) for part in parts}
+        by_hubs[str(n)] = {
+            "examined_rows_per_s": [round(rate) for rate in rates(n)],
+            "ratio_to_one_hub": round(
+                statistics.median(many / one for many, one in zip(rates(n), rates(numbers[0]), strict=True)),
+                2,
+            ),
+            "cpu_us_per_row": cpu_us,
+            "ratio_with_a_processor_for_each_hub": round(n * us_a_row("hubs", 1) / cpu_us["hubs"], 2),
+            "ratio_bound_of_this_machine": round(
+                min(n, n_cpus / (sum(cpu_us.values()) / us_a_row("hubs", 1))), 2
+            ),
+        }
     return {
         "clusters": CLUSTERS,
         "ranks": RANKS,
-        "ratio_examined_per_s": round(
-            statistics.median(
-                (two["examined"] / two["seconds"]) / (one["examined"] / one["seconds"]) for one, two in pairs
-            ),
-            2,
-        ),
-        "cpu_us_per_row_one_hub": {part: us_a_row(part, 1) for part in parts},
-        "cpu_us_per_row_two_hubs": {part: us_a_row(part, 2) for part in parts},
-        "ratio_with_a_processor_for_each_hub": round(2 * us_a_row("hubs", 1) / hub_us, 2),
-        "ratio_bound_of_this_machine": round(
-            (os.cpu_count() or 1) / ((hub_us + others_us) / us_a_row("hubs", 1)), 2
-        ),
+        "by_hubs": by_hubs,
         "postgres_log_bytes_per_row": round(sum(run["log_bytes"] for run in runs) / rows, 1),
         "sealed_bytes_per_row": round(
-            sum(run["sealed_bytes"] for run in runs) / sum(run["sealed_rows"] for run in runs), 1
+            sum(run["sealed_bytes"] for run in runs) / max(1, sum(run["sealed_rows"] for run in runs)), 1
         ),
         "journal_bytes_per_row": round(
             sum(run["journal_bytes"] for run in runs) / max(1, sum(run["journal_rows"] for run in runs)), 1

@@ -15,12 +15,15 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 from tests import shared_servers  # noqa: E402
 
 _START = """
+import os
 import time
 from dataclasses import replace
 from stallscope.cli import main
 from stallscope.store.hub.limits import Limits
 from stallscope.store.shared import postgres_journal
-skew_ns, seal_after_s, object_bytes = {skew_ns}, {seal_after_s}, {object_bytes}
+skew_ns, seal_after_s, object_bytes, cpu = {skew_ns}, {seal_after_s}, {object_bytes}, {cpu}
+if cpu is not None:
+    os.sched_setaffinity(0, [cpu])
 if skew_ns:
     time_ns, time_s = time.time_ns, time.time
     time.time_ns, time.time = lambda: time_ns() + skew_ns, lambda: time_s() + skew_ns / 1e9
@@ -79,7 +82,8 @@ class HubProcess:
     """A hub as a user starts it.
 
     skew_s: added to its clock. seal_after_s, object_bytes: replace the constants of the store, so that a short run
-    also has sealed files and journal objects; 0 keeps the constants.
+    also has sealed files and journal objects; 0 keeps the constants. cpu: the only processor of the hub and its
+    processes; None: all.
     """
 
     number: int
@@ -88,6 +92,7 @@ class HubProcess:
     skew_s: float = 0.0
     seal_after_s: float = 0.0
     object_bytes: int = 0
+    cpu: int | None = None
     grpc_port: int = field(default_factory=shared_servers.free_port)
     api_port: int = field(default_factory=shared_servers.free_port)
     process: "subprocess.Popen[bytes] | None" = None
@@ -103,7 +108,10 @@ class HubProcess:
         settings = folder / f"settings{self.number}.yaml"
         settings.write_text(f"hub_lease_s: {self.lease_s}\n")
         code = _START.format(
-            skew_ns=round(self.skew_s * 1e9), seal_after_s=self.seal_after_s, object_bytes=self.object_bytes
+            skew_ns=round(self.skew_s * 1e9),
+            seal_after_s=self.seal_after_s,
+            object_bytes=self.object_bytes,
+            cpu=self.cpu,
         )
         command = [sys.executable, "-c", code, "hub", "--insecure-no-tls", "--settings", str(settings)]
         command += ["--db", str(folder / f"cache{self.number}"), "--api", f"127.0.0.1:{self.api_port}"]

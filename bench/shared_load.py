@@ -29,7 +29,8 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 20.0, 60.0
 _TO_TWO_HUBS = 0.1
 _GIVE_UP_S = 120.0
 _RESENT_AT_ONCE = 16
-_ANSWER_S = 5.0
+_ANSWER_S = 1.0
+"""A stopped hub never answers: the sender then asks another hub with the same batch."""
 
 
 @dataclass(frozen=True)
