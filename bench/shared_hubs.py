@@ -172,8 +172,12 @@ def tree_cpu_s(pid: int) -> float:
     """CPU time of a process, of its children, and of children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return 0.0
+    children: list[str] = []
+    for task in tasks:  # each thread has the children that it started
+        with suppress(OSError):
+            children += (task / "children").read_text().split()
     own_s = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return own_s + sum(tree_cpu_s(int(child)) for child in children)

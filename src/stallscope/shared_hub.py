@@ -41,8 +41,9 @@ class SlotDiagnoses:
         self._ended = ShardTotals()
 
     def start(self, store: HubStore) -> "SlotWork":
-        """Start the diagnosis of a slot, until its close()."""
-        shard = Shard(store, self._pool.streams(), stored_tail(store), owns=lambda key: True)
+        """Start the diagnosis of a slot, until its close(). Its stored rows are read while it accepts new rows."""
+        tail = stored_tail(store, until_us=store.latest_us)
+        shard = Shard(store, self._pool.streams(), tail, owns=lambda key: True)
         store.subscribe(shard.add)
         with self._lock:
             self._open.append(shard)

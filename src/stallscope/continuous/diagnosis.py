@@ -5,7 +5,7 @@ several cores and the receiver keeps its core.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 
@@ -30,11 +30,17 @@ class ContinuousDiagnosis:
         n_processes: int = 0,
     ):
         """make_stream: creates a stream with the current limits and prices. n_processes: 0 uses a thread instead."""
-        tail = stored_tail(store)
+        tail = list(stored_tail(store))
         n = max(n_processes, 1)
         make = StreamProcess if n_processes else Streams
         self._shards = [
-            Shard(store, make(make_stream), list(tail), owns=partial(_is_of, number, n), bounds=bounds)
+            Shard(
+                store,
+                make(make_stream),
+                _each_once(list(tail)),
+                owns=partial(_is_of, number, n),
+                bounds=bounds,
+            )
             for number in range(n)
         ]
         store.subscribe(self._on_commit)
@@ -70,6 +76,12 @@ class ContinuousDiagnosis:
         """A committed batch; called in the writer's thread."""
         for shard in self._shards:
             shard.add(batch)
+
+
+def _each_once(batches: list[Batch]) -> Iterator[Batch]:
+    """Each batch, whose memory is free as soon as it was read."""
+    while batches:
+        yield batches.pop(0)
 
 
 def _is_of(shard: int, n_shards: int, key: Key) -> bool:

@@ -9,13 +9,14 @@ rows that are left out are counted, and reported in the verdicts.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stallscope.continuous import machine_incidents
 from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster, in_parts
@@ -60,12 +61,12 @@ class Shard:
         self,
         store: Store,
         streams: Diagnoses,
-        tail: list[Batch],
+        tail: Iterator[Batch],
         *,
         owns: Callable[[Key], bool],
         bounds: BacklogLimits | None = None,
     ):
-        """tail: the latest stored rows, of any clusters."""
+        """tail: the latest stored rows, of any clusters; read in the thread."""
         self.numbers = ShardTotals()
         self._store, self._streams, self._owns = store, streams, owns
         self._left_out: dict[Key, tuple[int, int]] = {}
@@ -111,9 +112,8 @@ class Shard:
                     self.numbers.diagnosis_rows_left_out += n_rows
                     self._store.unexamined.add(*key, n_rows=n_rows)
 
-    def _run(self, tail: list[Batch]) -> None:
+    def _run(self, tail: Iterator[Batch]) -> None:
         self._guarded(None, lambda: self._resume(tail))
-        tail.clear()
         while not self._backlog.is_ended:
             self._backlog.wait(_TICK_S)
             begin_s = time.monotonic()
@@ -299,7 +299,7 @@ class Shard:
             for key in keys:
                 del self._pending[key]
 
-    def _resume(self, tail: list[Batch]) -> None:
+    def _resume(self, tail: Iterator[Batch]) -> None:
         """Examine the latest stored rows, in which stored open incidents continue."""
         for tenant in self._store.tenants():
             for row in self._store.snapshot(tenant, tables=("verdicts",)).hot["verdicts"].to_pylist():
@@ -358,9 +358,11 @@ class Shard:
                 self._pending[tenant, row["verdict_id"]] = (closed, None)
 
 
-def stored_tail(store: Store) -> list[Batch]:
-    """The recently committed rows, one batch per tenant; at most the newest rows."""
-    out = []
+def stored_tail(store: Store, *, until_us: int | None = None) -> Iterator[Batch]:
+    """The recently committed rows, one batch per tenant; at most the newest rows.
+
+    until_us: the last commit of these rows; None: read until now.
+    """
     for tenant in store.tenants():
         tail_s = _TAIL_S
         while tail_s > 1.0 and _n_stored(store, tenant, tail_s) > _MAX_TAIL_ROWS:
@@ -369,8 +371,12 @@ def stored_tail(store: Store) -> list[Batch]:
             _LOG.warning("tenant %r: the latest stored rows are too many to be examined again", tenant)
             continue
         tables = {name: store.tail(tenant, name, since_us=_ago_us(tail_s)) for name in traces.TABLES}
-        out.append(Batch("", tenant, {name: rows for name, rows in tables.items() if len(rows)}))
-    return out
+        if until_us is not None:
+            until = pa.scalar(until_us, pa.timestamp("us", "UTC"))
+            tables = {
+                name: rows.filter(pc.less_equal(rows["received_at"], until)) for name, rows in tables.items()
+            }
+        yield Batch("", tenant, {name: rows for name, rows in tables.items() if len(rows)})
 
 
 def _n_stored(store: Store, tenant: str, tail_s: float) -> int:

@@ -223,6 +223,11 @@ class HubStore:
         n_sealed = sum(segment.n_rows for segment in sealed if segment.sealed_us >= since_us)
         return n_sealed + self._hot.n_rows_since(tenant, table, since_us)
 
+    @property
+    def latest_us(self) -> int:
+        """The time of the newest commit."""
+        return self._writer.latest_us
+
     def subscribe(self, listener: Listener) -> None:
         """Call the listener with each committed batch, in the writer's thread; it must not block."""
         self._writer.subscribe(listener)

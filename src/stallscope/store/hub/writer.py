@@ -226,6 +226,11 @@ class Writer:
         with self._changed:
             return self._queue.n_rows, self._queue.n_bytes
 
+    @property
+    def latest_us(self) -> int:
+        """The time of the newest commit; a later commit has a later time."""
+        return self._last_us
+
     def quiet_s(self) -> float:
         """Time since the last batch arrived."""
         return time.monotonic() - self._quiet_since_s
