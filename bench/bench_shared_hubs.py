@@ -72,7 +72,7 @@ def measured(of: Servers, n_hubs: int, n_wanted: int, stack: ExitStack) -> dict[
         numbers = [_numbers(hub, reader) for hub in hubs]
         return sum(each["diagnosis_rows"] + each["diagnosis_rows_left_out"] for each in numbers)
 
-    before_bytes, before = _journal_bytes(of), _cpu(of, hubs)
+    before_bytes, before, main_s = _journal_bytes(of), _cpu(of, hubs), _main_cpu_s(hubs)
     begin_s = time.monotonic()
     n_rows = _send(hubs, token, bodies, n_done)
     while n_done() < n_rows and time.monotonic() < begin_s + _MAX_S:
@@ -87,6 +87,7 @@ def measured(of: Servers, n_hubs: int, n_wanted: int, stack: ExitStack) -> dict[
         "seconds": round(wall_s, 1),
         "forwarded_batches": round(sum(each["forwarded_batches"] for each in numbers)),
         "cpu_s": {name: round(after[name] - before[name], 2) for name in after},
+        "cpu_s_of_hubs_without_diagnosis": round(_main_cpu_s(hubs) - main_s, 2),
         "log_bytes": _journal_bytes(of) - before_bytes,
         **_stored(of, hubs),
     }
@@ -172,6 +173,12 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
                 2,
             ),
             "cpu_us_per_row": cpu_us,
+            "cpu_us_per_row_of_hubs_without_diagnosis": round(
+                sum(run["cpu_s_of_hubs_without_diagnosis"] for run in of[n])
+                * 1e6
+                / sum(run["rows"] for run in of[n]),
+                2,
+            ),
             "ratio_with_a_processor_for_each_hub": round(n * us_a_row("hubs", 1) / cpu_us["hubs"], 2),
             "ratio_bound_of_this_machine": round(
                 min(n, n_cpus / (sum(cpu_us.values()) / us_a_row("hubs", 1))), 2
@@ -197,6 +204,10 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def _cpu(of: Servers, hubs: list[HubProcess]) -> dict[str, float]:
     own = os.times()
     return {"hubs": sum(hub.cpu_s() for hub in hubs), **of.cpu_s(), "load_generator": own.user + own.system}
+
+
+def _main_cpu_s(hubs: list[HubProcess]) -> float:
+    return sum(hub.main_cpu_s() for hub in hubs)
 
 
 def _numbers(hub: HubProcess, token: str) -> dict[str, float]:

@@ -155,6 +155,12 @@ class HubProcess:
         assert self.process
         return tree_cpu_s(self.process.pid)
 
+    def main_cpu_s(self) -> float:
+        """CPU time so far of the main process, without the diagnosis and its other children."""
+        assert self.process
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """As a user stops it."""
         if self.process and self.process.poll() is None:

@@ -7,6 +7,7 @@ over its slots.
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,8 +26,28 @@ MAX_CONNECTIONS, LEASE_CONNECTIONS = 8, 2
 
 _WAIT_S = 20.0
 _RETRY_S = 2.0
+_LOG_EVERY_S = 10.0
 _LOG = logging.getLogger(__name__)
 _FORM = "--shared expects postgresql://USER@HOST:PORT/DATABASE; give the password in PGPASSWORD or PGPASSFILE"
+
+
+class _Reported:
+    """Logs each reason at most every ten seconds: a server that is away fails every request. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at_s: dict[str, float] = {}
+
+    def warn(self, reason: str) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            self._at_s = {text: at_s for text, at_s in self._at_s.items() if now_s - at_s < _LOG_EVERY_S}
+            is_new = self._at_s.setdefault(reason, now_s) == now_s
+        if is_new:
+            _LOG.warning("PostgreSQL: %s", reason)
+
+
+_REPORTED = _Reported()
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -187,7 +208,7 @@ def errors() -> Iterator[None]:
 
 
 def _later(reason: str, error: psycopg.Error) -> Overloaded:
-    _LOG.warning("PostgreSQL: %s", line(error))
+    _REPORTED.warn(line(error))
     return Overloaded(f"{reason}; send again later", _RETRY_S)
 
 
