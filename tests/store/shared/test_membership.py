@@ -1,6 +1,8 @@
 """Slots on their way from one hub to another: rows are accepted for as long as possible, and totals never fall."""
 
+import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.store.shared.hubs import (
@@ -18,6 +20,7 @@ from tests.store.shared.hubs import (
 from stallscope.errors import Overloaded
 from stallscope.store.hub.batches import Batch
 from stallscope.store.shared.postgres_journal import Lease
+from stallscope.store.shared.shared_store import SharedStore
 from stallscope.store.shared.slots import N_SLOTS
 
 
@@ -131,3 +134,58 @@ def test_a_slot_whose_release_failed_is_used_again_or_released_later(
     two = start("hub-b", lease_s=60.0)
     settled(one, two)
     assert n_failed == N_SLOTS // 2
+
+
+def test_rows_that_are_sent_while_hubs_die_join_and_leave_are_stored_once(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    one, two = start("hub-a"), start("hub-b")
+    settled(one, two)
+    receiving, sent, ended = (one, two), set[str](), threading.Event()
+
+    def send(cluster: str) -> None:
+        for n in itertools.count():
+            if ended.is_set():
+                return
+            batch = Batch(f"{cluster}-{n}", "a", {"events": events(cluster, f"{cluster}-{n}")})
+
+            def is_acknowledged(batch: Batch = batch, n: int = n) -> bool:
+                hubs = receiving
+                return is_stored(hubs[n % len(hubs)], batch)
+
+            until(is_acknowledged)
+            sent.add(batch.batch_id)
+
+    with ThreadPoolExecutor(len(CLUSTERS)) as threads:
+        senders = [threads.submit(send, cluster) for cluster in CLUSTERS]
+        try:
+            until(lambda: len(sent) > 20)
+            receiving = (one,)  # it dies: no renewal, and no row reaches it
+            monkeypatch.setattr(two.membership._leases, "renew", _fails)
+            three = start("hub-c")  # joins while the slots of the dead hub wait for its leases to run out
+            receiving = (one, three)
+            settled(one, three)
+            n_before = len(sent)
+            until(lambda: len(sent) > n_before + 20)
+            one.drain()  # it forwards the rows that it still receives
+            until(lambda: len(three.membership.owned_slots()) == N_SLOTS)
+            n_before = len(sent)
+            until(lambda: len(sent) > n_before + 20)
+        finally:
+            ended.set()
+        for sender in senders:
+            sender.result(90)
+    assert names(three) == sorted(sent)
+
+
+def is_stored(store: SharedStore, batch: Batch) -> bool:
+    """Whether the hub has acknowledged the batch, now or before."""
+    try:
+        store.append(batch).result(30)
+    except Overloaded:
+        return False
+    return True
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise Overloaded("as a process that has ended", 1.0)
