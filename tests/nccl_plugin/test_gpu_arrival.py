@@ -133,3 +133,16 @@ def test_rounds_on_the_gpus_are_the_evidence_where_hosts_hardly_arrive(fault: Fa
     report = diagnose(replace(whole, collectives=rows[rows["seq"] < 4]))
     assert report.answer == ("found" if fault.rank else "healthy"), report.gaps
     assert report.examined["n_steps"] > N_ROUNDS / 2
+
+
+@pytest.mark.parametrize("recorded", [(), (100, 101), (100, 101, 102, 103)])
+def test_a_healthy_answer_needs_the_times_of_all_gpus_where_hosts_run_ahead(recorded: tuple[int, ...]):
+    whole = trace(Fault())
+    report = diagnose(
+        replace(whole, gpu_kernels=whole.gpu_kernels[np.isin(whole.gpu_kernels["pid"], recorded)])
+    )
+    if len(recorded) == N_RANKS:
+        assert report.answer == "healthy", report.gaps
+    else:
+        assert report.answer == "inconclusive" and report.verdicts == []
+        assert [gap for gap in report.gaps if "stallscope plugin" in gap.action], report.gaps

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.report.budget import Budget, budget_of
 from stallscope.diagnose.report.evidence import SLOWNESS, Evidence
 from stallscope.diagnose.timeline.case import Case
@@ -46,12 +47,24 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
 
 
 def _has_gpu_times(case: Case) -> bool:
-    """Whether the source shows when collectives ran on the GPUs, in enough rounds."""
-    if bool((case.timeline.rows["gpu_start_ns"] != UNKNOWN).any()):
+    """Whether the source shows when collectives ran on the GPUs, in enough rounds of every process."""
+    timeline, kernels = case.timeline, case.trace.gpu_kernels
+    if bool((timeline.rows["gpu_start_ns"] != UNKNOWN).any()):
         return True
-    kernels = case.trace.gpu_kernels
-    recorded = kernels[kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0]
-    return len(np.unique(recorded[["comm_hash", "op", "seq"]])) >= _MIN_GPU_ROUNDS
+    flags = kernels["flags"]
+    is_known = (flags & GpuKernelFlag.HAS_GPU_TIMES != 0) & (flags & GpuKernelFlag.IS_NETWORK == 0)
+    recorded = kernels[is_known & (kernels["seq"] != UNKNOWN)]
+    if not len(recorded):
+        return False
+    # A plugin in some processes only compares no GPUs.
+    process, n_processes = numbered(recorded["node"], recorded["pid"])
+    number, _ = numbered(recorded["comm_hash"], recorded["op"], recorded["seq"])
+    members = np.unique(np.stack([number, process]), axis=1)
+    is_compared = np.bincount(members[0])[members[0]] > 1
+    n_rounds = np.bincount(members[1][is_compared], minlength=n_processes)
+    first = np.unique(process, return_index=True)[1]
+    shown = set(recorded[["node", "pid"]][first][n_rounds >= _MIN_GPU_ROUNDS].tolist())
+    return set(zip(timeline.node.tolist(), timeline.pid.tolist(), strict=True)) <= shown
 
 
 def _n_without_record(case: Case) -> int:
