@@ -1,10 +1,16 @@
 """A slow link between the ranks of a group shows in its collectives on the GPUs."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Answer
+from stallscope.events import layout
+from stallscope.events.trace import Trace
 
-from .builders import MS, TRANSFER_NS, Call, Job, trace_of
+from .builders import MS, START_NS, TRANSFER_NS, Call, Job, trace_of
 from .reports import only, report_of
 
 N_STEPS = 60
@@ -64,3 +70,38 @@ def test_groups_that_span_nodes_may_be_slower_than_groups_that_do_not():
 
 def test_a_healthy_job_has_no_slow_link():
     assert report_of(trace_of(job(pairs(8), n_nodes=2))).verdicts == []
+
+
+def with_link_errors(trace: Trace, errors: dict[int, int], **of_faulty: int) -> Trace:
+    """Two readings of each rank's GPU. errors: growth of the NVLink errors between the readings, by rank."""
+    n = len(trace.processes)
+    rows = layout.empty(layout.GPUS, 2 * n)
+    rows["ts_ns"] = np.repeat([START_NS, START_NS + 100 * MS], n)
+    rows["gpu"] = np.tile(np.arange(n), 2)
+    rows["sm_max_mhz"], rows["n_nvlinks_up"], rows["n_nvlink_errors"], rows["n_ecc_corrected"] = (
+        1980,
+        18,
+        7,
+        3,
+    )
+    for rank, grown in errors.items():
+        rows["n_nvlink_errors"][n + rank] += grown
+        for name, value in of_faulty.items():
+            rows[name][n + rank] = value
+    processes = trace.processes.copy()
+    processes["device"] = processes["rank"]
+    return replace(trace, gpus=rows, processes=processes)
+
+
+def test_a_slow_link_states_the_errors_of_its_gpus():
+    slow = trace_of(job(pairs(4), slow_links={(2, 3): (0, 8 * TRANSFER_NS)}))
+    report = report_of(with_link_errors(slow, {3: 120}, xid=74, n_ecc_corrected=99))
+    verdict = only(report)
+    assert verdict.evidence.suspects == [2, 3]
+    assert verdict.evidence.link_states == ["rank 3: NVLink errors +120, other GPUs +0; Xid 74"]
+    assert "rank 3: NVLink errors +120" in text.report(report)
+
+
+def test_a_slow_link_without_errors_states_none():
+    slow = trace_of(job(pairs(4), slow_links={(2, 3): (0, 8 * TRANSFER_NS)}))
+    assert only(report_of(with_link_errors(slow, {}))).evidence.link_states is None

@@ -128,6 +128,9 @@ class VerdictEvidence:
         None  # suspected ranks; the data does not suffice to name one of them as the culprit
     )
     times_as_long: float | None = None  # collectives or transfers of a slow link, relative to similar ones
+    link_states: list[str] | None = (
+        None  # of suspected GPUs, where the driver's readings differ from other GPUs'
+    )
     sends: list[str] | None = None  # slow connections of the network, by the ranks at their ends
 
     # A change of the whole job's speed

@@ -5,12 +5,13 @@ verdict. A clock counts as held down if the driver reports a reason, and if the 
 other ranks' GPUs at the same time, or below its own earlier clock.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
-from stallscope.diagnose.gpu.gpu_differences import Readings, differences
+from stallscope.diagnose.gpu.gpu_differences import LINKS, Readings, differences
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CLOCK_REASONS
@@ -79,14 +80,37 @@ def unlike_others(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
 ) -> CauseEvidence:
     """The driver readings in which the rank's GPU differs from the other ranks' GPUs of its model at the same time."""
-    periods = _periods(trace, gpus, verdict)
-    own, *others = (
-        _readings(trace, gpu, periods[gpu[0]])
-        for gpu in (gpus[rank], *sorted(set(gpus.values()) - {gpus[rank]}))
-    )
-    same_model = [each for each in others if _max_mhz(each.rows) == _max_mhz(own.rows)]
-    found = differences(own, same_model)
-    return CauseEvidence(unlike_other_gpus=found or None)
+    others = sorted(set(gpus.values()) - {gpus[rank]})
+    return CauseEvidence(unlike_other_gpus=_differences(trace, gpus[rank], others, verdict, None) or None)
+
+
+def link_states(
+    trace: Trace, gpus: dict[int, tuple[int, int]], ranks: list[int], verdict: Verdict
+) -> list[str]:
+    """In which readings of links, and by which hardware errors, the GPUs of some ranks differ from all other GPUs."""
+    chosen = {rank: gpus[rank] for rank in ranks if rank in gpus}
+    others = sorted(set(gpus.values()) - set(chosen.values()))
+    out = []
+    for rank, gpu in chosen.items():
+        found = _differences(trace, gpu, others, verdict, LINKS)
+        fault = _fault(_of(trace.gpus, *gpu), *_periods(trace, gpus, verdict)[gpu[0]])
+        found += [f"Xid {number}" for number in (fault.evidence.xid or [] if fault else [])]
+        out += [f"rank {rank}: {'; '.join(found)}"] if found else []
+    return out
+
+
+def _differences(
+    trace: Trace,
+    own: tuple[int, int],
+    others: list[tuple[int, int]],
+    verdict: Verdict,
+    columns: Collection[str] | None,
+) -> list[str]:
+    """The readings in which a GPU differs from other GPUs of its model at the time of a verdict."""
+    periods = _periods(trace, dict(enumerate([own, *others])), verdict)
+    readings, *of_others = (_readings(trace, gpu, periods[gpu[0]]) for gpu in (own, *others))
+    same_model = [each for each in of_others if _max_mhz(each.rows) == _max_mhz(readings.rows)]
+    return differences(readings, same_model, columns)
 
 
 def _readings(trace: Trace, gpu: tuple[int, int], period: tuple[int, int]) -> Readings:

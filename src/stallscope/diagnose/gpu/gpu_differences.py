@@ -3,6 +3,7 @@
 A difference alone does not make a verdict: it shows in which property the slow GPU differs from its peers.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,15 @@ _COUNTS = (
 )
 
 
+LINKS = frozenset(
+    {
+        *("pcie_generation", "pcie_width", "n_nvlinks_up", "n_nvlink_errors"),
+        *("nvlink_sent_bytes_per_s", "nvlink_received_bytes_per_s"),
+    }
+)
+"""Columns that show the state of a GPU's links."""
+
+
 @dataclass(frozen=True)
 class Readings:
     """The readings of one GPU. rows: all, for counts; during: those that apply in the period of a verdict, each for the
@@ -49,11 +59,16 @@ class Readings:
     covered_ns: Array
 
 
-def differences(own: Readings, others: list[Readings]) -> list[str]:
-    """Each reading in which a GPU differs from the median of its peers; empty for a job with one GPU."""
+def differences(own: Readings, others: list[Readings], columns: Collection[str] | None = None) -> list[str]:
+    """Each reading in which a GPU differs from the median of its peers; empty for a job with one GPU.
+
+    columns: only these columns.
+    """
     out = []
     for levels, level in ((_LEVELS, _level), (_COUNTER_LEVELS, _counter_level)):
         for column, name, unit, factor, least, least_share in levels:
+            if columns is not None and column not in columns:
+                continue
             value, peers = level(own, column), [level(each, column) for each in others]
             known = [peer * factor for peer in peers if peer is not None]
             if value is None or not known:
@@ -62,6 +77,8 @@ def differences(own: Readings, others: list[Readings]) -> list[str]:
             if abs(value * factor - typical) >= max(least, least_share * typical):
                 out.append(f"{name} {value * factor:.0f} {unit}".strip() + f", other GPUs {typical:.0f}")
     for column, name in _COUNTS:
+        if columns is not None and column not in columns:
+            continue
         grown, peers_grown = _growth(own.rows, column), [_growth(each.rows, column) for each in others]
         typical = float(np.median(peers_grown)) if peers_grown else 0.0
         if grown > typical and others:

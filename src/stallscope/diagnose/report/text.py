@@ -116,6 +116,9 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     for i, part in enumerate(verdict.causes):
         rows.append(("cause" if i == 0 else "", _cause(verdict, part)))
     rows += [("code", line) for line in _code(verdict)]
+    rows += [("link", f"{state} (by the driver)") for state in verdict.evidence.link_states or ()]
+    if sends := verdict.evidence.sends:
+        rows.append(("transfers", f"slow from rank {', '.join(sends)}"))
     if verdict.victims:
         rows.append(("victims", _victims(verdict)))
     if verdict.cost:

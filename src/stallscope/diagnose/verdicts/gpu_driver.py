@@ -10,6 +10,7 @@ from stallscope.diagnose.gpu.driver_state import (
     driver_reason,
     gpu_by_rank,
     held_gpus,
+    link_states,
     narrow_links,
     unlike_others,
 )
@@ -34,6 +35,7 @@ def with_gpu_states(trace: Trace, report: Report) -> Report:
     narrow = narrow_links(trace, gpus)
     verdicts = [_with_link(_with_state(trace, gpus, verdict), narrow) for verdict in report.verdicts]
     verdicts = [_with_differences(trace, gpus, verdict) for verdict in verdicts]
+    verdicts = [_with_link_states(trace, gpus, verdict) for verdict in verdicts]
     named = {rank for verdict in verdicts for rank in verdict.ranks}
     remarks = [_narrow(rank, lanes) for rank, lanes in narrow.items() if rank not in named]
     return replace(report, verdicts=verdicts, benign=report.benign + remarks)
@@ -100,6 +102,15 @@ def _with_differences(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: V
     found = unlike_others(trace, gpus, verdict.ranks[0], verdict)
     part = replace(first, evidence=merged(first.evidence, found))
     return replace(verdict, causes=[part, *verdict.causes[1:]])
+
+
+def _with_link_states(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
+    """A verdict on a link, with the state of the links of the suspected GPUs."""
+    suspects = verdict.evidence.suspects
+    if verdict.kind != "link" or not suspects:
+        return verdict
+    found = link_states(trace, gpus, suspects, verdict)
+    return replace(verdict, evidence=replace(verdict.evidence, link_states=found or None))
 
 
 def _narrow(rank: int, lanes: CauseEvidence) -> dict[str, object]:
