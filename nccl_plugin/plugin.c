@@ -40,6 +40,7 @@ struct event {
 int chained_mask;
 /* NCCL numbers the replays of a graph only if their group has a handle (2.26 to 2.30: ncclProfilerStartTaskEvents). */
 static struct event group;
+static struct event captured; /* the parent of all operations that were captured into a graph (version 5 and later) */
 static struct event events[N_EVENTS];
 static _Atomic uint32_t next_event;
 static struct comm comms[N_COMMS * 16];
@@ -208,6 +209,11 @@ void close_comm(struct comm *comm)
 			own->comms[i].is_open = 0;
 }
 
+static int is_call(uint64_t type)
+{
+	return type == EVENT_COLL_API || type == EVENT_P2P_API;
+}
+
 static int is_operation(const struct event *event)
 {
 	return event->type == EVENT_COLL || event->type == EVENT_P2P;
@@ -314,6 +320,12 @@ static int is_needed(const struct operation *op)
 	return ring && (atomic_load(&ring->active) & op->type) != 0;
 }
 
+/* Whether the call of an operation was captured into a graph: then each replay starts the operation anew. */
+static int is_of_replay(const struct event *call)
+{
+	return call == &captured || (call && is_call(call->type) && (call->flags & IS_REPLAY));
+}
+
 static void *start_recorded(struct comm *comm, const struct operation *op, int is_chained)
 {
 	struct ring *own = ring;
@@ -338,11 +350,13 @@ static void *start_recorded(struct comm *comm, const struct operation *op, int i
 	event->chained = NULL;
 	event->parent = op->parent;
 	event->host_ns = now_ns();
-	event->flags = 0;
+	event->flags = op->is_captured ? IS_REPLAY : 0;
 	event->is_own = (uint8_t)is_own;
 	event->wait_ns = event->network_ns = 0;
 	memset(event->func, 0, sizeof(event->func));
 	if (is_operation(event)) {
+		if (is_of_replay(op->parent))
+			event->flags |= IS_REPLAY;
 		begin_operation(event, op);
 	} else if (op->type == EVENT_KERNEL_CH) {
 		event->flags = op->has_gpu_clock ? 0 : ON_HOST_CLOCK;
@@ -360,7 +374,11 @@ void *start_event(struct comm *comm, const struct operation *op, int is_chained)
 {
 	void *handle = start_recorded(comm, op, is_chained);
 
-	return handle || op->type != EVENT_GROUP || !graph_mask ? handle : &group;
+	if (handle || !graph_mask)
+		return handle;
+	if (is_call(op->type) && op->is_captured)
+		return &captured;
+	return op->type == EVENT_GROUP ? &group : NULL;
 }
 
 static void lower(_Atomic uint64_t *least, uint64_t value)
@@ -400,7 +418,7 @@ void stop_event(void *handle)
 {
 	struct event *event = handle;
 
-	if (!event || event == &group)
+	if (!event || event == &group || event == &captured)
 		return;
 	if (event->type == EVENT_KERNEL_CH) {
 		stop_channel(event);

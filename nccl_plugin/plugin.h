@@ -16,7 +16,7 @@ struct operation {
 	uint64_t type, seq, comm_hash, count, gpu_ns;
 	const char *func;
 	void *parent;
-	int rank, peer, n_channels, is_send, has_gpu_clock;
+	int rank, peer, n_channels, is_send, has_gpu_clock, is_captured;
 };
 
 struct comm *new_comm(uint64_t hash, int rank);

@@ -10,7 +10,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { EVENT_GROUP = 1 << 0, EVENT_COLL = 1 << 1, EVENT_P2P = 1 << 2, EVENT_PROXY_OP = 1 << 3, EVENT_PROXY_STEP = 1 << 4, EVENT_KERNEL_CH = 1 << 6 };
+enum { EVENT_GROUP = 1 << 0, EVENT_COLL = 1 << 1, EVENT_P2P = 1 << 2, EVENT_PROXY_OP = 1 << 3, EVENT_PROXY_STEP = 1 << 4, EVENT_KERNEL_CH = 1 << 6,
+       EVENT_COLL_API = 1 << 9, EVENT_P2P_API = 1 << 10 };
 enum { STATE_SEND_WAIT = 9, STATE_RECV_WAIT = 10, STATE_RECV_FLUSH = 11, STATE_RECV_GPU = 12, STATE_KERNEL_STOP = 22 };
 
 typedef int nccl_result; /* ncclResult_t; 0 is success */
@@ -19,6 +20,22 @@ struct proxy_op {
 	pid_t pid;
 	uint8_t channel;
 	int peer, n_steps, chunk_bytes, is_send;
+};
+/* The call of a collective; of a transfer: the same without the root, so with other padding. */
+struct coll_api {
+	const char *func;
+	size_t count;
+	const char *datatype;
+	int root;
+	void *stream;
+	_Bool is_captured; /* into a CUDA graph */
+};
+struct p2p_api {
+	const char *func;
+	size_t count;
+	const char *datatype;
+	void *stream;
+	_Bool is_captured;
 };
 struct kernel_ch {
 	uint8_t channel;
@@ -89,6 +106,8 @@ struct event_v4 {
 		} p2p;
 		struct proxy_op proxy_op;
 		struct kernel_ch kernel;
+		struct coll_api coll_api; /* version 5 and later */
+		struct p2p_api p2p_api;
 		char space[88]; /* of version 5 and 6; 80 in version 4 */
 	};
 };

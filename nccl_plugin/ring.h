@@ -18,7 +18,8 @@
 
 enum { N_RECORDS = 1 << 15, N_COMMS = 64, N_EVENTS = 1 << 15 };
 enum { KIND_COLL = 1, KIND_P2P = 2, KIND_PROXY = 3 };
-enum { HAS_GPU_TIMES = 1, ON_HOST_CLOCK = 2, IS_SEND = 4, IS_PARTIAL = 8 };
+/* IS_REPLAY: of a CUDA graph, so host_ns is the time when the stream reached the operation, not when the host called. */
+enum { HAS_GPU_TIMES = 1, ON_HOST_CLOCK = 2, IS_SEND = 4, IS_PARTIAL = 8, IS_REPLAY = 16 };
 
 struct ring_record {
 	_Atomic uint64_t number;

@@ -228,6 +228,10 @@ static nccl_result start_any(void *context, void **handle, struct event_v4 *even
 		op.has_gpu_clock = 1;
 	} else if (type == EVENT_PROXY_OP) {
 		describe_proxy(&op, &event->proxy_op);
+	} else if (type == EVENT_COLL_API && version > 4) {
+		op.is_captured = event->coll_api.is_captured;
+	} else if (type == EVENT_P2P_API && version > 4) {
+		op.is_captured = event->p2p_api.is_captured;
 	}
 	*handle = start_event(context, &op, is_chained);
 	if (*handle && is_chained && (chain_v5 || version == 4))

@@ -7,7 +7,7 @@
  * emulated_nccl PLUGIN VERSION. Each line of input is a command:
  *   run N CHANNELS PAUSE_US   N collectives of CHANNELS channels, GPU times 1000 * seq + channel and 500 ns later
  *   p2p N | proxy N | fork N | destroy N | mask | quit
- *   capture                 latch the mask for later replays of a graph
+ *   capture                 latch the mask for later replays of a graph, and report the captured call
  *   replay N CHANNELS       N replays of a collective; NCCL numbers them only if their group has a handle
  *   clone                   a child without the C library's handlers, which lives for a minute; reports its process id
  */
@@ -49,16 +49,21 @@ typedef struct {
 		struct { pid_t pid; uint8_t channelId; int peer, nSteps, chunkSize, isSend; } proxyOp;
 		struct { int step; } proxyStep;
 		struct { uint8_t channelId; uint64_t pTimer; } kernelCh;
+		struct { bool graphCaptured; int groupDepth; } groupApi;
+		struct { const char *func; size_t count; const char *datatype; int root; void *stream; bool graphCaptured; } collApi;
+		struct { const char *func; size_t count; const char *datatype; void *stream; bool graphCaptured; } p2pApi;
+		struct { void *stream; } kernelLaunch;
 	};
 } New;
 typedef union { uint64_t pTimer; size_t bytes; } Args;
 typedef struct { const char *name; void *init; int (*start)(void *, void **, void *); int (*stop)(void *); int (*state)(void *, int, Args *);
 		 int (*finalize)(void *); } Plugin;
 
-enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CH = 64 };
+enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CH = 64, GROUP_API = 256, COLL_API = 512, P2P_API = 1024, KERNEL_LAUNCH = 2048 };
 static Plugin *plugin;
 static int version, mask, captured;
-static void *context;
+static void *context, *captured_call;
+static bool is_capturing;
 static uint64_t seq;
 #ifdef TLS_BYTES /* of the libraries of a job: each thread's stack holds a copy */
 static __thread volatile char tls[TLS_BYTES] = { 1 };
@@ -95,6 +100,12 @@ static void *start(uint64_t type, void *parent, void *group, uint64_t gpu, int c
 	} else if (type == KERNEL_CH) {
 		old.kernelCh.channelId = new.kernelCh.channelId = (uint8_t)channels;
 		new.kernelCh.pTimer = gpu;
+	} else if (type == GROUP_API) {
+		new.groupApi.graphCaptured = is_capturing;
+	} else if (type == COLL_API) {
+		new.collApi.func = "AllReduce"; new.collApi.count = 4096; new.collApi.graphCaptured = is_capturing;
+	} else if (type == P2P_API) {
+		new.p2pApi.func = "Send"; new.p2pApi.count = 7; new.p2pApi.graphCaptured = is_capturing;
 	} else if (type == PROXY_OP) {
 		old.proxyOp.peer = new.proxyOp.peer = 2; old.proxyOp.isSend = new.proxyOp.isSend = 1;
 		old.proxyOp.channelId = new.proxyOp.channelId = 0;
@@ -134,12 +145,28 @@ static void *progress(void *unused)
 	return NULL;
 }
 
+/* The call of an operation: NCCL reports it from version 5 on, whatever part of the operation the mask asks for. */
+static void *call(uint64_t type, int latched)
+{
+	if (version < 5 || !(latched & (COLL | P2P | KERNEL_CH)))
+		return NULL;
+	void *group = start(GROUP_API, NULL, NULL, 0, 0);
+	void *handle = start(type == P2P ? P2P_API : COLL_API, group, NULL, 0, 0);
+
+	stop(handle);
+	stop(group);
+	return handle;
+}
+
 static void operate(uint64_t type, int channels, int latched, bool is_replay)
 {
+	void *caller = is_replay ? captured_call : call(type, latched);
 	void *group = latched ? start(GROUP, NULL, NULL, 0, 0) : NULL, *operation = NULL;
 
 	if (latched & (COLL | P2P | KERNEL_CH))
-		operation = start(type, version > 4 ? NULL : group, group, 0, channels);
+		operation = start(type, version > 4 ? caller : group, group, 0, channels);
+	if (version > 4 && latched)
+		stop(start(KERNEL_LAUNCH, group, NULL, 0, 0));
 	if (latched & KERNEL_CH) {
 		while (n_queued - n_done > 4000)
 			usleep(20);
@@ -234,8 +261,12 @@ int main(int argc, char **argv)
 		}
 		for (int i = 0; !strcmp(word, "p2p") && i < n; i++)
 			operate(P2P, 1, now_latched(), false);
-		if (!strcmp(word, "capture"))
+		if (!strcmp(word, "capture")) {
 			captured = now_latched();
+			is_capturing = true;
+			captured_call = call(COLL, captured);
+			is_capturing = false;
+		}
 		for (int i = 0; !strcmp(word, "replay") && i < n; i++)
 			operate(COLL, channels, captured, true);
 		for (int i = 0; !strcmp(word, "proxy") && i < n; i++)

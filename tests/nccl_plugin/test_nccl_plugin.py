@@ -211,6 +211,10 @@ def test_each_replay_of_a_graph_has_a_number_of_its_own(start, version: int):
     rows = ring.drain()
     assert rows["seq"].tolist() == list(range(5, 15))
     assert (rows["flags"] & RecordFlag.HAS_GPU_TIMES != 0).all()
+    # From version 5 on, NCCL reports whether a call is captured.
+    assert (rows["flags"] & RecordFlag.IS_REPLAY != 0).tolist() == [version > 4] * 10
+    job.does("run 5 2")
+    assert (ring.drain()["flags"] & RecordFlag.IS_REPLAY == 0).all()
 
 
 def test_replays_of_a_graph_without_the_setting_have_no_numbers(start):

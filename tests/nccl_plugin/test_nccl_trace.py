@@ -180,3 +180,16 @@ def test_gpus_are_aligned_by_the_ends_of_their_kernels():
     ends = [np.ptp(rows["wait_leave_ns"][rows["seq"] == seq]) for seq in range(8, 400)]
     assert max(ends) < 10_000
     assert diagnose(trace_of(recorded)).answer == "healthy"
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_lateness_before_replays_of_a_graph_is_not_charged_to_the_host(on_host: bool):
+    """NCCL starts the events of a replay when the GPU reaches it: the host's call is not known."""
+    recorded = job(Fault(1, 12, on_host=on_host), runs_ahead=not on_host)
+    for each in recorded.values():
+        each.records["host_ns"] = each.records["noticed_ns"] - 10_000
+        each.records["flags"] |= np.uint8(RecordFlag.IS_REPLAY)
+    (verdict,) = diagnose(trace_of(recorded)).verdicts
+    assert verdict.ranks == [1] and verdict.causes[0].evidence.before_replays
+    assert "whether its host or its GPU was late" in verdict.summary
+    assert "stallscope trace" in verdict.advice[0]

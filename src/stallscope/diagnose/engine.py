@@ -119,6 +119,7 @@ def with_gpu_arrivals(
         return partial
     case = gpu_arrival.gpu_case(trace, limits, usd_per_gpu_hour)
     whole = gpu_arrival.joined(trace, case, partial, report(findings(case))) if case else partial
+    whole = gpu_arrival.with_replays(trace, whole)
     return replace(whole, verdicts=[_worded(verdict) for verdict in whole.verdicts])
 
 

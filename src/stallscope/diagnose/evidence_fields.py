@@ -284,6 +284,7 @@ class CauseEvidence:
 
     # The GPU and its driver
     seen_by: str | None = None  # the observation that shows a slow GPU
+    before_replays: bool | None = None  # of a CUDA graph, by a source that does not show the host's calls
     excess_ms_quartiles: list[float] | None = None
     ioctls: list[str] | None = None
     xid: list[int] | None = None

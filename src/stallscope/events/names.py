@@ -139,6 +139,7 @@ class GpuKernelFlag(IntFlag):
     IS_SEND = 4  # of a transfer over the network
     IS_PARTIAL = 8  # the times of a channel are missing
     IS_NETWORK = 16  # the part of an operation that a proxy exchanges with a peer
+    IS_REPLAY = 32  # of a CUDA graph: ts_ns is when the GPU reached it; the host's call is not known
 
 
 class OffCpuFlag(IntFlag):

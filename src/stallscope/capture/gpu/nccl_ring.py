@@ -67,6 +67,7 @@ class RecordFlag(IntFlag):
     ON_HOST_CLOCK = 2  # version 3 of the interface: the times at which the host noticed begin and end
     IS_SEND = 4
     IS_PARTIAL = 8  # the times of a channel are missing
+    IS_REPLAY = 16  # of a CUDA graph: host_ns is when the GPU reached it
 
 
 KERNELS = Event.COLL | Event.P2P | Event.KERNEL_CHANNEL

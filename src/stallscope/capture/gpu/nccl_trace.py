@@ -55,7 +55,10 @@ def kernel_rows(records: Array, communicators: Sequence[RingComm], *, pid: int, 
     rows["op"] = [_OPS.get(name, Op.NONE) for name in records["func"].tolist()]
     rows["seq"] = np.where(is_transfer, UNKNOWN, records["seq"].astype(np.int64))
     rows["peer_rank"] = np.where(is_transfer | is_network, records["peer"], UNKNOWN)
-    rows["flags"] = records["flags"] & _FLAGS | np.where(is_network, int(GpuKernelFlag.IS_NETWORK), 0)
+    is_replay = records["flags"] & RecordFlag.IS_REPLAY > 0
+    rows["flags"] = records["flags"] & _FLAGS
+    rows["flags"] |= np.where(is_network, GpuKernelFlag.IS_NETWORK, 0).astype(np.uint8)
+    rows["flags"] |= np.where(is_replay, GpuKernelFlag.IS_REPLAY, 0).astype(np.uint8)
     for name, source in (("start_ns", "start_ns"), ("end_ns", "stop_ns"), ("noticed_ns", "noticed_ns")):
         rows[name] = np.where(has_times, records[source].astype(np.int64), UNKNOWN)
     if is_network.any():

@@ -9,7 +9,15 @@ def _claims_ns(excess: Excess) -> float:
     return 0.0 if excess.knows_blocking else excess.ns(Category.OTHER_OFF)
 
 
+def _because(evidence: CauseEvidence) -> str:
+    if not evidence.before_replays:
+        return ""
+    return "before replays of a CUDA graph: this source does not show whether its host or its GPU was late"
+
+
 def _advice(evidence: CauseEvidence) -> list[str]:
+    if evidence.before_replays:
+        return ["Trace the job live (stallscope trace), which also records when the host launches a graph."]
     return [
         "Trace the job live (stallscope trace): the time ledger shows how that time was spent.",
         "With torch.profiler: record with_stack=True, or annotate the code with record_function.",
@@ -24,4 +32,5 @@ CAUSE = Cause(
     categories=(Category.OTHER_OFF,),
     advice=_advice,
     claims_ns=_claims_ns,
+    because=_because,
 )

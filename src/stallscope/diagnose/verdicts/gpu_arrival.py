@@ -13,23 +13,43 @@ import numpy as np
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
-from stallscope.diagnose.evidence_fields import CauseEvidence
+from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.gpu.gpu_rounds import gpu_trace, is_pause, n_unnumbered
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.verdicts import gpu_network
+from stallscope.events.names import GpuKernelFlag
 from stallscope.events.trace import Gap, Trace
 
 _NAMES_A_RANK = ("straggler", "device")
 _MIN_ROUNDS = 16  # fewer rounds show no pattern
 _MAX_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
+_MOSTLY_REPLAYS = 0.5  # share of a rank's operations
 _SEEN_BY = "start of the collectives' kernels on the GPUs"
 
 
 def is_only(trace: Trace) -> bool:
     """Whether a trace has operations on the GPUs, and no arrivals of hosts."""
     return len(trace.gpu_kernels) > 0 and not len(trace.collectives)
+
+
+def with_replays(trace: Trace, report: Report) -> Report:
+    """The report on GPUs only: the time before a replay of a CUDA graph is the host's or the GPU's."""
+    return replace(report, verdicts=[_before_replays(trace, verdict) for verdict in report.verdicts])
+
+
+def _before_replays(trace: Trace, verdict: Verdict) -> Verdict:
+    first = verdict.causes[0] if len(verdict.causes) == 1 else None
+    if len(verdict.ranks) != 1 or first is None or first.cause.name != "not_recorded":
+        return verdict
+    pids = trace.processes["pid"][trace.processes["rank"] == verdict.ranks[0]]
+    flags = trace.gpu_kernels["flags"][np.isin(trace.gpu_kernels["pid"], pids)]
+    if (flags & GpuKernelFlag.IS_REPLAY != 0).mean() < _MOSTLY_REPLAYS:
+        return verdict
+    evidence = merged(first.evidence, CauseEvidence(before_replays=True))
+    part = replace(first, evidence=evidence)
+    return replace(verdict, causes=[part], advice=part.cause.advice(evidence), summary="")
 
 
 def gpu_case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case | None:
