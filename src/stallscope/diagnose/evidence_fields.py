@@ -102,6 +102,16 @@ class ClaimingProcess:
 
 
 @dataclass(frozen=True)
+class RequestPart:
+    """A part of the late time of the requests of a verdict: mean per request."""
+
+    part: str  # client, front_end, hand_over, queue, prefill, decode
+    ms: float
+    pid: int | None = None  # the process that held the requests for most of it
+    states: Mapping[str, float] | None = None  # of its threads, by category of the time ledger: ms
+
+
+@dataclass(frozen=True)
 class VerdictEvidence:
     """The facts behind a verdict."""
 
@@ -192,6 +202,7 @@ class VerdictEvidence:
     part: str | None = None  # pickup, first, gap: the late part of most late requests
     n_late_requests: int | None = None
     n_requests: int | None = None  # examined; of a dead server: open
+    parts: list[RequestPart] | None = None  # of the late time, in the order of the path
 
     # Several processes with the same rank
     claimed_ranks: list[int] | None = None

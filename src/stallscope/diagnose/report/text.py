@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from stallscope.diagnose.causes import Explained
-from stallscope.diagnose.evidence_fields import as_json
+from stallscope.diagnose.evidence_fields import RequestPart, as_json
 from stallscope.diagnose.processes.budget_summary import lines as summary_lines
 from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.phrases import ms_text, name_text, ranks_text, stack_text, value_text
@@ -115,6 +115,7 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
         rows.append(("since", _since(verdict)))
     for i, part in enumerate(verdict.causes):
         rows.append(("cause" if i == 0 else "", _cause(verdict, part)))
+    rows += [("path" if i == 0 else "", _part(each)) for i, each in enumerate(verdict.evidence.parts or [])]
     rows += [("code", line) for line in _code(verdict)]
     rows += [("link", f"{state} (by the driver)") for state in verdict.evidence.link_states or ()]
     if sends := verdict.evidence.sends:
@@ -176,6 +177,13 @@ def _fact(name: str, value: object) -> str:
     if "_ms_" in name and isinstance(value, list):
         return f"{name_text(name.replace('_ms_', '_'))} {', '.join(map(ms_text, value))}"
     return f"{name_text(name)} {value_text(value)}"
+
+
+def _part(part: RequestPart) -> str:
+    """A part of the path of late requests: `decode 443 ms in process 4711: on cpu 430 ms, lock 13 ms`."""
+    states = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in (part.states or {}).items())
+    process = f" in process {part.pid}" if part.pid else ""
+    return f"{name_text(part.part)} {ms_text(part.ms)}{process}{f': {states}' if states else ''}"
 
 
 def _victims(verdict: Verdict) -> str:

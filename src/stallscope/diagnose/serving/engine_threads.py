@@ -1,6 +1,7 @@
 """The activity of an engine's threads within a time interval: intervals off the CPU, and sampled code locations.
 
 An interval off the CPU is known from 1 ms on. Samples are counted per second, so their times are accurate to a second.
+The sampler slows down if an engine has many Python processes, so a sample stands for the time since the last sample.
 """
 
 from collections import Counter
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stallscope.diagnose.processes.code_locations import function, user_line
+from stallscope.diagnose.serving.request_path import Waits
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category, HostKind, OffCpuFlag
+from stallscope.events.names import Category, HostKind, OffCpuFlag, SampleRole
 from stallscope.events.trace import Trace
 
 SENDS = (1, 20, 44, 46, 307)
@@ -20,10 +22,10 @@ SENDS = (1, 20, 44, 46, 307)
 WRITES = (1, 20)
 """write, writev: to a socket, a pipe or a file."""
 
-SAMPLE_NS = 100_000_000
-"""The time that a sample stands for."""
-
 _SECOND_NS = 10**9
+_MAX_SAMPLE_NS = 3 * _SECOND_NS
+"""A sample does not stand for more time: nothing was sampled before it."""
+
 BUSY = (Category.ON_CPU, Category.PREEMPTED)
 _MAX_SECONDS = 0.7
 _HABIT = 0.3
@@ -40,13 +42,17 @@ class Running:
 
 @dataclass(frozen=True)
 class Threads:
-    """The rows of one engine. pids: its processes."""
+    """The rows of one engine. pids: its processes. offcpu: intervals, split at the wakeup. waits: whole intervals.
+
+    samples: as with_times() returns them.
+    """
 
     trace: Trace
     pids: tuple[int, ...]
     offcpu: Array
     samples: Array
     host: Array
+    waits: Waits
 
     @staticmethod
     def of(trace: Trace, node: int, pids: tuple[int, ...]) -> "Threads":
@@ -54,7 +60,14 @@ class Threads:
             return rows[(rows["node"] == node) & np.isin(rows["pid"], pids)]
 
         off = own(trace.offcpu)
-        return Threads(trace, pids, split_at_wakeup(off), own(trace.samples), own(trace.host_events))
+        return Threads(
+            trace,
+            pids,
+            split_at_wakeup(off),
+            with_times(own(trace.samples)),
+            own(trace.host_events),
+            Waits(off),
+        )
 
     def off(self, begin_ns: int, end_ns: int) -> Array:
         """Intervals off the CPU that overlap this interval."""
@@ -62,7 +75,7 @@ class Threads:
         return rows[(rows["ts_ns"] < end_ns) & (rows["ts_ns"] + rows["duration_ns"] > begin_ns)]
 
     def sampled(self, begin_ns: int, end_ns: int) -> Array:
-        """Samples of the seconds that overlap this interval."""
+        """Samples of the times that overlap this interval."""
         return _in(self.samples, begin_ns, end_ns)
 
     def line_of(self, rows: Array, weight: Callable[[Array], int]) -> str:
@@ -102,7 +115,7 @@ class Threads:
         if not excess:
             return None
         name = max(excess, key=lambda each: (excess[each], inside[each].total()))
-        return Running(inside[name].most_common(1)[0][0], int(max(excess[name], 0) * SAMPLE_NS))
+        return Running(inside[name].most_common(1)[0][0], int(max(excess[name], 0)))
 
     def sampled_line(self, begin_ns: int, end_ns: int, rows: Array) -> str:
         """The line of code of the threads of these rows, by samples in the states of these rows; empty if unknown."""
@@ -110,13 +123,28 @@ class Threads:
         is_same = np.isin(samples["tid"], rows["tid"]) & np.isin(samples["category"], rows["category"])
         return self.line_of(samples[is_same], lambda row: int(row["n"]))
 
+    def frequent_line(
+        self, begin_ns: int, end_ns: int, *, pid: int, tids: Collection[int], category: Category
+    ) -> str:
+        """The most frequent line of threads of a process in a state, by samples of this time, or of the whole trace."""
+        rows = self.samples
+        is_own = (
+            (rows["owner_pid"] == pid) & np.isin(rows["tid"], list(tids)) & (rows["category"] == category)
+        )
+        own = rows[is_own]
+
+        def n_samples(row: Array) -> int:
+            return int(row["n"])
+
+        return self.line_of(_in(own, begin_ns, end_ns), n_samples) or self.line_of(own, n_samples)
+
     def _functions(self, rows: Array) -> dict[tuple[str, str], Counter[str]]:
-        """Samples by function and line of the user's code."""
+        """Sampled time by function and line of the user's code."""
         out: dict[tuple[str, str], Counter[str]] = {}
         for row in rows:
             frames = self.trace.stacks.get(int(row["stack"]), ()) if row["stack"] != UNKNOWN else ()
             if line := user_line(frames):
-                out.setdefault(function(line), Counter())[line] += int(row["n"])
+                out.setdefault(function(line), Counter())[line] += int(row["ns"])
         return out
 
     def always_busy(self, pid: int) -> list[int]:
@@ -144,8 +172,36 @@ class Threads:
         return bool(((rows["ts_ns"] < end_ns + _SECOND_NS) & (ends > begin_ns - _SECOND_NS)).any())
 
 
+def with_times(samples: Array) -> Array:
+    """Rows of SAMPLES with the columns begin_ns, the last samples before them, and ns, the time that they stand for.
+
+    The sampler takes one thread of each process at a time, and the other threads of a few processes less often.
+    """
+    rows = np.zeros(len(samples), [*samples.dtype.descr, ("begin_ns", "<i8"), ("ns", "<i8")])
+    for name in samples.dtype.names or ():
+        rows[name] = samples[name]
+    is_first = rows["role"] == SampleRole.GPU
+    series = [is_first, *(~is_first & (rows["pid"] == pid) for pid in np.unique(rows["pid"]))]
+    for is_in in series:
+        span_ns, n_rounds = _rounds(rows[is_in])
+        rows["begin_ns"][is_in] = rows["ts_ns"][is_in] - span_ns
+        rows["ns"][is_in] = rows["n"][is_in] * span_ns // n_rounds
+    return rows
+
+
+def _rounds(rows: Array) -> tuple[Array, Array]:
+    """The time since the row before it, and the number of samples of a thread, for each row of a series: int64 (n,)."""
+    times, inverse = np.unique(rows["ts_ns"], return_inverse=True)
+    n_rounds = np.zeros(len(times), np.int64)
+    keys, of_key = np.unique(rows[["ts_ns", "owner_pid", "tid"]], return_inverse=True)
+    totals = np.bincount(of_key, weights=rows["n"], minlength=len(keys)).astype(np.int64)
+    np.maximum.at(n_rounds, np.searchsorted(times, keys["ts_ns"]), totals)
+    spans_ns = np.diff(times, prepend=times[:1] - _SECOND_NS)
+    return np.minimum(spans_ns, _MAX_SAMPLE_NS)[inverse], np.maximum(n_rounds, 1)[inverse]
+
+
 def _in(samples: Array, begin_ns: int, end_ns: int) -> Array:
-    return samples[(samples["ts_ns"] > begin_ns) & (samples["ts_ns"] - _SECOND_NS < end_ns)]
+    return samples[(samples["ts_ns"] > begin_ns) & (samples["begin_ns"] < end_ns)]
 
 
 def _seconds(samples: Array) -> int:

@@ -13,10 +13,9 @@ import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.buckets import text_of
-from stallscope.diagnose.processes.code_locations import LOCKS
+from stallscope.diagnose.processes.code_locations import LOCKS, is_own
 from stallscope.diagnose.serving.engine_threads import (
     BUSY,
-    SAMPLE_NS,
     SENDS,
     WRITES,
     Threads,
@@ -26,6 +25,7 @@ from stallscope.diagnose.serving.engine_threads import (
 )
 from stallscope.diagnose.serving.late_requests import MANY_WAITING, Late, is_long_prompt, n_before
 from stallscope.diagnose.serving.own_metrics import pressure
+from stallscope.diagnose.serving.request_path import Part, Segment, parts, path
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
@@ -86,8 +86,45 @@ class Delay:
         off, sampled = self.off, self.threads.sampled(self.begin_ns, self.end_ns)
         is_off = (off["pid"] == row["pid"]) & (off["tid"] == tid)
         is_sampled = (sampled["owner_pid"] == row["pid"]) & (sampled["tid"] == tid)
-        n_busy = int(sampled["n"][is_sampled & np.isin(sampled["category"], BUSY)].sum())
-        return bool(is_off.any() or 4 * n_busy * SAMPLE_NS >= self.min_ns)
+        busy_ns = int(sampled["ns"][is_sampled & np.isin(sampled["category"], BUSY)].sum())
+        return bool(is_off.any() or 4 * busy_ns >= self.min_ns)
+
+    @cached_property
+    def path(self) -> list[Segment]:
+        """The threads that held the request in the late interval, one after the other."""
+        row = self.late.request
+        tid = row["tid"] if self.late.part == "pickup" else row["writer_tid"] or row["tid"]
+        thread = int(row["pid"]), int(tid)
+        return path(self.threads.waits, self.threads.pids, thread, self.begin_ns, self.end_ns)
+
+    @property
+    def leaves_front_end(self) -> bool:
+        """Whether the process with the connection hands the request over to another process."""
+        return any(each.pid != self.late.request["pid"] for each in self.path)
+
+    @property
+    def holder_pid(self) -> int:
+        """The process that held the request for most of the late interval."""
+        times = Counter({int(self.late.request["pid"]): 0})
+        for each in self.path:
+            times[each.pid] += each.ns
+        return times.most_common(1)[0][0]
+
+    def parts(self, *, has_front_end: bool) -> list[Part]:
+        """The parts of the late interval, and the states of the threads that held the request in each."""
+        front_pid = int(self.late.request["pid"]) if has_front_end else 0
+        served_ns = self._served_ns if self.late.part == "first" else None
+        return parts(self.path, front_pid, part=self.late.part, served_ns=served_ns, sends=SENDS)
+
+    @property
+    def _served_ns(self) -> int:
+        """The engine began to work on the request: at once, or after the earlier requests had their first token."""
+        rows, row = self.requests, self.late.request
+        waiting = rows[(rows["ts_ns"] < row["ts_ns"]) & (rows["first_ns"] > self.begin_ns)]
+        if not len(waiting):
+            return self.begin_ns
+        first_ns = waiting["first_ns"][waiting["first_ns"] < self.end_ns].max(initial=self.begin_ns)
+        return max(int(first_ns), self.end_ns - self.late.typical_ns)
 
     @property
     def is_late_by_work(self) -> bool:
@@ -248,9 +285,9 @@ def long_prompt(delay: Delay) -> Reason | None:
         return None
     longest = others[shared.argmax()]
     text = f"{longest['path'].decode('utf-8', 'replace')} with {int(longest['request_bytes']):,} bytes"
-    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=int(longest["pid"]))
-    line = running.line if running else None
-    return Reason("long_prompt", int(longest["pid"]), CauseEvidence(work=text, line=line))
+    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=delay.holder_pid)
+    line = running.line if running and is_own(running.line) else None
+    return Reason("long_prompt", delay.holder_pid, CauseEvidence(work=text, line=line))
 
 
 def kv_cache(delay: Delay) -> Reason | None:
@@ -320,6 +357,62 @@ def computation_elsewhere(delay: Delay) -> Reason | None:
     return None
 
 
+_ON_PATH = {
+    Category.ON_CPU: "host_compute",
+    Category.SLEEP: "host_sleep",
+    Category.STOPPED: "process_stopped",
+    Category.IO: "block_io",
+    Category.FAULT: "page_fault",
+}
+
+
+def held(delay: Delay) -> Reason | None:
+    """A process of the engine that held the request for most of the delay, in one state."""
+    times = Counter[tuple[int, Category]]()
+    for each in delay.path:
+        if each.category in _ON_PATH:
+            times[each.pid, each.category] += each.ns
+    if not times:
+        return None
+    (pid, category), ns = times.most_common(1)[0]
+    if ns < delay.min_ns:
+        return None
+    tids = {each.tid for each in delay.path if (each.pid, each.category) == (pid, category)}
+    line = delay.threads.frequent_line(delay.begin_ns, delay.end_ns, pid=pid, tids=tids, category=category)
+    return Reason(_ON_PATH[category], pid, CauseEvidence(line=line or None))
+
+
+def other_thread(delay: Delay) -> Reason | None:
+    """A thread of another process of the engine ran for most of the delay, and runs less at other times.
+
+    The path ends at a thread that the ledger does not follow, as in a server with more threads than it follows.
+    """
+    if not any(each.category == Category.NONE for each in delay.path):
+        return None
+    waits, span = delay.threads.waits, (delay.begin_ns, delay.end_ns)
+    running = {
+        (pid, tid): waits.running_ns(tid, *span)
+        for pid, tid, (since_ns, until_ns) in waits.threads()
+        if pid != delay.late.request["pid"] and since_ns < span[0] and until_ns > span[1]
+    }
+    for pid, tid in sorted(running, key=lambda key: -running[key]):
+        line = delay.threads.frequent_line(*span, pid=pid, tids=[tid], category=Category.ON_CPU)
+        share = running[pid, tid] / (span[1] - span[0])
+        if running[pid, tid] >= delay.min_ns and line and _share_outside(delay, tid) < HALF * share:
+            return Reason("host_compute", pid, CauseEvidence(line=line))
+    return None
+
+
+def _share_outside(delay: Delay, tid: int) -> float:
+    """The share of the time outside the late intervals in which a thread runs."""
+    waits = delay.threads.waits
+    since_ns, until_ns = next(span for _, each, span in waits.threads() if each == tid)
+    late = np.clip(delay.late_spans, since_ns, until_ns)
+    inside_ns = sum(waits.running_ns(tid, begin, end) for begin, end in late.tolist() if end > begin)
+    outside_ns = waits.running_ns(tid, since_ns, until_ns) - inside_ns
+    return outside_ns / max(until_ns - since_ns - int((late[:, 1] - late[:, 0]).sum()), 1)
+
+
 def lock(delay: Delay) -> Reason | None:
     """A thread waited for a lock, and no thread that would hold it ran."""
     rows = delay.of_others(Category.LOCK)
@@ -345,6 +438,8 @@ RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     preemption,
     computation,
     computation_elsewhere,
+    held,
+    other_thread,
     lock,
 )
 
@@ -354,7 +449,7 @@ def reason_of(delay: Delay) -> Reason:
     for rule in RULES:
         if reason := rule(delay):
             return reason
-    return Reason("unknown", int(delay.late.request["pid"]), CauseEvidence())
+    return Reason("unknown", delay.holder_pid, CauseEvidence())
 
 
 def merged(spans: list[tuple[int, int]]) -> Array:

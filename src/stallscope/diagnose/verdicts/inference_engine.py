@@ -23,6 +23,7 @@ from stallscope.diagnose.serving.engine_threads import Threads
 from stallscope.diagnose.serving.late_requests import Late, late_requests
 from stallscope.diagnose.serving.own_metrics import differences
 from stallscope.diagnose.serving.reasons import Delay, Reason, merged, reason_of
+from stallscope.diagnose.serving.request_path import mean_parts
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts._owners import with_owners
@@ -121,17 +122,24 @@ def _latency(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
 
 def _explained(trace: Trace, threads: Threads, requests: Array, late: list[Late]) -> Iterator[Verdict]:
     """A verdict for each reason that explains a large share of the excess, the largest first."""
-    by_cause: dict[str, list[tuple[Late, Reason]]] = {}
+    by_cause: dict[str, list[tuple[Delay, Reason]]] = {}
     spans = merged([(each.begin_ns, each.end_ns) for each in late])
     for each in late:
         delay = Delay(each, threads, requests, threads.off(each.begin_ns, each.end_ns), spans)
         reason = reason_of(delay)
-        by_cause.setdefault(reason.cause, []).append((each, reason))
+        by_cause.setdefault(reason.cause, []).append((delay, reason))
     whole_ns = sum(each.excess_ns for each in late)
-    shares = {name: sum(each.excess_ns for each, _ in parts) / whole_ns for name, parts in by_cause.items()}
+    shares = {
+        name: sum(delay.late.excess_ns for delay, _ in parts) / whole_ns for name, parts in by_cause.items()
+    }
+    has_front_end = any(delay.leaves_front_end for parts in by_cause.values() for delay, _ in parts)
     for name in sorted(shares, key=lambda each: -shares[each]):
         if shares[name] >= _LARGE_SHARE:
-            yield _verdict(trace, requests, by_cause[name], shares[name])
+            verdict = _verdict(
+                trace, requests, [(delay.late, reason) for delay, reason in by_cause[name]], shares[name]
+            )
+            paths = [delay.parts(has_front_end=has_front_end) for delay, _ in by_cause[name]]
+            yield replace(verdict, evidence=replace(verdict.evidence, parts=mean_parts(paths)))
 
 
 def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], share: float) -> Verdict:
