@@ -6,7 +6,6 @@ selects the work: a long prompt takes longer, and the word "rare" triggers the f
 log, the adapter and the lock. FAULT_S in the environment is the length of a delay.
 """
 
-import hashlib
 import http.server
 import json
 import os
@@ -17,6 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fault_code import burn, deadlock, flush_slowly, load_adapter, log_line, slow_merge, sum_squares
+
 KIND, FAULT, PORT, FOLDER = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
 GAP_S = 0.01
 FAULT_S = float(os.environ.get("FAULT_S", "0.4"))
@@ -24,40 +25,11 @@ TOKEN = b'data: {"token": 1}\n\n'
 DONE = b"data: [DONE]\n\n"
 SLOTS = threading.Semaphore(2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64)
 BATCH = threading.Lock()
-WEDGED = threading.Lock()
 COLD = threading.Lock()
 
 
-def burn(seconds: float) -> None:
-    """Native computation, without the interpreter lock."""
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        hashlib.pbkdf2_hmac("sha256", b"weights", b"layer", 500)
-
-
-def slow_merge(text: str) -> int:
-    """Pairs of a tokenizer in pure Python."""
-    total, end_s = 0, time.process_time() + FAULT_S
-    while time.process_time() < end_s:
-        for i in range(2000):
-            total += ord(text[i % len(text)])
-    return total
-
-
 def tokenize(text: str) -> int:
-    return slow_merge(text) if FAULT == "tokenizer" and "rare" in text else len(text)
-
-
-def load_adapter() -> None:
-    """Reads an adapter past the page cache, from a disk that the control group slows down."""
-    file = os.open(FOLDER / "adapter.bin", os.O_RDONLY | os.O_DIRECT)
-    try:
-        import mmap
-
-        buffer = mmap.mmap(-1, 1 << 20)
-        os.preadv(file, [buffer], 0)
-    finally:
-        os.close(file)
+    return slow_merge(text, FAULT_S) if FAULT == "tokenizer" and "rare" in text else len(text)
 
 
 def start_slowly() -> None:
@@ -71,28 +43,11 @@ def warm_up() -> None:
         burn(4.0)
 
 
-def flush_slowly() -> None:
-    time.sleep(FAULT_S)
-
-
-def log_line() -> None:
-    """More than a pipe holds: the reader of the log is slow."""
-    os.write(2, b"x" * 30_000 + b"\n")
-
-
-def take_wedged() -> None:
-    WEDGED.acquire()
-
-
 def spin_with_lock() -> None:
     """Holds the interpreter lock for half a second in each second."""
     while True:
         time.sleep(1.0)
         sum_squares(int(15_000_000 * FAULT_S))
-
-
-def sum_squares(n: int) -> int:
-    return sum(range(n)) + len(list(range(n * 3)))
 
 
 def before_work(prompt: str) -> None:
@@ -107,15 +62,14 @@ def engine_fault(prompt: str) -> None:
         warm_up()
     if "rare" in prompt:
         if FAULT == "adapter":
-            load_adapter()
+            load_adapter(FOLDER)
         if FAULT == "deadlock":
-            WEDGED.acquire(blocking=False)
-            take_wedged()
+            deadlock()
 
 
 def writer_fault(i: int, prompt: str) -> None:
     if FAULT == "writer_sleep" and "rare" in prompt and i == 5:
-        flush_slowly()
+        flush_slowly(FAULT_S)
 
 
 def n_tokens(body: dict) -> int:

@@ -1,11 +1,12 @@
 """Faults in small inference servers, each judged by `stallscope explain` on a live trace.
 
-    python bench/inference/prove_faults.py ENVIRONMENT [--triton PYTHON] [--kind KIND]... [--fault FAULT]...
-                                           [--repeat N] [--seed N]
+    python bench/inference/prove_faults.py ENVIRONMENT [--triton PYTHON] [--vllm PYTHON MODEL] [--kind KIND]...
+                                           [--fault FAULT]... [--repeat N] [--seed N] [--journal FILE] [--minutes N]
 
 ENVIRONMENT: the Python with the packages of the servers. Needs root. A run is right if the first verdict names an
 expected cause, the process that has the fault and, where the fault is in Python, its function. At least 95 % of the
-runs must be right.
+runs must be right. With --journal, each run is appended to a file, and runs that are in the file are not repeated: so
+an interrupted proof continues. With --minutes, no run begins after that time; the report needs all runs.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sqlite3
@@ -27,10 +29,26 @@ from datetime import datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from report import report
-from running_server import KINDS, PATHS, TRITON, Server, explained, load, real_time, tracing
+from report import commit, report
+from running_server import (
+    KINDS,
+    OWN_SERVER,
+    PATHS,
+    TRITON,
+    VLLM,
+    Server,
+    explained,
+    load,
+    normal,
+    real_time,
+    request_body,
+    tracing,
+)
 
 LOAD_S = 14.0
+N_LONG = {"llama.cpp": (2200, 3400), VLLM: (2800, 3600)}
+"""Words of a long prompt."""
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -50,14 +68,14 @@ class Variation:
 
     @staticmethod
     def of(seed: int, kind: str) -> "Variation":
-        """llama.cpp works ten times as long on a prompt as the other servers, and its prompts have a limit."""
+        """llama.cpp and vLLM work longer on a prompt than the other servers, and their prompts have a limit."""
         chance = random.Random(seed)
         words = ["".join(chance.choices("abcdefghij", k=2)) for _ in range(chance.randint(3, 12))]
         return Variation(
             seed,
             fault_s=round(chance.uniform(0.3, 0.7), 2),
             prompt=" ".join(words),
-            n_long=chance.randint(2200, 3400) if kind == "llama.cpp" else chance.randint(6000, 12000),
+            n_long=chance.randint(*N_LONG.get(kind, (6000, 12000))),
             n_tokens=chance.randint(12, 30),
             n_clients=chance.randint(3, 5),
         )
@@ -65,7 +83,10 @@ class Variation:
 
 @dataclass(frozen=True)
 class Truth:
-    """causes: any of them is right. role: the process at fault: api, core, or none. function: of the line."""
+    """causes: any of them is right. function: of the line.
+
+    role: the process at fault: api, core, engine (the core or a worker), any, or none.
+    """
 
     causes: tuple[str, ...]
     role: str = "api"
@@ -75,11 +96,11 @@ class Truth:
 
 def read_slowly(server: Server, stop: threading.Event) -> None:
     """A client that takes 256 kB of a large response, then nothing for half a second, again and again."""
-    body: dict[str, object] = {"prompt": "ab cd", "n_predict": 60, "size": 100_000}
-    if server.kind != TRITON:
-        body |= {"stream": True}
+    body = request_body(server, "ab cd", n=60, size=100_000)
     if server.kind == "llama.cpp":
         body |= {"n_predict": 1000, "n_probs": 100}
+    if server.kind == VLLM:
+        body |= {"max_tokens": 1000, "logprobs": 5}
     text, path = json.dumps(body).encode(), PATHS.get(server.kind, "/completion").encode()
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     while not stop.is_set():
@@ -166,7 +187,7 @@ def disk_of(path: Path) -> str:
 
 # ---- runs ----
 
-IN_CORE = {"split": "core"}
+IN_CORE = {"split": "core", VLLM: "core"}
 
 
 def truth(kind: str, fault: str) -> Truth | None:
@@ -175,7 +196,7 @@ def truth(kind: str, fault: str) -> Truth | None:
     is_python = kind != "llama.cpp"
     by_fault = {
         "sigstop": Truth(("process_stopped",), core),
-        "quota": Truth(("cpu_quota",), core if kind == "split" else "api"),
+        "quota": Truth(("cpu_quota",), "engine" if kind == VLLM else core),
         "hog": Truth(("cpu_preemption",), "any"),
         "long_prompts": Truth(("long_prompt",), "any"),
         "kv_space": Truth(("capacity", "kv_cache"), "any"),
@@ -199,23 +220,73 @@ FAULTS = (
 )
 
 
-def run(python: str, kind: str, fault: str, variation: Variation) -> dict[str, object]:
+@dataclass
+class Environments:
+    """The Python of each kind, and vLLM's model and running server."""
+
+    python: str
+    triton: str | None
+    vllm: tuple[str, Path] | None
+    running: Server | None = None
+
+    def kinds(self) -> list[str]:
+        return [*KINDS, *([TRITON] if self.triton else []), *([VLLM] if self.vllm else [])]
+
+    @contextlib.contextmanager
+    def server(self, kind: str, fault: str, variation: Variation, folder: Path) -> Iterator[Server]:
+        """A server with a fault. A running vLLM is kept, because it takes a minute to start."""
+        python, model = {
+            TRITON: (self.triton or "", None),
+            VLLM: self.vllm or ("", None),
+        }.get(kind, (self.python, None))
+        if kind == VLLM and fault not in (*OWN_SERVER, "log_pipe"):
+            if not self.running or self.running.process.poll() is not None:
+                home = Path(tempfile.mkdtemp(dir="/var/tmp"))
+                self.running = Server(kind, fault, python, home, model=model)
+            self.running.choose(fault, variation.fault_s)
+            yield self.running
+            if fault == "deadlock":
+                self.close()
+            return
+        self.close()
+        server = Server(kind, fault, python, folder, model=model, fault_s=variation.fault_s)
+        try:
+            yield server
+        finally:
+            end(server)
+
+    def close(self) -> None:
+        """Stop the server that was kept."""
+        if self.running:
+            end(self.running)
+            shutil.rmtree(self.running.folder)
+            self.running = None
+
+
+def end(server: Server) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+
+
+def run(environments: Environments, kind: str, fault: str, variation: Variation) -> dict[str, object]:
     """One run: the answer of `explain`, and whether it is right."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name, contextlib.ExitStack() as stack:
         folder, stop = Path(name), threading.Event()
-        server = Server(kind, fault, python, folder, fault_s=variation.fault_s)
-        stack.callback(server.process.wait)
-        stack.callback(lambda: os.killpg(server.process.pid, signal.SIGKILL))
+        server = stack.enter_context(environments.server(kind, fault, variation, folder))
         drain = threading.Thread(target=drain_slowly, args=(server, stop), daemon=True)
         if fault == "log_pipe":
             drain.start()
         server.wait()
-        if fault != "quota":  # the kernel does not limit programs of real-time priority
+        if fault == "quota":  # the kernel does not limit programs of real-time priority
+            normal(*server.pids())
+        else:
             real_time(*server.pids())
         with tracing(folder / "trace.db", server):
             disturb(server, variation, stop, stack)
             time.sleep(LOAD_S)
             pids = {"api": server.process.pid, "core": server.core_pid}
+            engine_pids = server.engine_pids()
             if fault != "deadlock":
                 stop.set()
                 time.sleep(1.0)
@@ -226,15 +297,17 @@ def run(python: str, kind: str, fault: str, variation: Variation) -> dict[str, o
             )
         answer = explained(folder / "trace.db") | {"named_after_s": named_after_s(folder / "trace.db")}
         if keep := os.environ.get("KEEP_TRACES"):
-            (folder / "trace.db").rename(Path(keep) / f"{kind}-{fault}.db")
+            shutil.move(folder / "trace.db", Path(keep) / f"{kind}-{fault}-{variation.seed}.db")
     expected = truth(kind, fault)
     assert expected is not None
     return {
         "kind": kind,
         "fault": fault,
         "seed": variation.seed,
-        "is_right": is_right(answer, expected, pids),
+        "is_right": is_right(answer, expected, pids, engine_pids),
         "pids": pids,
+        "engine_pids": engine_pids,
+        "commit": commit(),
         **answer,
     }
 
@@ -246,12 +319,15 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
     if fault in ("sigstop", "quota", "hog", "kv_space", "overload", "slow_client"):
         special = ""
     is_fast = server.kind == "llama.cpp" and fault in ("kv_space", "overload")  # 3,000 tokens a second
+    n_tokens = 15 * variation.n_tokens if is_fast else variation.n_tokens
+    if server.kind == VLLM and fault == "kv_space":
+        n_tokens = 180
     load(
         server,
         stop,
         n_clients={"kv_space": 8, "overload": 24}.get(fault, variation.n_clients),
         special=special,
-        n_tokens=15 * variation.n_tokens if is_fast else variation.n_tokens,
+        n_tokens=n_tokens,
         prompt=variation.prompt,
         seed=variation.seed,
     )
@@ -269,9 +345,9 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
     elif fault == "quota":
         limits = {
             "cpu.cfs_period_us": "1000000",
-            "cpu.cfs_quota_us": "50000" if server.kind == "split" else "150000",
+            "cpu.cfs_quota_us": {"split": "50000", VLLM: "200000"}.get(server.kind, "150000"),
         }
-        stack.enter_context(control_group("cpu", [core], limits))
+        stack.enter_context(control_group("cpu", server.engine_pids(), limits))
     elif fault == "adapter":
         limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
         stack.enter_context(control_group("blkio", server.pids(), limits))
@@ -293,14 +369,15 @@ def _wall_ns(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1e9)
 
 
-def is_right(answer: dict[str, object], expected: Truth, pids: dict[str, int]) -> bool:
+def is_right(
+    answer: dict[str, object], expected: Truth, pids: dict[str, int], engine_pids: list[int]
+) -> bool:
     verdicts = answer.get("verdicts") or [{}]
     first = next((each for each in verdicts if each.get("kind") == expected.kind), verdicts[0])
     has_cause = first.get("kind") == expected.kind and first.get("cause") in expected.causes
-    named = first.get("pids") or []
-    has_process = expected.role == "any" or named == (
-        [] if expected.role == "none" else [pids[expected.role]]
-    )
+    named, role = first.get("pids") or [], expected.role
+    right = {"none": [[]], "engine": [[pid] for pid in engine_pids]}.get(role, [[pids.get(role)]])
+    has_process = role == "any" or named in right
     return bool(has_cause and has_process and expected.function in (first.get("line") or ""))
 
 
@@ -308,33 +385,50 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("python")
     parser.add_argument("--triton", help="the Python with nvidia-pytriton: also Triton")
-    parser.add_argument("--kind", action="append", choices=(*KINDS, TRITON))
+    parser.add_argument("--vllm", nargs=2, help="the Python with vLLM, and the folder of a model: also vLLM")
+    parser.add_argument("--kind", action="append", choices=(*KINDS, TRITON, VLLM))
     parser.add_argument("--fault", action="append", choices=FAULTS)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1, help="of the parameters of the first runs")
+    parser.add_argument("--journal", type=Path, help="a file of finished runs")
+    parser.add_argument("--minutes", type=float, help="no run begins after this time")
     words = parser.parse_args()
     real_time(os.getpid())  # clients and servers: delays by other programs of the machine are not the fault
-    results = []
-    for seed in range(words.seed, words.seed + words.repeat):
-        for kind in words.kind or (*KINDS, *([TRITON] if words.triton else [])):
-            for fault in words.fault or FAULTS:
-                if truth(kind, fault) is None:
-                    continue
-                results.append(
-                    run(
-                        words.triton if kind == TRITON else words.python,
-                        kind,
-                        fault,
-                        Variation.of(seed, kind),
-                    )
-                )
-                print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    n_right = sum(bool(each["is_right"]) for each in results)
-    print(f"{n_right} of {len(results)} right", file=sys.stderr)
-    if not (words.kind or words.fault):
-        report("inference_faults", {"n_runs": len(results), "n_right": n_right, "runs": results})
-    if n_right < 0.95 * len(results):
+    vllm = (words.vllm[0], Path(words.vllm[1])) if words.vllm else None
+    environments = Environments(words.python, words.triton, vllm)
+    results = finished(words.journal)
+    wanted = [
+        (kind, fault, seed)
+        for seed in range(words.seed, words.seed + words.repeat)
+        for kind in words.kind or environments.kinds()
+        for fault in words.fault or FAULTS
+        if truth(kind, fault)
+    ]
+    end_s = time.monotonic() + 60 * (words.minutes or 1e6)
+    with contextlib.closing(environments):
+        for kind, fault, seed in wanted:
+            if (kind, fault, seed) not in results and time.monotonic() < end_s:
+                result = run(environments, kind, fault, Variation.of(seed, kind))
+                results[kind, fault, seed] = result
+                if words.journal:
+                    with words.journal.open("a") as journal:
+                        journal.write(json.dumps(result) + "\n")
+                print(json.dumps(result), file=sys.stderr, flush=True)
+    runs = [results[key] for key in wanted if key in results]
+    n_right = sum(bool(each["is_right"]) for each in runs)
+    print(f"{n_right} of {len(runs)} right, {len(wanted) - len(runs)} not run", file=sys.stderr)
+    if not (words.kind or words.fault) and len(runs) == len(wanted):
+        report("inference_faults", {"n_runs": len(runs), "n_right": n_right, "runs": runs})
+    if n_right < 0.95 * len(runs):
         raise SystemExit(1)
+
+
+def finished(journal: Path | None) -> dict[tuple[str, str, int], dict[str, object]]:
+    """The runs of a journal, by kind, fault and seed."""
+    if not journal or not journal.exists():
+        return {}
+    runs = [json.loads(line) for line in journal.read_text().splitlines()]
+    return {(each["kind"], each["fault"], each["seed"]): each for each in runs}
 
 
 if __name__ == "__main__":
