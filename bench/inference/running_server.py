@@ -138,9 +138,9 @@ def vllm_command(python: str, model: Path, port: int, fault: str) -> list[object
     words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     words += ["--no-enable-prefix-caching", "--max-num-batched-tokens", "4096"]
     words += ["--max-num-seqs", "4" if fault == "overload" else "64", "--max-model-len"]
-    # 30 blocks of 16 tokens: two requests of about 200 tokens.
+    # 15 blocks of 32 tokens: two requests of about 200 tokens.
     return words + (
-        ["400", "--block-size", "16", "--num-gpu-blocks-override", "30"] if fault == "kv_space" else ["4096"]
+        ["400", "--block-size", "32", "--num-gpu-blocks-override", "15"] if fault == "kv_space" else ["4096"]
     )
 
 
