@@ -24,6 +24,7 @@ from ..patience import PATIENCE_S
 
 pytestmark = pytest.mark.live
 
+BUCKET_FACTOR = 2 ** (1 / 8)
 WAITS_S = np.array([0.002, 0.002, 0.02, 0.5, 99.0])
 
 
@@ -100,8 +101,9 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-@pytest.fixture
-def prometheus(port: int, tmp_path: Path, repository: Path) -> Iterator[str]:
+@pytest.fixture(params=[()])
+def prometheus(request: pytest.FixtureRequest, port: int, tmp_path: Path, repository: Path) -> Iterator[str]:
+    """The address of a Prometheus that scrapes the metrics. The parameter has further arguments."""
     program = shutil.which("prometheus") or repository / "build/prometheus/usr/bin/prometheus"
     if not os.access(program, os.X_OK):
         pytest.skip("no prometheus to scrape with (make setup fetches it)")
@@ -113,6 +115,7 @@ def prometheus(port: int, tmp_path: Path, repository: Path) -> Iterator[str]:
         f"--config.file={tmp_path / 'prometheus.yml'}",
         f"--storage.tsdb.path={tmp_path / 'data'}",
         f"--web.listen-address={at}",
+        *request.param,
     ]
     with subprocess.Popen([program, *words], stderr=subprocess.DEVNULL) as running:
         try:
@@ -144,3 +147,29 @@ def test_a_real_prometheus_scrapes_them_and_computes_with_them(prometheus: str):
     assert 0.01 < float(entry["value"][1]) <= 0.03
     (entry,) = asked(prometheus, 'up{job="node"}')
     assert entry["value"][1] == "1"
+
+
+@pytest.mark.parametrize("prometheus", [("--enable-feature=native-histograms",)], indirect=True)
+def test_a_real_prometheus_stores_native_histograms(prometheus: str):
+    name = "nccl_collective_wait_duration_seconds"
+    (entry,) = asked(prometheus, f"histogram_count({name})")
+    assert entry["value"][1] == str(len(WAITS_S))
+    for share, wait_s in ((0.5, WAITS_S[2]), (0.7, WAITS_S[3]), (0.9, WAITS_S[4])):
+        (entry,) = asked(prometheus, f"histogram_quantile({share}, {name})")
+        assert wait_s / BUCKET_FACTOR <= float(entry["value"][1]) <= wait_s * BUCKET_FACTOR
+    (entry,) = asked(prometheus, "nccl_collective_calls_total")
+    assert entry["metric"] | {"node": "host-a", "nccl_operation": "all_reduce"} == entry["metric"]
+
+
+def test_a_value_at_an_edge_belongs_to_the_bucket_below_it(meter: Meter):
+    meter.observe(table_of.COLLECTIVE_WAIT, np.array([0.5, 1.0, 1.01, 2.0, 0.0]), "3")
+    (series,) = (
+        each.histogram
+        for metric, all_series in meter.read()
+        if metric is table_of.COLLECTIVE_WAIT
+        for each in all_series
+        if each.values == ("3",)
+    )
+    assert series is not None
+    assert dict(series.native) == {-8: 1, 0: 1, 1: 1, 8: 1}
+    assert series.n_zero == 1

@@ -6,6 +6,7 @@ Counters and histograms grow from `start_wall_ns`, the start of the agent; a rea
 
 import math
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,13 +22,22 @@ OVERFLOW = "otel.metric.overflow"
 
 Values = tuple[str, ...]
 
+NATIVE_SCHEMA = 3
+"""Of native histograms: 2^3 buckets for each doubling, the same as in events/histograms.py."""
+
 
 @dataclass
 class Histogram:
-    """Counts by bucket (the number of bounds plus 1), and the sum of all values."""
+    """Counts by bucket (the number of bounds plus 1), and the sum of all values.
+
+    native: counts by exponential bucket: number i has the values above 2^((i - 1) / 8), up to 2^(i / 8). n_zero: values
+    of 0 and less.
+    """
 
     counts: list[int]
     total: float = 0.0
+    native: Counter[int] = field(default_factory=Counter)
+    n_zero: int = 0
 
     @property
     def n(self) -> int:
@@ -100,6 +110,11 @@ class Meter:
 
     def _put(self, metric: Metric, observed: Array, counts: Array, total: float, values: Values) -> None:
         positions = np.searchsorted(metric.bounds, observed, side="left")
+        is_positive = observed > 0
+        native = Counter[int]()
+        numbers = native_buckets(observed[is_positive]).tolist()
+        for number, n in zip(numbers, counts[is_positive].tolist(), strict=True):
+            native[number] += n
         new = np.bincount(positions, counts, minlength=len(metric.bounds) + 1).astype(np.int64).tolist()
         with self._lock:
             known = self._histograms.setdefault(metric.name, {})
@@ -107,6 +122,8 @@ class Meter:
             buckets = known.setdefault(key, Histogram([0] * (len(metric.bounds) + 1)))
             buckets.counts = [a + b for a, b in zip(buckets.counts, new, strict=True)]
             buckets.total += total
+            buckets.native.update(native)
+            buckets.n_zero += int(counts[~is_positive].sum())
 
     def since_wall_ns(self, metric: Metric) -> int:
         """The time from which a counter counts."""
@@ -122,7 +139,12 @@ class Meter:
         numbers = [Series(values, number) for values, number in self._numbers.get(name, {}).items()]
         histograms = self._histograms.get(name, {}).items()
         return numbers + [
-            Series(values, histogram=Histogram(list(buckets.counts), buckets.total))
+            Series(
+                values,
+                histogram=Histogram(
+                    list(buckets.counts), buckets.total, Counter(buckets.native), buckets.n_zero
+                ),
+            )
             for values, buckets in histograms
         ]
 
@@ -136,3 +158,9 @@ class Meter:
             raise ValueError(f"{metric.name} has the attributes {metric.attributes}, not {values}")
         self._metrics[metric.name] = metric
         return values if values in known or len(known) < MAX_SERIES else None
+
+
+def native_buckets(observed: Array) -> Array:
+    """The number of the exponential bucket of each positive value: int64 (n,)."""
+    numbers: Array = np.ceil(np.log2(observed) * 2**NATIVE_SCHEMA).astype(np.int64)
+    return numbers

@@ -1,7 +1,10 @@
-"""The metrics of a node for Prometheus: GET /metrics, in the text or OpenMetrics format that the scraper requests."""
+"""The metrics of a node for Prometheus: GET /metrics, in the format that the scraper requests.
+
+The formats are text, OpenMetrics and protobuf, which alone has native histograms.
+"""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
@@ -9,8 +12,11 @@ from wsgiref.simple_server import WSGIServer
 from stallscope.errors import BadInput
 from stallscope.exporters.metric_table import Kind, Metric
 from stallscope.exporters.metric_values import OVERFLOW, Meter, Series
+from stallscope.exporters.prometheus_protobuf import CONTENT_TYPE, accepts_protobuf, family
 
 if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
     from prometheus_client.core import Metric as Family
 
 
@@ -34,6 +40,7 @@ def metrics_server(meter: Meter, address: str, *, node: str) -> Iterator[int]:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         raise BadInput(f"--prometheus {address}: {error.strerror}; choose another address") from error
+    server.set_app(_with_protobuf(server.get_app(), meter, node))
     try:
         yield _port(server)
     finally:
@@ -60,6 +67,38 @@ def _end(server: WSGIServer, thread: threading.Thread) -> None:
     thread.join()
 
 
+def _with_protobuf(app: "WSGIApplication | None", meter: Meter, node: str) -> "WSGIApplication":
+    """The client library's application, and the protobuf format, which the library does not write."""
+    assert app is not None
+
+    def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
+        is_metrics = environ.get("PATH_INFO") == "/metrics" and environ.get("REQUEST_METHOD") == "GET"
+        if not (is_metrics and accepts_protobuf(environ.get("HTTP_ACCEPT", ""))):
+            return app(environ, start)
+        start("200 OK", [("Content-Type", CONTENT_TYPE)])
+        return [
+            family(
+                metric,
+                [(_labels(metric, entry, node), entry.histogram or entry.number) for entry in series],
+            )
+            for metric, series in meter.read()
+        ]
+
+    return answer
+
+
+def _labels(metric: Metric, entry: Series, node: str) -> dict[str, str]:
+    names = [*map(label_name, metric.attributes), "node"]
+    return dict(zip(names, _label_values(metric, entry, node), strict=True))
+
+
+def _label_values(metric: Metric, entry: Series, node: str) -> list[str]:
+    """The values of a series' labels; the excess series has its mark as the last attribute."""
+    if entry.values is not None:
+        return [*entry.values, node]
+    return [*[""] * (len(metric.attributes) - 1), OVERFLOW, node][-len(metric.attributes) - 1 :]
+
+
 class _Collector:
     """Called by the client library at each scrape."""
 
@@ -80,23 +119,22 @@ def _family(metric: Metric, series: list[Series], node: str) -> "Family":
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     labels = [*map(label_name, metric.attributes), "node"]
-    beyond = [*[""] * (len(metric.attributes) - 1), OVERFLOW, node][-len(labels) :]
     name = metric.prometheus_name.removesuffix("_total")
     if metric.kind is Kind.HISTOGRAM:
         histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
         for entry in series:
             if entry.histogram:
-                values = beyond if entry.values is None else [*entry.values, node]
+                values = _label_values(metric, entry, node)
                 histogram.add_metric(values, _buckets(metric, entry.histogram.counts), entry.histogram.total)
         return histogram
-    family: CounterMetricFamily | GaugeMetricFamily = (
+    out: CounterMetricFamily | GaugeMetricFamily = (
         CounterMetricFamily(name, metric.meaning, labels=labels)
         if metric.kind is Kind.COUNTER
         else GaugeMetricFamily(name, metric.meaning, labels=labels)
     )
     for entry in series:
-        family.add_metric(beyond if entry.values is None else [*entry.values, node], entry.number)
-    return family
+        out.add_metric(_label_values(metric, entry, node), entry.number)
+    return out
 
 
 def _buckets(metric: Metric, counts: list[int]) -> list[tuple[str, float]]:
