@@ -6,7 +6,7 @@
  * on Triton's ModelStreamInfer, each of them begins a request.
  *
  * The programs read the headers of frames, the prefix of each message and the names and lengths of header fields. Of
- * their values they keep only the path. Bytes are read where a frame, field or message continues in another call. */
+ * their values they keep only the path, and of requests to Triton the name of the model. Bytes are read where a frame, field or message continues in another call. */
 #ifndef STALLSCOPE_HTTP2_H
 #define STALLSCOPE_HTTP2_H
 
@@ -440,12 +440,44 @@ INLINE void message_received(struct frame_walk *w, struct stream *st)
 	r->complete_ns = w->now;
 }
 
+/* FNV-1a hashes of the paths of Triton's gRPC calls: as text, and in the code of HTTP/2's header fields. */
+#define TRITON_INFER 0xdce5c95b	       /* /inference.GRPCInferenceService/ModelInfer */
+#define TRITON_INFER_CODED 0x9e63c299
+#define TRITON_STREAM 0xe41ccbe3       /* /inference.GRPCInferenceService/ModelStreamInfer */
+#define TRITON_STREAM_CODED 0xe6dd9b32
+
+INLINE bool is_triton_path(u32 hash)
+{
+	return hash == TRITON_INFER || hash == TRITON_INFER_CODED || hash == TRITON_STREAM || hash == TRITON_STREAM_CODED;
+}
+
+/* The name of the model: the first field of a request to Triton (ModelInferRequest in grpc_service.proto). n: bytes of
+ * the message at hand. Only these calls are read: the first field of other calls may be contents. */
+INLINE void model_of_message(struct frame_walk *w, struct stream *st, u32 n)
+{
+	struct request_event *r = &st->request;
+	u8 head[2] = {};
+	u32 some;
+
+	if (r->model[0] || !is_triton_path(r->path_hash) || n < sizeof(head))
+		return;
+	if (bpf_probe_read_user(head, sizeof(head), (void *)w->at) || head[0] != 0x0a)
+		return;
+	some = head[1];
+	if (some >= N_MODEL || n - sizeof(head) < some) /* a longer name stays unknown */
+		return;
+	bpf_probe_read_user(r->model, some, (void *)(w->at + sizeof(head)));
+}
+
 /* A part of a message: returns the number of bytes that were used, of n. */
 INLINE u32 message_part(struct frame_walk *w, struct stream *st, struct message *m, u32 n)
 {
 	u32 some;
 
 	if (m->left) {
+		if (!w->is_out && !m->is_begun)
+			model_of_message(w, st, m->left < n ? m->left : n);
+		m->is_begun = 1;
 		some = m->left < n ? m->left : n;
 		m->left -= some;
 	} else {
@@ -461,7 +493,7 @@ INLINE u32 message_part(struct frame_walk *w, struct stream *st, struct message 
 		}
 		if (m->n_prefix < N_PREFIX)
 			return some;
-		m->n_prefix = 0;
+		m->n_prefix = m->is_begun = 0;
 		m->left = (u32)m->prefix[1] << 24 | m->prefix[2] << 16 | m->prefix[3] << 8 | m->prefix[4];
 	}
 	if (!m->left) {
@@ -574,6 +606,13 @@ INLINE void window_grows(struct frame_walk *w)
 	st->credit += f->value;
 }
 
+INLINE bool has_no_message(struct frame_walk *w)
+{
+	struct stream *st = stream_of(w);
+
+	return st && !st->n_messages && !st->is_plain && !st->out.left;
+}
+
 INLINE void frame_ends(struct frame_walk *w)
 {
 	struct frames *f = w->f;
@@ -596,7 +635,7 @@ INLINE void frame_ends(struct frame_walk *w)
 	case FRAME_CONTINUATION:
 		if (w->is_out) {
 			if (f->type == FRAME_HEADERS && f->flags & FRAME_END_STREAM)
-				end_stream(w, 0);
+				end_stream(w, has_no_message(w) ? REQUEST_NO_MESSAGE : 0);
 		} else if (f->flags & FRAME_END_HEADERS) {
 			fields_end(w);
 		}

@@ -7,6 +7,7 @@
 
 #define N_METHOD 8
 #define N_PATH 64 /* a power of two */
+#define N_MODEL 48
 
 enum request_flag {
 	REQUEST_STREAMS = 1,	/* the response body came in parts: each part is a token */
@@ -14,6 +15,7 @@ enum request_flag {
 	REQUEST_PIPELINED = 4,	/* it arrived before the end of the response to the request before it */
 	REQUEST_CLIENT_LEFT = 8, /* the client closed its side before the end of the response */
 	REQUEST_UNANSWERED = 16, /* no byte of the response was sent */
+	REQUEST_NO_MESSAGE = 32, /* a gRPC call that ended with a status and without a message: it failed */
 };
 
 struct request_event { /* times are 0 until they are known */
@@ -40,7 +42,7 @@ struct request_event { /* times are 0 until they are known */
 	u8 huffman_bytes; /* of path, if it has the code of HTTP/2's headers; 0: it is text */
 	char method[N_METHOD];
 	char path[N_PATH];
-	u64 spare2[6];
+	char model[N_MODEL]; /* of a gRPC request to Triton; otherwise empty */
 };
 _Static_assert(sizeof(struct request_event) == 248, "request_event: 256 with the ring's header");
 
@@ -151,7 +153,8 @@ struct stream_key {
 struct message { /* the gRPC messages of one direction of a stream */
 	u32 left;
 	u8 n_prefix;
-	u8 prefix[15]; /* N_PREFIX bytes, and room for the largest read */
+	u8 is_begun;   /* a part of its body has come */
+	u8 prefix[14]; /* N_PREFIX bytes, and room for the largest read */
 };
 
 struct stream { /* a request on it */

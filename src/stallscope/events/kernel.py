@@ -312,7 +312,7 @@ REQUEST = np.dtype(
         ("huffman_bytes", "u1"),
         ("method", "S8"),
         ("path", "S64"),
-        ("spare2", "<u8", (6,)),
+        ("model", "S48"),
     ]
 )
 """struct request_event: a request to a server; times are 0 until they are known."""
@@ -386,7 +386,7 @@ HTTP2 = np.dtype(
 
 STREAM_KEY = np.dtype([("connection", "<u8"), *((name, "<u4") for name in ("stream", "spare"))])
 
-MESSAGE = np.dtype([("left", "<u4"), ("n_prefix", "u1"), ("prefix", "u1", (15,))])
+MESSAGE = np.dtype([("left", "<u4"), ("n_prefix", "u1"), ("is_begun", "u1"), ("prefix", "u1", (14,))])
 """struct message: the gRPC messages of one direction of a stream."""
 
 STREAM = np.dtype(

@@ -434,7 +434,11 @@ REQUESTS = Table(
         Field("tid", "u4", "thread that read it"),
         Field("writer_tid", "u4", "thread that wrote the response; 0 none"),
         Field("engine", "S16", "vllm, sglang, triton, tgi, tensorrt-llm, llama.cpp, ollama or python"),
-        Field("model", "S64", "name of the model, by the path or by the command line of the engine"),
+        Field(
+            "model",
+            "S64",
+            "name of the model, by the path, by a gRPC request to Triton, or by the command line",
+        ),
         Field("method", "S8", "GET, POST, PUT or HEAD"),
         Field(
             "path", "S64", "path without its query part; (unknown) on a gRPC connection from before the trace"

@@ -10,6 +10,12 @@ def is_aborted(requests: Array) -> Array:
     return aborted
 
 
+def is_failed(requests: Array) -> Array:
+    """Whether the server answered with an error: bool (n,). A gRPC call without a message has failed."""
+    failed: Array = (requests["status"] >= 500) | (requests["flags"] & RequestFlag.NO_MESSAGE > 0)
+    return failed
+
+
 def first_token_ns(requests: Array) -> Array:
     """Times until the first token or byte, of requests that have it and were not aborted. requests: of REQUESTS."""
     counted = requests[(requests["first_ns"] != UNKNOWN) & ~is_aborted(requests)]

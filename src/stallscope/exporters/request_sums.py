@@ -9,7 +9,7 @@ import numpy as np
 
 from stallscope.events import histograms, layout
 from stallscope.events.layout import UNKNOWN, Array, Table
-from stallscope.events.request_times import first_token_ns, is_aborted
+from stallscope.events.request_times import first_token_ns, is_aborted, is_failed
 
 _EVERY_NS = 10_000_000_000
 _MAX_PATHS = 50
@@ -70,7 +70,7 @@ def _fill(row: Array, requests: Array, tokens: Array, now_ns: int) -> None:
     for name in (*_KEY, "engine", "model"):
         row[name] = requests[name][0]
     row["ts_ns"], row["n"], row["n_tokens"] = now_ns, len(requests), requests["n_tokens"].sum()
-    row["n_failed"], row["n_aborted"] = (requests["status"] >= 500).sum(), is_aborted(requests).sum()
+    row["n_failed"], row["n_aborted"] = is_failed(requests).sum(), is_aborted(requests).sum()
     row["first"] = histograms.histogram(first_token_ns(requests))
     row["whole"] = histograms.histogram(requests["end_ns"] - requests["ts_ns"])
     row["between"] = histograms.text_of(histograms.joined(tokens["histogram"].tolist()))

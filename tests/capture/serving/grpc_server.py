@@ -2,7 +2,7 @@
 
 It prints its process number, and its port once it listens. Methods of the service `tests.Engine`: Whole (one message),
 Tokens (N_TOKENS messages, GAP_S apart), Chat (N_TOKENS messages for each message of the client), Large (messages of
-LARGE_BYTES), Never (no message).
+LARGE_BYTES), Never (no message), Refused (an error). Whole is also the method ModelInfer of Triton's service.
 """
 
 import os
@@ -44,6 +44,11 @@ def never(_request: bytes, context: grpc.ServicerContext) -> bytes:
     return b""
 
 
+def refused(_request: bytes, context: grpc.ServicerContext) -> bytes:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such model")
+    return b""
+
+
 def main() -> None:
     server = grpc.server(ThreadPoolExecutor(32))
     methods = {
@@ -52,8 +57,15 @@ def main() -> None:
         "Chat": grpc.stream_stream_rpc_method_handler(chat),
         "Large": grpc.unary_stream_rpc_method_handler(large),
         "Never": grpc.unary_unary_rpc_method_handler(never),
+        "Refused": grpc.unary_unary_rpc_method_handler(refused),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tests.Engine", methods),))
+    triton = {"ModelInfer": methods["Whole"]}
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler("tests.Engine", methods),
+            grpc.method_handlers_generic_handler("inference.GRPCInferenceService", triton),
+        )
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     print(os.getpid(), flush=True)

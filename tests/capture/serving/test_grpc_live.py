@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from stallscope.capture.probes.program import Program
-from stallscope.capture.serving.requests import open_rows, with_text_paths
+from stallscope.capture.serving.requests import open_rows, request_rows, with_text_paths
 from stallscope.events import kernel, layout
 from stallscope.events.layout import Array
 from stallscope.events.names import RequestFlag
+from stallscope.events.request_times import is_failed
 
 sys.path.insert(0, str(Path(__file__).parent))
 from grpc_server import GAP_S, LARGE_BYTES, N_TOKENS
@@ -151,6 +152,41 @@ def test_a_unary_call_has_no_tokens(server: Server):
     assert times == sorted(times)
     assert request["first_ns"] - request["complete_ns"] >= 0.9 * GAP_NS
     assert request["request_bytes"] == len(message(b"prompt"))
+
+
+def test_the_model_is_known_only_of_requests_to_triton(server: Server):
+    body = b"\x0a\x06resnet\x12\x011"  # ModelInferRequest: model_name, model_version
+    with server.channel() as channel:
+        for path in ("/inference.GRPCInferenceService/ModelInfer", "/tests.Engine/Whole"):
+            channel.unary_unary(path)(body)
+        requests = server.recorded(2)
+    assert requests["model"].tolist() == [b"resnet", b""]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x0a\x40" + bytes(64),  # a name that is too long
+        b"\x0a\x06res",  # a message that ends in the name
+        b"\x12\x06resnet",  # another field
+        b"\x0a",
+    ],
+)
+def test_a_message_without_a_short_name_has_no_model(server: Server, body: bytes):
+    with server.channel() as channel:
+        channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(body)
+        (request,) = server.recorded(1)
+    assert request["model"] == b""
+
+
+def test_a_call_that_ends_without_a_message_has_failed(server: Server):
+    with server.channel() as channel:
+        for path in ("/tests.Engine/Refused", "/tests.Engine/Unknown"):
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(path)(b"prompt")
+        requests = server.recorded(2)
+    assert (requests["flags"] & RequestFlag.NO_MESSAGE).all()
+    assert is_failed(request_rows(requests, {}, 0)).all()
 
 
 def test_each_message_of_a_stream_is_a_token(server: Server):

@@ -37,10 +37,10 @@ def request_rows(events: Array, engines: Mapping[int, Engine], node: int) -> Arr
     for name in _TIMES:
         rows[name] = np.where(events[name] > 0, events[name], UNKNOWN)
     rows["status"] = np.where(events["status"] > 0, events["status"].astype(np.int64), UNKNOWN)
-    for row in rows:
+    for row, model in zip(rows, events["model"].tolist(), strict=True):
         engine = engines.get(int(row["pid"]))
         row["engine"] = engine.name.encode() if engine else b""
-        row["model"] = model_name(row["path"].decode(errors="replace"), engine).encode()[:64]
+        row["model"] = model or model_name(row["path"].decode(errors="replace"), engine).encode()[:64]
     return rows
 
 

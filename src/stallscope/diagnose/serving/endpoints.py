@@ -10,7 +10,7 @@ import numpy as np
 
 from stallscope.events.histograms import PERCENTS, Percentiles, joined, percentiles_ms
 from stallscope.events.layout import Array, process_keys
-from stallscope.events.request_times import first_token_ns, is_aborted
+from stallscope.events.request_times import first_token_ns, is_aborted, is_failed
 from stallscope.events.trace import Trace
 
 
@@ -61,7 +61,7 @@ def _endpoint(trace: Trace, rows: Array) -> Endpoint:
         model=model,
         path=path,
         n=len(rows),
-        n_failed=int((rows["status"] >= 500).sum()),
+        n_failed=int(is_failed(rows).sum()),
         n_aborted=int(is_aborted(rows).sum()),
         per_second=round(len(rows) / seconds, 3),
         first_ms=percentiles(first_token_ns(rows) / 1e6),
