@@ -11,6 +11,7 @@ an interrupted proof continues. With --minutes, no run begins after that time; t
 
 import argparse
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -282,6 +283,8 @@ def run(environments: Environments, kind: str, fault: str, variation: Variation)
             normal(*server.pids())
         else:
             real_time(*server.pids())
+        if kind == VLLM:
+            warm_up(server)
         with tracing(folder / "trace.db", server):
             disturb(server, variation, stop, stack)
             time.sleep(LOAD_S)
@@ -310,6 +313,15 @@ def run(environments: Environments, kind: str, fault: str, variation: Variation)
         "commit": commit(),
         **answer,
     }
+
+
+def warm_up(server: Server) -> None:
+    """vLLM compiles code for the first request with a new option, for up to half a minute."""
+    body = request_body(server, "ab cd", n=4) | {"logprobs": 5}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    with contextlib.closing(connection):
+        connection.request("POST", PATHS[VLLM], json.dumps(body), {"Content-Type": "application/json"})
+        connection.getresponse().read()
 
 
 def disturb(server: Server, variation: Variation, stop: threading.Event, stack: contextlib.ExitStack) -> None:

@@ -4,6 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.diagnose.builders import dp_trace
 from tests.diagnose.test_jobs import another, side_by_side
 
@@ -98,8 +99,25 @@ def test_a_stopped_engine_is_dead():
     assert verdict.causes[0].cause.name == "process_stopped"
 
 
-def test_an_engine_that_works_is_not_dead():
-    assert verdicts(dead_engine(Category.ON_CPU)) == []
+@pytest.mark.parametrize("category", [Category.ON_CPU, Category.CHILD])
+def test_an_engine_that_works_or_waits_for_a_compiler_is_not_dead(category):
+    assert verdicts(dead_engine(category)) == []
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        ("/usr/lib/python3.11/threading.py:327 Condition.wait", "/usr/lib/python3.11/queue.py:171 Queue.get"),
+        ("/usr/lib/python3.11/threading.py:629 Event.wait", "/srv/engine.py:395 SignalCallback._run"),
+        ("/usr/lib/python3.11/multiprocessing/connection.py:947 wait", "/srv/engine.py:80 monitor"),
+    ],
+)
+def test_a_thread_that_waits_for_work_is_not_the_blocked_thread(waits):
+    engine = dead_engine(Category.LOCK)
+    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
+    engine.position(at_ns, "0x85f16 (libc.so.6)", "0x90d8f (libc.so.6)", *waits, tid=PID + 2)
+    (verdict,) = verdicts(engine)
+    assert verdict.evidence.line is None
 
 
 def test_an_engine_whose_client_takes_no_data_is_not_dead():

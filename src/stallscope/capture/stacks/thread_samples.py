@@ -187,7 +187,7 @@ class Samples:
         return rows
 
     def _run(self) -> None:
-        pause_s = EVERY_S
+        pause_s, last_cost_s = EVERY_S, 0.0
         while not self._stop.wait(pause_s):
             begin_s = time.thread_time()
             try:
@@ -199,7 +199,9 @@ class Samples:
                     self._others_due_s = time.monotonic() + min(others_s / COST_SHARE, _MAX_OTHERS_S)
             except CannotTrace:
                 return
-            pause_s = max(EVERY_S, cost_s / COST_SHARE)
+            # The first sample of a process costs more than the next ones: it reads the libraries of the process.
+            pause_s = max(EVERY_S, min(cost_s, last_cost_s) / COST_SHARE)
+            last_cost_s = cost_s
 
     def _sample_other_threads(self, blocked: list[tuple[int, int, int]]) -> None:
         """Sample the threads that some blocked GPU threads wait for."""

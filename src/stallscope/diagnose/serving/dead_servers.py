@@ -21,11 +21,15 @@ _WORKS = 0.2
 _FACTOR = 3
 _IDLE = re.compile(
     r"^(epoll_p?wait|p?poll|p?select|accept4?)\b|/selectors\.py:|/asyncio/|/socketserver\.py:|/queue\.py:|/anyio/"
-    r"|/uvicorn/|/concurrent/futures/thread\.py:|/threading\.py:\d+ wait|/multiprocessing/resource_tracker\.py:"
+    r"|/uvicorn/|/concurrent/futures/thread\.py:|/threading\.py:\d+ (\w+\.)?wait"
+    r"|/multiprocessing/(connection|resource_tracker)\.py:"
 )
 """Innermost frames of a thread that waits for work."""
 _INNER_FRAMES = 4
-_AT_WORK = (Category.ON_CPU, Category.WAIT_GPU, Category.DEVICE, Category.IO, Category.PREEMPTED)
+_AT_WORK = (
+    *(Category.ON_CPU, Category.WAIT_GPU, Category.DEVICE, Category.IO, Category.PREEMPTED),
+    Category.CHILD,  # a compiler, for example
+)
 
 
 @dataclass(frozen=True)

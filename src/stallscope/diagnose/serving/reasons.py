@@ -341,7 +341,13 @@ def computation(delay: Delay) -> Reason | None:
         or threads.running(*span, pid=pid, without=threads.always_busy(pid))
         or threads.running(*span, pid=pid)
     )
-    return Reason("host_compute", pid, CauseEvidence(line=running.line if running else None))
+    tids = {int(row["tid"]), int(row["writer_tid"])}
+    line = (
+        running.line
+        if running
+        else threads.frequent_line(*span, pid=pid, tids=tids, category=Category.ON_CPU)
+    )
+    return Reason("host_compute", pid, CauseEvidence(line=line or None))
 
 
 def computation_elsewhere(delay: Delay) -> Reason | None:
