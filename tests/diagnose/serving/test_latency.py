@@ -105,6 +105,25 @@ def test_computation_in_the_serving_thread_is_named_with_its_line():
     assert verdict.evidence.line == "/srv/tokens.py:7 encode"
 
 
+def test_a_compilation_in_the_engine_is_named():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.CHILD)
+        stack = engine.stack(
+            "/usr/lib/python3.11/subprocess.py:1 run", "/lib/torch/_inductor/codecache.py:9 load"
+        )
+        engine.sample(begin_ns, Category.CHILD, stack=stack)
+    verdict = the_verdict(engine)
+    assert verdict.causes[0].cause.name == "recompilation"
+    assert "each shape" in verdict.advice[0]
+
+
+def test_a_program_that_the_engine_starts_is_named():
+    verdict = the_verdict(late_engine(Category.CHILD))
+    assert verdict.causes[0].cause.name == "child_program"
+
+
 def test_a_thread_that_holds_the_interpreter_lock_is_named_with_its_line():
     engine = EngineTrace()
     for i in LATE:

@@ -139,6 +139,20 @@ def test_the_late_time_is_split_along_the_path():
     assert "decode 270 ms in process 200: fault 200 ms, on cpu 70.0 ms" in text_of(report)
 
 
+def test_the_advice_names_a_front_end_that_holds_the_requests():
+    engine = EngineTrace()
+    engine.server(SECOND, pid=CORE)
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        token_ns = begin_ns + 10 * MS
+        engine.off(begin_ns, token_ns, Category.NET, waker_pid=CORE, waker_tid=CORE_THREAD)
+        engine.off(token_ns, end_ns - 10 * MS, Category.SLEEP)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert verdict.causes[0].cause.name == "host_sleep"
+    assert any("front end" in each for each in verdict.advice)
+    assert not any("rank" in each for each in verdict.advice)
+
+
 def test_a_process_that_works_while_a_request_waits_for_it_is_named():
     engine = two_processes()
     for i in LATE:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.buckets import text_of
-from stallscope.diagnose.processes.code_locations import LOCKS, is_own
+from stallscope.diagnose.processes.code_locations import COMPILES, LOCKS, is_own, matches
 from stallscope.diagnose.serving.engine_threads import (
     BUSY,
     SENDS,
@@ -266,6 +266,20 @@ def page_faults(delay: Delay) -> Reason | None:
     return Reason("page_fault", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
 
 
+def compilation(delay: Delay) -> Reason | None:
+    """A process of the engine compiled code: for a new shape, or for the first request with an option."""
+    rows = delay.threads.sampled(delay.begin_ns, delay.end_ns)
+    rows = rows[np.isin(rows["category"], (*BUSY, Category.CHILD)) & (rows["stack"] != UNKNOWN)]
+    stacks = delay.threads.trace.stacks
+    times = Counter[int]()
+    for row in rows:
+        if matches(stacks.get(int(row["stack"]), ()), COMPILES):
+            times[int(row["owner_pid"])] += int(row["ns"])
+    if not times or times.total() < delay.min_ns:
+        return None
+    return Reason("recompilation", times.most_common(1)[0][0], CauseEvidence())
+
+
 def sleep(delay: Delay) -> Reason | None:
     rows = delay.of_holder(Category.SLEEP)
     if delay.longest_ns(rows) < delay.min_ns:
@@ -369,6 +383,7 @@ _ON_PATH = {
     Category.STOPPED: "process_stopped",
     Category.IO: "block_io",
     Category.FAULT: "page_fault",
+    Category.CHILD: "child_program",
 }
 
 
@@ -436,6 +451,7 @@ RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     full_pipe,
     disk,
     page_faults,
+    compilation,
     sleep,
     long_prompt,
     kv_cache,

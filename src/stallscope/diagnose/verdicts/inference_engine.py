@@ -10,7 +10,7 @@ import numpy as np
 
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
-from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
+from stallscope.diagnose.evidence_fields import CauseEvidence, RequestPart, VerdictEvidence
 from stallscope.diagnose.processes.buckets import text_of
 from stallscope.diagnose.processes.code_locations import function, user_line
 from stallscope.diagnose.report import text
@@ -24,6 +24,7 @@ from stallscope.diagnose.serving.late_requests import Late, late_requests
 from stallscope.diagnose.serving.own_metrics import differences
 from stallscope.diagnose.serving.reasons import Delay, Reason, merged, reason_of
 from stallscope.diagnose.serving.request_path import mean_parts
+from stallscope.diagnose.serving.server_advice import advice
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts._owners import with_owners
@@ -135,16 +136,20 @@ def _explained(trace: Trace, threads: Threads, requests: Array, late: list[Late]
     has_front_end = any(delay.leaves_front_end for parts in by_cause.values() for delay, _ in parts)
     for name in sorted(shares, key=lambda each: -shares[each]):
         if shares[name] >= _LARGE_SHARE:
-            verdict = _verdict(
-                trace, requests, [(delay.late, reason) for delay, reason in by_cause[name]], shares[name]
-            )
             paths = [delay.parts(has_front_end=has_front_end) for delay, _ in by_cause[name]]
-            yield replace(verdict, evidence=replace(verdict.evidence, parts=mean_parts(paths)))
+            late_reasons = [(delay.late, reason) for delay, reason in by_cause[name]]
+            yield _verdict(trace, requests, late_reasons, shares[name], mean_parts(paths))
 
 
-def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], share: float) -> Verdict:
-    late = [each for each, _ in parts]
-    reason = _typical(parts)
+def _verdict(
+    trace: Trace,
+    requests: Array,
+    late_reasons: list[tuple[Late, Reason]],
+    share: float,
+    parts: list[RequestPart] | None,
+) -> Verdict:
+    late = [each for each, _ in late_reasons]
+    reason = _typical(late_reasons)
     row = max(late, key=lambda each: each.excess_ns).request
     excess_ms = np.array([each.excess_ns for each in late]) / 1e6
     node, pid = int(row["node"]), reason.pid or int(row["pid"])
@@ -162,7 +167,7 @@ def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], sh
         n_incidents=len(late),
         causes=[Explained(of_cause, round(share, 4), float(excess_ms.sum() * 1e6), reason.evidence)],
         confidence=0.4 if is_unknown else round(min(0.95, 0.6 + 0.05 * len(late)) * min(1.0, share / 0.6), 2),
-        advice=of_cause.advice(reason.evidence),
+        advice=advice(of_cause, reason.evidence, parts),
         abstained_because="no activity of the engine's threads explains the delay" if is_unknown else None,
         evidence=VerdictEvidence(
             engine=text_of(row, "engine"),
@@ -174,6 +179,7 @@ def _verdict(trace: Trace, requests: Array, parts: list[tuple[Late, Reason]], sh
             pid=reason.pid or None,
             command=_command(trace, node, pid) if reason.pid else None,
             line=reason.evidence.line,
+            parts=parts,
         ),
     )
 
