@@ -69,6 +69,18 @@ def test_the_thread_that_holds_the_lock_is_named_and_not_the_threads_that_wait_f
     assert verdict.evidence.line == "/srv/app.py:12 wedge"
 
 
+def test_a_background_thread_that_sleeps_is_not_the_blocked_thread():
+    engine = dead_engine(Category.LOCK)
+    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
+    engine.position(at_ns, "clock_nanosleep+0x65 (libc.so.6)", "/srv/app.py:80 report_often", tid=PID + 1)
+    engine.position(at_ns, "0x85f16 (libc.so.6)", "/srv/app.py:12 wedge", "/srv/app.py:9 handler")
+    (verdict,) = verdicts(engine)
+    assert verdict.evidence.line == "/srv/app.py:12 wedge"
+    engine.positions.pop()
+    (verdict,) = verdicts(engine)
+    assert verdict.evidence.line == "/srv/app.py:80 report_often"
+
+
 def test_an_answer_to_a_health_check_is_no_progress():
     engine = dead_engine(Category.LOCK)
     engine.requests["path"][-1] = b"/health"

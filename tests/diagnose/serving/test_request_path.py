@@ -198,6 +198,26 @@ def test_a_thread_that_the_ledger_does_not_follow_hides_the_next_process():
     assert verdict.evidence.line == "/srv/model.py:8 merge"
 
 
+def test_a_thread_with_the_interpreter_lock_that_also_takes_the_cpu_is_named():
+    """The core waits 5 ms for the lock, then 45 ms for a CPU, again and again; its background thread runs."""
+    engine = two_processes()
+    spin = {"pid": CORE, "tid": CORE_THREAD + 5}
+    idle_since_ns = 0
+    for i in LATE:
+        begin_ns = int(engine.requests["gap_at_ns"][i])
+        for at_ns in range(begin_ns - 10 * MS, begin_ns + 270 * MS, 50 * MS):
+            values = {"pid": CORE, "tid": CORE_THREAD, "waker_pid": -1, "runnable_ns": 45 * MS}
+            engine.off(at_ns, at_ns + 50 * MS, Category.LOCK, **values)
+        engine.off(idle_since_ns, begin_ns, Category.SLEEP, **spin)
+        idle_since_ns = begin_ns + DELAY_NS
+    engine.off(idle_since_ns, idle_since_ns + SECOND, Category.SLEEP, **spin)
+    engine.sample(SECOND, Category.ON_CPU, "/srv/stats.py:3 squares", owner_pid=CORE, **spin)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert verdict.causes[0].cause.name == "gil"
+    assert verdict.pids == [CORE]
+    assert verdict.evidence.line == "/srv/stats.py:3 squares"
+
+
 def test_a_slow_client_is_a_part_of_the_path():
     engine = EngineTrace()
     for i in LATE:

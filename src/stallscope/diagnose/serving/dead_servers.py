@@ -26,6 +26,9 @@ _IDLE = re.compile(
 )
 """Innermost frames of a thread that waits for work."""
 _INNER_FRAMES = 4
+_SLEEP = re.compile(r"^(clock_)?nanosleep\b")
+"""The innermost frame of a thread that sleeps, as a background thread does: another blocked thread is named first."""
+
 _AT_WORK = (
     *(Category.ON_CPU, Category.WAIT_GPU, Category.DEVICE, Category.IO, Category.PREEMPTED),
     Category.CHILD,  # a compiler, for example
@@ -121,7 +124,13 @@ def _blocked_at(
     blocked = [key for key in samples if not any(_IDLE.search(frame) for frame in key[1][:_INNER_FRAMES])]
     # Threads that wait for a lock are many and at one line; the thread that has the lock is alone at its line.
     ranked = sorted(
-        blocked, key=lambda key: (not _is_in_function(key[1]), len(samples[key]), -samples[key].total())
+        blocked,
+        key=lambda key: (
+            bool(_SLEEP.match(key[1][0])),
+            not _is_in_function(key[1]),
+            len(samples[key]),
+            -samples[key].total(),
+        ),
     )
     return ranked[0] if ranked else None
 

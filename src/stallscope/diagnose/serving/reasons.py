@@ -5,7 +5,7 @@ engine's code, and these before rules on other requests: a stopped process also 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -410,17 +410,51 @@ def other_thread(delay: Delay) -> Reason | None:
     """
     if not any(each.category == Category.NONE for each in delay.path):
         return None
+    others = [pid for pid in delay.threads.pids if pid != delay.late.request["pid"]]
+    if not (found := _thread_that_ran(delay, others, without=())):
+        return None
+    return Reason("host_compute", found[0], CauseEvidence(line=found[1]))
+
+
+def own_thread(delay: Delay) -> Reason | None:
+    """A thread of the process that held the request ran, while the holder waited for the lock, and then for a CPU.
+
+    With a few CPUs, the thread that has the interpreter lock also takes the CPU of the thread that waits for it.
+    """
+    waits = [
+        each
+        for each in delay.path
+        if each.category in (Category.LOCK, Category.PREEMPTED) and not each.is_pickup
+    ]
+    times = Counter[int]()
+    for each in waits:
+        times[each.pid] += each.ns
+    if not times or times.total() < delay.min_ns:
+        return None
+    pid = times.most_common(1)[0][0]
+    foreign = delay.foreign[delay.foreign["by_pid"] != UNKNOWN]
+    has_waited_for_lock = any(each.category == Category.LOCK for each in waits if each.pid == pid)
+    if not has_waited_for_lock or delay.longest_ns(foreign) >= delay.min_ns:
+        return None
+    found = _thread_that_ran(delay, [pid], without={each.tid for each in waits})
+    return Reason("gil", pid, CauseEvidence(line=found[1], holder=found[1])) if found else None
+
+
+def _thread_that_ran(
+    delay: Delay, pids: Collection[int], *, without: Collection[int]
+) -> tuple[int, str] | None:
+    """Process and line of the thread that ran most in the delay, for most of it, and runs less at other times."""
     waits, span = delay.threads.waits, (delay.begin_ns, delay.end_ns)
     running = {
         (pid, tid): waits.running_ns(tid, *span)
         for pid, tid, (since_ns, until_ns) in waits.threads()
-        if pid != delay.late.request["pid"] and since_ns < span[0] and until_ns > span[1]
+        if pid in pids and tid not in without and since_ns < span[0] and until_ns > span[1]
     }
     for pid, tid in sorted(running, key=lambda key: -running[key]):
         line = delay.threads.frequent_line(*span, pid=pid, tids=[tid], category=Category.ON_CPU)
         share = running[pid, tid] / (span[1] - span[0])
         if running[pid, tid] >= delay.min_ns and line and _share_outside(delay, tid) < HALF * share:
-            return Reason("host_compute", pid, CauseEvidence(line=line))
+            return pid, line
     return None
 
 
@@ -457,6 +491,7 @@ RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     kv_cache,
     capacity,
     interpreter_lock,
+    own_thread,
     preemption,
     computation,
     computation_elsewhere,
