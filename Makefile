@@ -133,9 +133,14 @@ test-inference: setup ## compare recorded times with the times of a client, on u
 	@build/inference/bin/python -m pip --quiet --disable-pip-version-check install 'uvicorn>=0.30' 'starlette>=0.40' 'gguf>=0.10' 'xllamacpp>=2025.1' 'pyzmq>=26' 'uvloop>=0.21'
 	@$(PY) bench/prove_serving.py build/inference/bin/python
 
-prove-inference: test-inference ## run faults in four kinds of inference servers, and check that explain names process, cause and line; check that healthy servers get no verdict; needs root
+# A proof that is interrupted continues from its journal; remove the journal to begin again.
+ENGINES := build/inference_engines
+prove-inference: test-inference ## run faults in six kinds of inference servers, also vLLM and Triton if they can be installed (5 GB), and check process, cause and line; check that healthy servers get no verdict; needs root
+	@setup/inference_engines.sh $(ENGINES) $(PYTHON)
 	@$(PY) bench/inference/prove_healthy.py build/inference/bin/python
-	@$(PY) bench/inference/prove_faults.py build/inference/bin/python
+	@$(PY) bench/inference/prove_faults.py build/inference/bin/python --journal build/inference_faults.jsonl --repeat 1 \
+		$$([ -x $(ENGINES)/triton/bin/python ] && echo --triton $(ENGINES)/triton/bin/python) \
+		$$([ -x $(ENGINES)/vllm/bin/vllm ] && echo --vllm $(ENGINES)/vllm/bin/python $(ENGINES)/model)
 
 prove-page: setup ## open the page of 10,240 ranks in Chromium, and sign in, list and job in Firefox
 	@setup/need.sh firefox || true

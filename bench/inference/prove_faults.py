@@ -2,11 +2,13 @@
 
     python bench/inference/prove_faults.py ENVIRONMENT [--triton PYTHON] [--vllm PYTHON MODEL] [--kind KIND]...
                                            [--fault FAULT]... [--repeat N] [--seed N] [--journal FILE] [--minutes N]
+                                           [--report]
 
 ENVIRONMENT: the Python with the packages of the servers. Needs root. A run is right if the first verdict names an
 expected cause, the process that has the fault and, where the fault is in Python, its function. At least 95 % of the
 runs must be right. With --journal, each run is appended to a file, and runs that are in the file are not repeated: so
-an interrupted proof continues. With --minutes, no run begins after that time; the report needs all runs.
+an interrupted proof continues. With --minutes, no run begins after that time. The result is written after the last
+run, or with --report.
 """
 
 import argparse
@@ -404,6 +406,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the parameters of the first runs")
     parser.add_argument("--journal", type=Path, help="a file of finished runs")
     parser.add_argument("--minutes", type=float, help="no run begins after this time")
+    parser.add_argument("--report", action="store_true", help="also write the result of an unfinished proof")
     words = parser.parse_args()
     real_time(os.getpid())  # clients and servers: delays by other programs of the machine are not the fault
     vllm = (words.vllm[0], Path(words.vllm[1])) if words.vllm else None
@@ -429,8 +432,9 @@ def main() -> None:
     runs = [results[key] for key in wanted if key in results]
     n_right = sum(bool(each["is_right"]) for each in runs)
     print(f"{n_right} of {len(runs)} right, {len(wanted) - len(runs)} not run", file=sys.stderr)
-    if not (words.kind or words.fault) and len(runs) == len(wanted):
-        report("inference_faults", {"n_runs": len(runs), "n_right": n_right, "runs": runs})
+    if not (words.kind or words.fault) and (words.report or len(runs) == len(wanted)):
+        numbers = {"n_runs": len(runs), "n_right": n_right, "n_not_run": len(wanted) - len(runs)}
+        report("inference_faults", numbers | {"runs": runs})
     if n_right < 0.95 * len(runs):
         raise SystemExit(1)
 
