@@ -8,7 +8,8 @@ import * as state from './state.js'
 
 const EVERY_MS = 5000
 const STUCK_S = 1
-const PERCENTILES = ['p50', 'p99']
+const PERCENTILES = ['p50', 'p99', 'p99.9']
+const COUNTS = ['Endpoint', 'Requests/s', 'Tokens/s', 'Failed', 'Aborted']
 const TIMES = [['First token', 'first_ms'], ['Between tokens', 'between_ms'], ['Whole', 'whole_ms']]
 const answer = signal(null)
 
@@ -41,9 +42,10 @@ const Endpoints = ({ rows }) => (
     <table>
       <thead>
         <tr>
-          <th>Endpoint</th><th class="num">Requests per s</th><th class="num">Tokens per s</th><th class="num">Failed</th><th class="num">Aborted</th>
-          {TIMES.map(([title]) => <th key={title} class="num">{title} {PERCENTILES.join(', ')}</th>)}
+          {COUNTS.map(title => <th key={title} rowSpan={2} class={title === 'Endpoint' ? '' : 'num'}>{title}</th>)}
+          {TIMES.map(([title]) => <th key={title} colSpan={PERCENTILES.length} scope="colgroup" class="num">{title}</th>)}
         </tr>
+        <tr>{TIMES.flatMap(([title]) => PERCENTILES.map(p => <th key={`${title} ${p}`} class="num">{p}</th>))}</tr>
       </thead>
       <tbody>
         {rows.map(row => (
@@ -53,7 +55,7 @@ const Endpoints = ({ rows }) => (
             <td class="num">{num(row.tokens_per_second)}</td>
             <td class="num">{row.n_failed}</td>
             <td class="num">{row.n_aborted}</td>
-            {TIMES.map(([title, name]) => <td key={title} class="num">{PERCENTILES.map(p => millis(row[name][p])).join(', ')}</td>)}
+            {TIMES.flatMap(([, name]) => PERCENTILES.map(p => <td key={`${name} ${p}`} class="num">{millis(row[name][p])}</td>))}
           </tr>
         ))}
       </tbody>
