@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from stallscope.events.names import Op
+from stallscope.synth import Capture
+from stallscope.synth.fault_scenarios import scene
 
 from .builders import MS, Call, Job, data_parallel, every, trace_of
 from .reports import only, report_of
@@ -123,3 +125,11 @@ def test_a_gpu_that_is_slower_by_few_per_cent_of_a_step_is_a_remark(is_slow):
     (remark,) = [each for each in report.benign if "slower than its peers" in str(each["what"])]
     assert remark["rank"] == 1
     assert remark["late_ms"] == pytest.approx(1.5, abs=0.3)
+
+
+@pytest.mark.parametrize(("shape", "seed"), [("dp8-saves", 1), ("dp16-ep8", 4)])
+def test_a_slow_clock_is_not_shared_time(shape, seed):
+    """Pauses of all ranks, and steps just below the threshold, make single steps of the GPU vary."""
+    trace, _ = scene(shape, "gpu_slow", seed, capture=Capture(has_gpu_times=True), has_twin=False)
+    verdict = only(report_of(trace))
+    assert (verdict.kind, verdict.causes[0].cause.name) == ("device", "gpu_slow")

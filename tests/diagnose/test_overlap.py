@@ -1,6 +1,11 @@
 """GPUs that work during collectives: their work before a collective begins at the start of the previous collective."""
 
+from typing import Any
+
+import numpy as np
 import pytest
+
+from stallscope.events.trace import Trace
 
 from .builders import MS, Call, Job, trace_of
 from .reports import only, report_of
@@ -8,7 +13,7 @@ from .reports import only, report_of
 RANKS, N_CALLS, WORK_NS = (tuple(range(8)),), 6, 8 * MS
 
 
-def backward_pass(*, is_overlapped: bool, factor: float, n_steps: int = 30):
+def backward_pass(*, factor: float, is_overlapped: bool = True, n_steps: int = 30, **more: Any) -> Trace:
     """Work on the GPU, then a reduction, six times a step; the host waits at the end."""
     program = tuple(
         Call(
@@ -21,9 +26,8 @@ def backward_pass(*, is_overlapped: bool, factor: float, n_steps: int = 30):
         )
         for i in range(N_CALLS)
     )
-    return trace_of(
-        Job(program, 8, n_steps, gpu_factor={3: factor}, gpu_jitter=0.01, has_gpu_times=True, jitter_ns=2000)
-    )
+    how = {"gpu_factor": {3: factor}, "gpu_jitter": 0.01, "has_gpu_times": True, "jitter_ns": 2000}
+    return trace_of(Job(program, 8, n_steps, **how, **more))
 
 
 @pytest.mark.parametrize("is_overlapped", [True, False])
@@ -47,3 +51,12 @@ def test_the_cost_of_a_gpu_that_is_slow_from_the_start_ends_near_the_truth():
 
 def test_gpus_of_equal_speed_are_healthy():
     assert report_of(backward_pass(is_overlapped=True, factor=1.0)).healthy
+
+
+@pytest.mark.parametrize("share", [0.01, 0.02])
+def test_gpus_that_differ_by_few_per_cent_in_each_step_are_healthy(share):
+    """A GPU that is a little behind shows its delay again before each later collective of the step."""
+    rng = np.random.default_rng(1)
+    late = np.abs(rng.normal(0, share * N_CALLS * WORK_NS, (8, 80))).astype(int)
+    gpu_late_ns = {(rank, step): int(late[rank, step]) for rank, step in np.ndindex(late.shape)}
+    assert report_of(backward_pass(factor=1.0, n_steps=80, gpu_late_ns=gpu_late_ns)).healthy

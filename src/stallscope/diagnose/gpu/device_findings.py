@@ -16,6 +16,7 @@ from stallscope.diagnose.gpu.slow_gpu import (
     min_device_ns,
     released_late,
     slow_devices,
+    without_overlap,
 )
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.period import period_steps
@@ -23,11 +24,12 @@ from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, 
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.excess import excess_ns
 from stallscope.diagnose.timeline.timeline import NO_WAIT_NS, Timeline
+from stallscope.events.layout import Array
 
-_SAME_STEPS = 0.8  # share of a GPU's late steps in which its partner must be late
+_SAME_STEPS = 0.8  # share of a GPU's late steps in which the other GPU must be late
 _AS_LONG = 0.5  # share of a GPU's typical excess from which the work of another GPU is as long
 _MIN_ELSEWHERE = 3  # steps in which other GPUs work as long
-_VICTIM = 0.5  # share of the partner's excess up to which a GPU is the partner's victim
+_VICTIM = 0.5  # share of the other GPU's excess up to which a GPU is its victim
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,11 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
     more = device_excess(timeline, case.programs, table, times, host_excess_ns=host_excess_ns)
     late = late_devices(table, more, usual=case.pace, limits=limits, host_late_steps=late_steps)
     slow = slow_devices(table, more, late, usual=case.pace, limits=limits, host_late_steps=late_steps)
-    slow = {process: device for process, device in slow.items() if not _is_victim(timeline, process, slow)}
+    if len(slow) > 1:
+        connected = _connected(timeline)
+        slow = {
+            process: device for process, device in slow.items() if not _is_victim(connected, process, slow)
+        }
     if limits.steady_noise_factor * more.noise_ns > min_device_ns(case.pace, limits):
         slow = {
             process: device
@@ -83,7 +89,14 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
     return DeviceFindings(
         slow={process: device for process, device in slow.items() if process not in differing},
         stage=stage,
-        uneven=moving(timeline, late, named, table=table, min_ns=min_ns, limits=limits),
+        uneven=moving(
+            timeline,
+            without_overlap(table, more, late, usual=case.pace, limits=limits),
+            named,
+            table=table,
+            min_ns=min_ns,
+            limits=limits,
+        ),
         differing=differing,
     )
 
@@ -117,23 +130,38 @@ def _is_by_manufacture(case: Case, device: SlowDevice) -> bool:
     return typical_ns < case.limits.late_step_share * case.step_ns
 
 
-def _is_victim(timeline: Timeline, process: int, slow: Mapping[int, SlowDevice]) -> bool:
-    """Whether a GPU is late in the steps of a far slower GPU of one of its smaller groups.
+def _is_victim(connected: Array, process: int, slow: Mapping[int, SlowDevice]) -> bool:
+    """Whether a GPU is late in the steps of a far slower GPU to which its smaller groups lead, over any number of
+    other GPUs.
 
     Part of a wait for a partner counts as the GPU's own work: a transfer to a third rank waits for it on the stream.
+    The partner may itself wait for the slower GPU, without being late. connected: see _connected().
     """
-    own, calls = {late.step: late.excess_ns for late in slow[process].late}, timeline.calls
-    small = timeline.n_members < timeline.n_processes
-    groups = calls.comm[(calls.process == process) & small[calls.comm]]
-    for partner in np.unique(calls.process[np.isin(calls.comm, groups)]).tolist():
-        if partner == process or partner not in slow:
+    own = {late.step: late.excess_ns for late in slow[process].late}
+    for other, device in slow.items():
+        if other == process or connected[other] != connected[process]:
             continue
-        of_partner = {late.step: late.excess_ns for late in slow[partner].late}
-        shared = own.keys() & of_partner.keys()
-        is_far_less = sum(own[step] for step in shared) <= _VICTIM * sum(of_partner[step] for step in shared)
+        of_other = {late.step: late.excess_ns for late in device.late}
+        shared = own.keys() & of_other.keys()
+        is_far_less = sum(own[step] for step in shared) <= _VICTIM * sum(of_other[step] for step in shared)
         if len(shared) >= _SAME_STEPS * len(own) and is_far_less:
             return True
     return False
+
+
+def _connected(timeline: Timeline) -> Array:
+    """By process, the smallest process to which groups smaller than the job lead: int64 (p,)."""
+    calls, label = timeline.calls, np.arange(timeline.n_processes)
+    small = timeline.n_members[calls.comm] < timeline.n_processes
+    process, comm = calls.process[small], calls.comm[small]
+    while True:
+        of_comm = np.full(len(timeline.n_members), timeline.n_processes)
+        np.minimum.at(of_comm, comm, label[process])
+        lower = label.copy()
+        np.minimum.at(lower, process, of_comm[comm])
+        if (lower == label).all():
+            return label
+        label = lower
 
 
 def with_costly_gpus(case: Case, gpus: DeviceFindings) -> DeviceFindings:

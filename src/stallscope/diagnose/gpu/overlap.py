@@ -24,6 +24,8 @@ _BLOCKED_NS = (
 )
 _FEWEST_PROCESSES = 4  # with fewer, the median of the others is not robust against one slow GPU
 _FEWEST_SAMPLES = 8
+_FEW_COMPARED = 0.2  # share of a GPU's work up to which the compared part does not show how slow it is
+_SURE = 0.1  # share of the work before a call up to which its bounds may differ
 _SLOPE = 0.7  # share of a longer wait by which the next work is shorter: 1 with overlap, 0 without
 
 
@@ -31,8 +33,8 @@ _SLOPE = 0.7  # share of a longer wait by which the next work is shorter: 1 with
 class OverlappedWork:
     """Work of GPUs in steps with work during collectives: float64 (c,) each, by cell; 0 in other steps.
 
-    own_ns: all work. compared_ns: its part that peers did without waiting for a collective. excess_ns: of that part
-    beyond the peers' median.
+    own_ns: all work. compared_ns: its part that peers did without waiting for a collective, and that the error of the
+    GPU's clock does not hide. excess_ns: of that part beyond the peers' median.
     """
 
     own_ns: Array
@@ -45,11 +47,22 @@ class OverlappedWork:
         Peers that wait for a slow GPU run out of work: their last starts of a step are the ends of earlier collectives,
         and do not show how long their own work took. The GPU is taken to be as slow in that work as in the rest.
         """
-        compared = float(self.compared_ns[cells].sum())
-        if compared <= 0:
+        compared, own = float(self.compared_ns[cells].sum()), float(self.own_ns[cells].sum())
+        if compared <= _FEW_COMPARED * own:
             return np.full(len(cells), np.nan)
         share = float(self.excess_ns[cells].sum()) / compared
         return np.asarray(np.where(self.own_ns[cells] > 0, max(share, 0.0) * self.own_ns[cells], np.nan))
+
+    @property
+    def late_in_step_ns(self) -> Array:
+        """How much longer each GPU worked in each step, by that step alone: float64 (c,), NaN where unknown."""
+        share = np.divide(
+            self.excess_ns,
+            self.compared_ns,
+            out=np.full(len(self.own_ns), np.nan),
+            where=self.compared_ns > 0,
+        )
+        return np.asarray(np.maximum(share, 0.0) * self.own_ns)
 
 
 def overlapped_work(timeline: Timeline, programs: Programs, table: Cells, times: GpuTime) -> OverlappedWork:
@@ -67,6 +80,9 @@ def overlapped_work(timeline: Timeline, programs: Programs, table: Cells, times:
     last = np.full(len(table.step), -1)
     np.maximum.at(last, cell[are_free], np.flatnonzero(are_free))
     is_compared = known & (np.arange(len(known)) <= last[cell])
+    is_sure = times.max_ns - times.min_ns <= _SURE * times.max_ns
+    is_sure[rows] = True  # from start to start, by the GPU's clock alone
+    is_compared &= is_sure
     excess = np.nan_to_num(programs.calls.beyond_others(own, known), nan=0.0)
     is_in = np.bincount(cell[rows], minlength=len(table.step)) > 0
     values = (own, np.where(is_compared, own, 0.0), np.where(is_compared, excess, 0.0))

@@ -32,7 +32,8 @@ _KIND = 0.15  # share of the steps from which a kind of step is examined by itse
 _LIKE = 0.5  # share of a GPU's median excess from which slow steps are similar
 _BY_HOST = 0.5  # share of a host's own delay that shows in the release of a rank held by its host
 _FEWEST_ROUNDS = 8
-_IRREGULAR = 0.3  # coefficient of variation from which slowness looks like shared time, not like a slow clock
+_QUARTILES = 1.35  # distance of the quartiles in standard deviations
+_IRREGULAR = 0.55  # see _is_irregular(); a slow clock has at most 0.44, shared time 0.67 and more
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,26 @@ def late_devices(
     ]
 
 
+def without_overlap(
+    table: Cells, more: DeviceExcess, late: list[LateStep], *, usual: Pace, limits: Thresholds
+) -> list[LateStep]:
+    """Late steps of GPUs, without the time in which their peers worked as well; none that are then too short.
+
+    A GPU that works during collectives and is a little behind starts each collective of a step later than its peers,
+    which wait in it. Its excess before each collective then contains its whole delay since the step began.
+    """
+    if not late:
+        return late
+    rows = np.array([late_step.first_row for late_step in late], np.int64)
+    net_ns = more.overlapped.late_in_step_ns[np.searchsorted(table.first_row, rows)]
+    least = min_device_ns(usual, limits)
+    return [
+        replace(late_step, late_ns=min(late_step.late_ns, late_step.excess_ns))
+        for late_step in _without_overlap(late, net_ns)
+        if late_step.excess_ns >= least
+    ]
+
+
 def min_device_ns(usual: Pace, limits: Thresholds) -> float:
     """The excess from which a GPU is late in a step."""
     return max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns, usual.noise_ns)
@@ -211,10 +232,19 @@ def _slow_device(
         _without_overlap(
             [by_step[step] for step in table.step[kept].tolist()], more.overlapped.late_ns(kept)
         ),
-        bool(np.std(values) >= _IRREGULAR * np.mean(values)),
+        _is_irregular(values),
         "start and end of collectives on the GPUs",
         is_part or _n_calls(table, kept) != _n_calls(table, between),
     )
+
+
+def _is_irregular(values_ns: Array) -> bool:
+    """Whether slowness looks like shared time rather than a slow clock: it varies in the middle half of the steps.
+
+    Single steps do not count, such as a pause of all ranks.
+    """
+    low, middle, high = np.quantile(values_ns, (0.25, 0.5, 0.75)).tolist()
+    return bool((high - low) / _QUARTILES >= _IRREGULAR * middle)
 
 
 def _of_most_time(sizes_ns: Array) -> float:
