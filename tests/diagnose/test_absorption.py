@@ -37,6 +37,14 @@ def test_an_absorbed_delay_after_steps_without_it_names_no_rank():
     assert not report.verdicts
 
 
+@pytest.mark.parametrize("slower_ms", [4, 8])
+def test_an_absorbed_delay_in_a_job_that_becomes_slower_is_not_the_cause(slower_ms: int):
+    """The steps without the delay lie before the change of all ranks; later steps are longer by the change."""
+    slower = {(rank, step): slower_ms * MS for rank in range(N_RANKS) for step in range(30, N_STEPS)}
+    verdict = only(report_of(trace_of(replace(queued(first=10, delay_ms=4.5), gpu_late_ns=slower))))
+    assert (verdict.kind, verdict.ranks) == ("change", [])
+
+
 def test_a_delay_longer_than_the_queue_names_its_rank():
     verdict = only(report_of(trace_of(queued(first=20, delay_ms=60))))
     assert verdict.ranks == [0]

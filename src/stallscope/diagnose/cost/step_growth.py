@@ -24,6 +24,7 @@ _MANY_QUIET = 10  # quiet stretches from which their own variation is known
 _ERRORS = 2.0  # standard errors on either side; more where few steps show how much they vary
 _OUTLIER = 3.0  # spreads beyond which a length is clipped
 _OTHER = 0.5  # share of a step beyond the delay from which a step is another kind of step
+_MOSTLY = 0.5  # share of the stretches with delays above which they are not another kind of step
 _LIKE = 2.0  # times the median up to which a delay in a step of another kind counts as similar
 _SMALL = 0.1  # share of the median delay up to which a rank's own excess leaves a step quiet
 _ALSO_LATE = 0.5  # share of the median delay from which a step of a named rank also counts as late
@@ -38,6 +39,7 @@ _MAX_QUIET = 256
 _FEWEST_GAPS = 4
 _FEWEST_DELAYS = 3  # delays that show what a delay costs where a part of the last delay is cut off
 _REGULAR = 0.75  # share of the distances between delays that must be about multiples of a period
+_BY_DELAYS = 0.5  # share of a change of all steps by which delays must grow to be its cause
 _NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
 
 
@@ -60,8 +62,9 @@ class Stretches:
     """Parts of a job in order of time, (k,) each: steps, or the time between releases if hosts run ahead of their GPUs.
 
     begin_ns: float64, on the common clock. n_steps: steps in it. kind: int64, equal for steps with as many calls and
-    the same pauses of all ranks; 0 where that is unknown. length_ns: float64, mean over the ranks that wait. delay_ns:
-    float64, by named process. excess_ns: float64, by named process, late or not.
+    the same pauses of all ranks, before or after a change of all ranks; 0 where that is unknown.
+    length_ns: float64, mean over the ranks that wait. delay_ns: float64, by named process. excess_ns: float64, by named
+    process, late or not.
     is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
     n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
     stretches. others_ns: float64, the excess of all ranks that are not named, NaN where unknown.
@@ -333,9 +336,14 @@ def _compared(parts: Stretches, delay_ns: Array) -> _Estimate | None:
     spread_ns, is_hit = spread * parts.n_steps, (parts.after(delay_ns) > 0) & ~quiet
     grown = parts.length_ns - usual * parts.n_steps
     is_other = grown > parts.after(delay_ns) + _OTHER * usual * parts.n_steps
-    is_other |= ~is_comparable
-    if not (is_hit & is_comparable).any():
+    compared = is_hit & is_comparable
+    if not compared.any():
         return None
+    if (
+        is_other[compared].mean() > _MOSTLY
+    ):  # delays that show only a part of themselves on the host, as a slow GPU's
+        is_other[:] = False
+    is_other |= ~is_comparable
     grown = np.clip(grown, -_OUTLIER * spread_ns, parts.after(delay_ns) + _OUTLIER * spread_ns)
     grown[~is_hit] = 0.0
     least, most = _without_other_kinds(grown, delay_ns, is_hit & is_other)
@@ -359,16 +367,22 @@ def _narrowed(parts: Stretches, compared: _Estimate, delay_ns: Array, thresholds
 
     The range that both allow; where they contradict each other, the range from the lower to the higher.
     """
-    fitted = _by_fits(parts, delay_ns, thresholds)
-    if fitted is None or fitted[1] - fitted[0] >= 2 * compared.error_ns:
+    near = _is_near(delay_ns)
+    whole_ns, n_hit = float(delay_ns[near].sum()), np.count_nonzero(delay_ns)
+    error_ns = compared.error_ns * np.count_nonzero(delay_ns[near]) / n_hit
+    fitted = _by_fits(parts, np.where(near, delay_ns, 0.0), thresholds)
+    if fitted is None or fitted[1] - fitted[0] >= 2 * error_ns:
         return compared
-    whole_ns = float(delay_ns.sum())
-    least = max(float(compared.min_ns.sum()) - compared.error_ns, 0.0)
-    most = min(float(compared.max_ns.sum()) + compared.error_ns, whole_ns)
+    least = max(float(compared.min_ns[near].sum()) - error_ns, 0.0)
+    most = min(float(compared.max_ns[near].sum()) + error_ns, whole_ns)
     ends = [max(least, fitted[0]), min(most, fitted[1])]
     if ends[0] > ends[1]:
         ends = [min(least, fitted[0]), max(most, fitted[1])]
-    return _Estimate(delay_ns * (ends[0] / whole_ns), delay_ns * (ends[1] / whole_ns), 0.0, True)
+    least_ns, most_ns = (
+        np.where(near, delay_ns * (end / whole_ns), by_step)
+        for end, by_step in zip(ends, (compared.min_ns, compared.max_ns), strict=True)
+    )
+    return _Estimate(least_ns, most_ns, compared.error_ns - error_ns, True)
 
 
 def _by_fits(parts: Stretches, delay_ns: Array, thresholds: Array) -> tuple[float, float] | None:
@@ -460,17 +474,37 @@ def _bounded(parts: Stretches, delay_ns: Array, slope: tuple[float, float] | Non
     """Without stretches to compare with: at most the delays, and at least what steps last beyond the shortest, or what
     longer delays make steps last beyond those with a typical delay.
     """
-    most = delay_ns.copy()
+    most, near = delay_ns.copy(), _is_near(delay_ns)
     length_ns = parts.length_ns - parts.by_others_ns
     least = np.clip(length_ns - parts.step_at_most_ns * parts.n_steps, 0.0, most)
-    if slope is not None and least.sum() > sum(slope) * most.sum():
+    least = np.maximum(least, np.clip(_beyond_near(parts, near, length_ns), 0.0, most))
+    if slope is not None and least[near].sum() > sum(slope) * most[near].sum():
         slope = None  # the steps grew by more than the slope allows: another time varies with the delays
     if slope is not None:
-        most *= min(max(sum(slope), 0.0), 1.0)
+        most[near] *= min(max(sum(slope), 0.0), 1.0)
         sure = max(slope[0] - slope[1], 0.0) * (delay_ns - np.median(delay_ns[delay_ns > 0]))
-        least = np.minimum(np.maximum(least, sure), most)
+        least = np.minimum(np.maximum(least, np.where(near, sure, 0.0)), most)
     is_measured = slope is not None and slope[1] <= _SURE_SLOPE
     return _Estimate(least, most, 0.0, is_measured or least.sum() >= _KNOWN * most.sum())
+
+
+def _is_near(delay_ns: Array) -> Array:
+    """Whether a delay is not far longer than the median delay: bool (k,). Fits hold for these delays only."""
+    return np.asarray(delay_ns <= _FAR * np.median(delay_ns[delay_ns > 0]))
+
+
+def _beyond_near(parts: Stretches, near: Array, length_ns: Array) -> Array:
+    """How much longer stretches with far longer delays last than other stretches of their kind: float64 (k,), 0 for
+    these others and where there are too few. A step without delays lasts no longer than a step with a short delay.
+    """
+    step = length_ns / np.maximum(parts.n_steps, 1)
+    out, usual = np.zeros(len(step)), near & parts.is_usual
+    for kind in np.unique(parts.kind[~near]).tolist():
+        others = step[usual & (parts.kind == kind)]
+        if len(others) >= _FEWEST_QUIET:
+            here = ~near & (parts.kind == kind)
+            out[here] = length_ns[here] - float(np.median(others)) * parts.n_steps[here]
+    return out
 
 
 @dataclass(frozen=True)
@@ -544,12 +578,13 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     for process, own in excess.items():  # a single long delay has a verdict of its own
         kept &= (own < case.limits.one_off_ns) | (delay[process] > 0)
     kept &= ~_is_cut_off(kept, np.sum([np.zeros(n), *delay.values()], axis=0))
+    is_after = _after_change(case, np.max([np.zeros(n), *delay.values()], axis=0))
     begin_ns = np.full(n, np.inf)
     np.minimum.at(begin_ns, table.step, case.arrival_ns[table.first_row])
     parts = Stretches(
         begin_ns=begin_ns[kept],
         n_steps=np.ones(int(kept.sum())),
-        kind=(4 * n_calls + 2 * paused + np.append(paused[1:], False))[kept],
+        kind=(8 * n_calls + 4 * is_after + 2 * paused + np.append(paused[1:], False))[kept],
         length_ns=total[kept] / n_known[kept],
         delay_ns={process: each[kept] for process, each in delay.items()},
         excess_ns={process: each[kept] for process, each in excess.items()},
@@ -561,6 +596,20 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         others_ns=_of_others(table, is_named, n)[kept],
     )
     return replace(parts, step_at_most_ns=_shortest_warm_up(parts, is_normal[kept]))
+
+
+def _after_change(case: Case, delay_ns: Array) -> Array:
+    """Whether each step follows a change of all ranks that the delays did not cause: bool (n,).
+
+    Steps before it do not show how long later steps last without delays. Delays cause a change if they grow with it.
+    delay_ns: float64 (n,), the longest delay of a named rank.
+    """
+    number, first = np.arange(len(delay_ns)), int(case.judged.step.min(initial=len(delay_ns)))
+    if case.change is None:
+        return np.zeros(len(delay_ns), bool)
+    is_after = number >= case.change.step
+    grown_ns = float(delay_ns[is_after].mean() - delay_ns[~is_after & (number >= first)].mean())
+    return is_after & (grown_ns < _BY_DELAYS * case.change.growth_ns)
 
 
 def _of_others(table: Cells, is_named: Array, n: int) -> Array:

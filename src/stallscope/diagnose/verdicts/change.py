@@ -9,7 +9,7 @@ from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
-from stallscope.diagnose.lateness.slowdown import host_slowdown, slowdown
+from stallscope.diagnose.lateness.slowdown import Slowdown, host_slowdown, slowdown
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -28,11 +28,8 @@ def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
     """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows."""
     if not case.programs.has_steps.all() or has_changing_sample(case.timeline):
         return []
-    late, limits = list(known), case.limits
-    if late:  # the steps between late steps may be slower as well
-        limits = replace(limits, change_share=_PARTLY * limits.change_share)
-    change = slowdown(case.timeline, _without(case, late), limits, is_whole=not late)
-    change = change or host_slowdown(case.timeline, case.judged, limits)
+    late = list(known)
+    change = _of_quiet_steps(case, late) if late else case.change
     if change is None:
         return []
     n_steps = len(np.unique(case.judged.step[case.judged.step >= change.step]))
@@ -78,6 +75,13 @@ def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
     ]
 
 
+def _of_quiet_steps(case: Case, late: list[LateStep]) -> Slowdown | None:
+    """The change of the steps between late steps, or of the hosts' time in all steps."""
+    limits = replace(case.limits, change_share=_PARTLY * case.limits.change_share)
+    found = slowdown(case.timeline, _without(case, late), limits, is_whole=False)
+    return found or host_slowdown(case.timeline, case.judged, limits)
+
+
 def of_other_steps(findings: Findings) -> list[Verdict]:
     """The verdict on a slowdown of all ranks in the steps in which no rank or GPU with a verdict is late."""
     known = [late for late in findings.late if late.process in findings.named]
@@ -101,8 +105,6 @@ def _without(case: Case, late: list[LateStep]) -> Cells:
     exceeds its peers by half of its typical lateness.
     """
     table = case.judged
-    if not late:
-        return table
     steps = case.programs.step[np.array([late_step.peak_row for late_step in late])]
     typical_ns = np.full(case.timeline.n_processes, np.inf)
     for process in {late_step.process for late_step in late}:
