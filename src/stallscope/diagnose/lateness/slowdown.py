@@ -7,7 +7,7 @@ count. The time ledger shows which part of the step grew. Accuracy of the moment
 
 Steps of several kinds (two models that train in turn) are compared with their own kind. Where the work of the steps
 varies more than the change (batches of several lengths), the time on the hosts varies less: it is examined as well, and
-counts if the steps became longer with it.
+counts unless the steps did not become longer with it. A few typical lengths are compared as such, see step_levels.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +17,7 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group, medians, numbered
 from stallscope.diagnose.arrays.subsample import spread_out
+from stallscope.diagnose.lateness.step_levels import shifted_levels
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.diagnose.timeline.timeline import Timeline
@@ -104,7 +105,7 @@ def slowdown(
     together = _STEPS_AHEAD if steps.runs_ahead else 1
     cut = _cut_of_steps(steps, together, limits, may_vary=is_whole)
     if cut is None:
-        return None
+        return _of_levels(timeline, table, steps, limits) if is_whole and together == 1 else None
     summed = _summed(steps.like_ns, together)
     before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
     if not _is_enough(before, after, limits):
@@ -128,6 +129,28 @@ def slowdown(
     )
 
 
+def _of_levels(timeline: Timeline, table: Cells, steps: _Steps, limits: Thresholds) -> Slowdown | None:
+    """The change of steps that have a few typical lengths, as with batches of several lengths; see step_levels."""
+    shift = shifted_levels(steps.duration_ns, limits)
+    if shift is None:
+        return None
+    before = float(np.median(steps.duration_ns[: shift.cut]))
+    growth = (shift.factor - 1) * float(steps.duration_ns[shift.cut :].mean()) / shift.factor
+    if not _is_enough(before, before * shift.factor, limits):
+        return None
+    grown = float(np.median(steps.host_ns[shift.cut :]) - np.median(steps.host_ns[: shift.cut]))
+    return _slowdown(
+        timeline,
+        table,
+        steps.number,
+        shift.cut,
+        before_ns=before,
+        after_ns=before * shift.factor,
+        growth_ns=growth,
+        host_share=min(max(grown / growth, 0.0), 1.0),
+    )
+
+
 def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
     """The lasting change of the hosts' time in each step by which the steps became longer, if there is one.
 
@@ -142,10 +165,10 @@ def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowd
     if not _is_lasting(host, cut, limits, of_ns=before):
         return None
     more = float(np.median(host[cut:]) - np.median(host[:cut]))
-    growth = _trimmed_mean(steps.duration_ns[cut:]) - before
-    if growth < _OF_HOST * more or not _is_enough(before, before + more, limits):
+    growth, error = _trimmed_mean(steps.duration_ns[cut:]) - before, _error_of_means(steps.duration_ns, cut)
+    if growth < _OF_HOST * more - error or not _is_enough(before, before + more, limits):
         return None
-    growth = min(growth, more)
+    growth = min(growth + error, more)
     return _slowdown(
         timeline,
         table,
@@ -236,6 +259,11 @@ def _trimmed_mean(values: Array) -> float:
     """The mean without the lowest and the highest values: checkpoints, evaluations."""
     low, high = np.quantile(values, (_OUTLIERS, 1 - _OUTLIERS))
     return float(values[(values >= low) & (values <= high)].mean())
+
+
+def _error_of_means(values: Array, cut: int) -> float:
+    """Two standard errors of the difference of the means before and after a cut."""
+    return 2.0 * sum(float(part.var()) / len(part) for part in (values[:cut], values[cut:])) ** 0.5
 
 
 def _is_lasting(values: Array, cut: int, limits: Thresholds, *, of_ns: float | None = None) -> bool:
