@@ -24,7 +24,8 @@ class Thresholds:
     """... and its lateness exceeds this many robust standard deviations of one step."""
 
     even_share: float = 0.85
-    """... or of the differences of all ranks, if it is late by half its median or more in this share of the steps."""
+    """... or of the differences of all ranks, if it is late by more than these, or by half its median, in this share of
+    the steps."""
 
     steady_share: float = 0.6
     """... in at least this share of the steps."""
@@ -105,7 +106,7 @@ class Thresholds:
     change_share: float = 0.05
     """A slowdown of the whole job is reported when its steps take this share longer until the end ..."""
 
-    slowdown_factor: float = 1.15
+    slowdown_factor: float = 1.1
     """... by at least half of `min_late_ns`, or by this factor where steps are short: the median of all ranks over ten
     steps or more varies far less than one step of one rank ..."""
 

@@ -5,7 +5,7 @@ enough to explain the lateness (this needs no other clock). A rank that is late 
 another rank: it is a victim.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,10 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
 _MOST = 0.5  # share of a delay
+_WIDE, _DEVIATIONS = (
+    0.9,
+    1.645,
+)  # quantile of the distances from the median, and its value for a normal distribution
 _WANDERING = 2.5  # 1.25 for a median, doubled since 60 % of a deviation persists in the next step
 
 
@@ -49,13 +53,28 @@ class LateStep:
 
 
 def noise_ns(timeline: Timeline, table: Cells) -> float:
-    """The variation of a quiet rank's self time from step to step (robust standard deviation).
+    """The variation of a quiet rank from step to step (robust standard deviation): of its self time, or of its excess
+    over its peers where that varies less, since the work of all ranks may vary together.
 
     The median over the ranks; with few ranks the lower quartile, which a single slow rank of two cannot raise.
     """
-    spreads = by_group(table.process, table.self_ns, timeline.n_processes, spread)
+    own = _of_quiet_rank(timeline, table, table.self_ns, spread)
+    return min(own, _of_quiet_rank(timeline, table, table.excess_ns, _wide_spread))
+
+
+def _of_quiet_rank(
+    timeline: Timeline, table: Cells, value: Array, statistic: Callable[[Array], Array]
+) -> float:
+    """A statistic of each rank's steps, (ranks, steps) to (ranks,), of a quiet rank."""
+    spreads = by_group(table.process, value, timeline.n_processes, statistic)
     spreads = spreads[np.bincount(table.process, minlength=timeline.n_processes) >= 4]
     return float(np.quantile(spreads, 0.25 if len(spreads) < 8 else 0.5)) if len(spreads) else 0.0
+
+
+def _wide_spread(values: Array) -> Array:
+    """The standard deviation of each row by its ninth decile: an excess is near zero in most steps, and far in some."""
+    apart, nth = np.abs(values - medians(values)[:, None]), int(_WIDE * (values.shape[1] - 1))
+    return np.asarray(np.partition(apart, nth, axis=1)[:, nth] / _DEVIATIONS)
 
 
 def spread(values: Array) -> Array:
@@ -226,7 +245,8 @@ def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
     """By process: the lateness from which its steps count as late.
 
     The threshold is lower for a rank that is late in most steps with an own excess that explains it. It is lowest for a
-    rank that is late by a similar amount in nearly all steps. A host whose speed drifts is late at times only.
+    rank that is late by a similar amount in nearly all steps, or by more than the differences of all ranks. A host
+    whose speed drifts is late at times only.
     """
     n = int(table.process.max()) + 1
     n_cells = np.bincount(table.process, minlength=n)
@@ -240,5 +260,6 @@ def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
     is_steady, is_even = (
         is_own & is_late(least, limits.steady_share) for least in (usual.steady_ns, usual.even_ns)
     )
-    is_even &= (late > 0) & is_late(0.5 * late[table.process], limits.even_share)
+    is_similar = is_late(0.5 * late[table.process], limits.even_share)
+    is_even &= (late > 0) & (is_similar | is_late(usual.even_ns, limits.even_share))
     return np.where(is_even, usual.even_ns, np.where(is_steady, usual.steady_ns, usual.min_ns))
