@@ -14,6 +14,7 @@ from stallscope.diagnose.lateness.recurrence import (
     beyond_chance,
     one_offs,
     recurring,
+    with_unproven_delays,
 )
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.names import Category, Op
@@ -194,6 +195,16 @@ def test_small_delays_of_other_ranks_do_not_hide_large_delays():
     assert 2 in recurring(result, 4, min_ns=MIN_NS, limits=LIMITS)
 
 
+@pytest.mark.parametrize(("excess_ms", "is_doubtful"), [(60, True), (20, False)])
+def test_two_late_steps_are_doubtful_if_they_took_a_twentieth_of_the_time(excess_ms, is_doubtful):
+    result = [late(2, step, excess_ms * MS) for step in (5, 10)]
+    costly_ns = 0.05 * 2_000 * MS
+    doubtful = with_unproven_delays(
+        result, {}, min_ns=10 * MS, long_ns=1_000 * MS, costly_ns=costly_ns, limits=LIMITS
+    )
+    assert list(doubtful) == ([2] if is_doubtful else [])
+
+
 def test_fewer_than_three_late_steps_name_no_rank():
     assert not recurring([late(2, 5), late(2, 10)], 100, min_ns=MIN_NS, limits=LIMITS)
 
@@ -255,9 +266,11 @@ def test_few_late_steps_within_chance_are_inconclusive():
     assert "coincidence" in verdict.abstained_because
 
 
-def test_two_late_steps_are_not_reported():
+def test_two_late_steps_name_no_rank_and_are_inconclusive_if_they_took_much_of_the_time():
     delays = [Delay(1, 8, 60 * MS), Delay(1, 17, 60 * MS), Delay(2, 22, 60 * MS)]
-    assert report_of(dp_trace(delays)).healthy
+    verdict = only(report_of(dp_trace(delays)))
+    assert (verdict.kind, verdict.evidence.suspects) == ("inconclusive", [1])
+    assert report_of(dp_trace(delays, n_steps=500)).healthy
 
 
 def test_long_delays_that_two_ranks_have_once_each_accuse_neither():

@@ -51,7 +51,12 @@ def findings(case: Case) -> Findings:
     all_late += blocked_steps(timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits)
     all_late = with_stops(timeline, all_late)
     named = recurring(
-        all_late, timeline.n_processes, min_ns=case.pace.min_ns, limits=limits, node=timeline.node
+        all_late,
+        timeline.n_processes,
+        min_ns=case.pace.min_ns,
+        limits=limits,
+        node=timeline.node,
+        seen=case.table.seen(timeline.n_processes),
     )
     gpus = with_costly_gpus(case, on_device(case, all_late))
     absorbed = absorption(case, named, slow_gpus={process: gpu.late for process, gpu in gpus.slow.items()})

@@ -12,6 +12,7 @@ from stallscope.events.layout import Array
 
 _NEGLIGIBLE = 1e-12  # a series ends at a term below this share of its sum
 _SIMILAR = 0.2  # a delay is similar to another delay from this share of its length
+_SEVERAL = 2
 _AMONG_OTHERS = 15  # divisor of the allowed chance if other ranks are late as well
 
 
@@ -22,13 +23,14 @@ def recurring(
     min_ns: float,
     limits: Thresholds,
     node: Array | None = None,
+    seen: Array | None = None,
 ) -> dict[int, list[LateStep]]:
     """The processes to name, each with its late steps; its one-off delays are left out (see one_offs()).
 
     One-off delays of other ranks count unless they are far longer: the candidate may have had such delays by chance.
     min_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that have ended:
-    the ranks of nodes that are late together count as one event. A process that a signal stopped again and again is
-    named however late the others are.
+    the ranks of nodes that are late together count as one event. seen: see companions(). A process that a signal
+    stopped again and again is named however late the others are.
     """
     one_off_ids = {id(late) for late in one_offs(late_steps, limits.one_off_ns, limits)}
     is_once = np.array([id(late) in one_off_ids for late in late_steps], bool)
@@ -61,7 +63,7 @@ def recurring(
             continue
         is_sure = beyond_chance(n_own, np.delete(counts, candidate), limits.chance)
         if not is_sure and node is not None:
-            mates = companions(candidate, process[comparable], step[comparable], node)
+            mates = companions(candidate, process[comparable], step[comparable], node, seen=seen)
             others = np.delete(counts, [candidate, *mates.tolist()])
             is_sure = len(mates) > 0 and len(others) > 0 and beyond_chance(n_own, others, limits.chance)
         if is_sure:
@@ -75,23 +77,36 @@ def with_unproven_delays(
     *,
     min_ns: float,
     long_ns: float,
+    costly_ns: float,
     limits: Thresholds,
 ) -> dict[int, list[LateStep]]:
-    """Processes that are not named although they have several clear late steps, or a late step of at least long_ns.
+    """Processes that are not named although they have several clear late steps, a late step of at least long_ns, or
+    several late steps of at least costly_ns in all in which no other process is as late.
 
-    The late steps of the other ranks make a coincidence possible.
+    The late steps of the other ranks, or too few late steps, make a coincidence possible.
     """
-    clear: dict[int, list[LateStep]] = {}
+    own: dict[int, list[LateStep]] = {}
+    for step in late_steps:
+        if step.process not in named and not step.is_usual:
+            own.setdefault(step.process, []).append(step)
+    second_ns, long_ns = _second_ns(late_steps), max(long_ns, limits.one_off_ns)
+    unproven: dict[int, list[LateStep]] = {}
+    for process, late in own.items():
+        clear = [step for step in late if step.excess_ns >= limits.clear_factor * min_ns]
+        alone = [step for step in late if second_ns[step.step] < _SIMILAR * step.excess_ns]
+        if len(clear) >= limits.min_late_steps or any(step.excess_ns >= long_ns for step in clear):
+            unproven[process] = clear
+        elif len(alone) >= _SEVERAL and sum(step.excess_ns for step in alone) >= costly_ns:
+            unproven[process] = alone
+    return unproven
+
+
+def _second_ns(late_steps: list[LateStep]) -> dict[int, float]:
+    """By step, the second largest excess of a process; 0 where only one is late."""
+    sizes: dict[int, list[float]] = {}
     for late in late_steps:
-        is_clear = late.excess_ns >= limits.clear_factor * min_ns and not late.is_usual
-        if is_clear and late.process not in named:
-            clear.setdefault(late.process, []).append(late)
-    long_ns = max(long_ns, limits.one_off_ns)
-    return {
-        process: late
-        for process, late in clear.items()
-        if len(late) >= limits.min_late_steps or max(step.excess_ns for step in late) >= long_ns
-    }
+        sizes.setdefault(late.step, [0.0]).append(late.excess_ns)
+    return {step: sorted(own)[-2] for step, own in sizes.items()}
 
 
 def n_events(

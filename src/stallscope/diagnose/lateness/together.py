@@ -16,20 +16,28 @@ _SAME_STEPS = 0.6  # share of the late steps of two processes in which both must
 _OF_NODE = 0.5  # share of a node's ranks from which the node is late
 
 
-def companions(candidate: int, process: Array, step: Array, node: Array) -> Array:
+def companions(
+    candidate: int, process: Array, step: Array, node: Array, *, seen: Array | None = None
+) -> Array:
     """The processes late in the same steps as a candidate, on nodes with most ranks late: int64, sorted.
 
-    process, step: int64 (k,), of the late steps. node: int64 (p,), by process. Empty for a single node, or if most of
-    the candidate's node is not late.
+    process, step: int64 (k,), of the late steps. node: int64 (p,), by process. seen: int64 (p, 2), the first and the
+    last step with records of each process; two processes are compared in the steps with records of both. Empty for a
+    single node, or if most of the candidate's node is not late.
     """
     none = np.zeros(0, np.int64)
     if node.min() == node.max():
         return none
     own = np.unique(step[process == candidate])
     pairs = np.unique(np.stack([process, step]), axis=1)
-    n_late = np.bincount(pairs[0], minlength=len(node))
-    n_both = np.bincount(pairs[0][np.isin(pairs[1], own)], minlength=len(node))
-    is_mate = n_both >= _SAME_STEPS * np.maximum(n_late + len(own) - n_both, 1)
+    if seen is None:
+        seen = np.stack([np.full(len(node), step.min()), np.full(len(node), step.max())], axis=1)
+    first, last = seen.T
+    is_seen = (pairs[1] >= first[candidate]) & (pairs[1] <= last[candidate])
+    n_late = np.bincount(pairs[0][is_seen], minlength=len(node))
+    n_both = np.bincount(pairs[0][is_seen & np.isin(pairs[1], own)], minlength=len(node))
+    n_own = np.searchsorted(own, last, side="right") - np.searchsorted(own, first)
+    is_mate = n_both >= _SAME_STEPS * np.maximum(n_late + n_own - n_both, 1)
     is_known = node >= 0
     n_ranks = np.bincount(node[is_known])
     n_mates = np.bincount(node[is_mate & is_known], minlength=len(n_ranks))

@@ -42,6 +42,13 @@ class Cells:
         """The cells that contain none of some rows. rows: bool (n,)."""
         return part_of(self, self.sums(rows.astype(np.int64)) == 0)
 
+    def seen(self, n_processes: int) -> Array:
+        """The first and the last step of each process: int64 (n_processes, 2), -1 where it has none."""
+        out = np.full((n_processes, 2), -1)
+        out[self.process[::-1], 0] = self.step[::-1]  # the last assignment wins
+        out[self.process, 1] = self.step
+        return out
+
     def sums(self, value: Array) -> Array:
         """The sum of a value (n,) over the rows of each cell: (c,)."""
         return _sums(value, self.first_row, self.end_row)

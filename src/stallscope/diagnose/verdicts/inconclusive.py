@@ -18,6 +18,7 @@ def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
         findings.named,
         min_ns=case.pace.min_ns,
         long_ns=case.limits.doubtful_share * examined.observed_ns,
+        costly_ns=case.limits.change_share * examined.observed_ns,
         limits=case.limits,
     )
     if not unproven:
