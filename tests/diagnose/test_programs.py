@@ -6,6 +6,7 @@ import pytest
 from stallscope.diagnose.timeline.programs import programs_of, repeat_length
 from stallscope.diagnose.timeline.timeline import timeline_of
 from stallscope.events.names import Op
+from stallscope.synth.fault_scenarios import scene
 
 from .builders import MS, Call, Delay, Job, data_parallel, dp_trace, trace_of, where
 
@@ -163,3 +164,12 @@ def test_lost_records_do_not_move_other_ranks_to_other_steps():
     for seq in range(30, 90):
         same = timeline.rows["seq"] == seq
         assert len(np.unique(programs.step[same])) == 1
+
+
+def test_additional_synchronise_calls_of_one_rank_do_not_hide_the_steps():
+    """Rank 0 has the most rows, and copies in every fifth step, in a job that saves every 12 steps."""
+    trace, _ = scene("dp8-saves", "host_device_copy", 18, has_twin=False)
+    timeline = timeline_of(trace)
+    programs = programs_of(timeline)
+    assert programs.has_steps.all()
+    assert 95 <= len(np.unique(programs.step[programs.step >= 0])) <= 105

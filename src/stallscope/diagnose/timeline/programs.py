@@ -31,6 +31,7 @@ _MATCH = 0.9
 _SIMILAR = 0.8  # share of the marks that begin a step, and of the calls that are part of one
 _LONG = 2.5  # in medians: longer intervals are the gaps between the steps of jobs that run ahead
 _COMPARED_ROWS = 16_384
+_FEWEST_MODELS, _MAX_MODELS = 3, 3  # of two processes none is typical
 _ANNOTATED = 0.5  # share of the rows of a process that must lie in annotated steps
 
 
@@ -70,12 +71,13 @@ def programs_of(timeline: Timeline, annotated: Array | None = None) -> Programs:
         members = np.flatnonzero(program == number)
         member[members] = np.arange(len(members))
         annotator = _annotating_process(timeline, members, annotated)
-        model = members[np.argmax(counts[members])] if annotator < 0 else annotator
-        rows = slice(int(timeline.first[model]), int(timeline.first[model + 1]))
         if annotated is not None and annotator >= 0:
+            rows = _rows_of(timeline, annotator)
             step_of_key[key[rows]], has_steps[number] = annotated[rows], True
-        else:
-            step_of_key[key[rows]], has_steps[number] = _steps(timeline, rows, signature[rows])
+            continue
+        by_length = members[np.argsort(-counts[members], kind="stable")]
+        rows, steps = _steps_of_model(timeline, by_length, signature)
+        step_of_key[key[rows]], has_steps[number] = steps.step, steps.is_pattern
     return Programs(
         program=program,
         member=member,
@@ -92,6 +94,10 @@ def first_of_steps(timeline: Timeline, programs: Programs) -> Array:
     begins = timeline.is_first.copy()
     begins[1:] |= programs.step[1:] != programs.step[:-1]
     return np.flatnonzero(begins)
+
+
+def _rows_of(timeline: Timeline, process: int) -> slice:
+    return slice(int(timeline.first[process]), int(timeline.first[process + 1]))
 
 
 def _annotating_process(timeline: Timeline, members: Array, annotated: Array | None) -> int:
@@ -168,8 +174,38 @@ def _shares(timeline: Timeline, code: Array) -> Array:
     return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
 
 
-def _steps(timeline: Timeline, where: slice, signature: Array) -> tuple[Array, bool]:
-    """The step of each row of one process (-1 before the pattern), and whether there is a pattern."""
+@dataclass(frozen=True)
+class _Steps:
+    """step: int64 (n,), of each row of a process, -1 before the pattern. is_pattern: the calls repeat.
+    begins_marked: each step begins with a synchronise call or a copy.
+    """
+
+    step: Array
+    is_pattern: bool
+    begins_marked: bool = False
+
+
+def _steps_of_model(timeline: Timeline, by_length: Array, signature: Array) -> tuple[slice, _Steps]:
+    """The rows of a process that all processes of its program resemble, and its steps.
+
+    A faulty process makes additional synchronise calls and copies, which hide the beginnings of its steps. So the steps
+    of another process count if they begin with marks, and those of the process with the most rows do not.
+    by_length: the processes of the program, the process with the most rows first.
+    """
+    models = by_length if len(by_length) >= _FEWEST_MODELS else by_length[:1]
+    first: tuple[slice, _Steps] | None = None
+    for model in models[:_MAX_MODELS].tolist():
+        rows = _rows_of(timeline, model)
+        found = rows, _steps(timeline, rows, signature[rows])
+        if found[1].begins_marked:
+            return found
+        first = first or found
+    assert first is not None
+    return first
+
+
+def _steps(timeline: Timeline, where: slice, signature: Array) -> _Steps:
+    """The steps of one process."""
     rows = timeline.rows[where]
     sized, _ = numbered(signature, rows["count"])
     interval = np.diff(rows["ts_ns"], prepend=rows["ts_ns"][:1])
@@ -189,15 +225,15 @@ def _steps(timeline: Timeline, where: slice, signature: Array) -> tuple[Array, b
             period, shortest = min(periods)
             if 0 < length <= period // 2:
                 break
-            return _counted(symbols[shortest], period, interval), True
+            return _Steps(_counted(symbols[shortest], period, interval), True, length > 0)
     if length:
-        return np.cumsum(begins) - 1, True
+        return _Steps(np.cumsum(begins) - 1, True, begins_marked=True)
     if is_step_per_call:
-        return np.arange(len(rows)), True
+        return _Steps(np.arange(len(rows)), True, begins_marked=True)
     waited = timeline.wait_ns[where] > 0
     if waited.sum() >= _MIN_REPEATS:
-        return np.cumsum(waited) - 1, False
-    return np.arange(len(rows)), False
+        return _Steps(np.cumsum(waited) - 1, is_pattern=False)
+    return _Steps(np.arange(len(rows)), is_pattern=False)
 
 
 def _shortest_stretch(sequences: Sequence[Array], marks: Sequence[Array]) -> tuple[int, Array]:
