@@ -41,8 +41,10 @@ def slow_job() -> Trace:
     return dp_trace(every(2, 7, 50 * MS, category=Category.IO))
 
 
-def sent(trace: Trace, request: Callable[..., bytes], batch_id: str, cluster: str = "c1") -> bytes:
-    """The trace's rows as an agent of its node would send them now."""
+def sent(
+    trace: Trace, request: Callable[..., bytes], batch_id: str, cluster: str = "c1", *, n_lost: int = 0
+) -> bytes:
+    """The trace's rows as an agent of its node would send them now. n_lost: records that the agent lost."""
     latest_ns = max(int(rows["ts_ns"].max()) for rows in (trace.collectives,) if len(rows))
     clock = Clock(0, latest_ns, time.time_ns())
     tables: Mapping[str, layout.Array] = {
@@ -50,15 +52,19 @@ def sent(trace: Trace, request: Callable[..., bytes], batch_id: str, cluster: st
         for table in layout.TABLES
         if len(getattr(trace, table.name))
     }
+    if n_lost:
+        tables = {**tables, "losses": hub_batches.loss_rows(clock.wall_ns, {"ring": n_lost})}
     return request(tables, batch_id=batch_id, node="host-a", cluster=cluster, about={"agent": "stallscope 1"})
 
 
-def as_arrow(trace: Trace, batch_id: str, cluster: str = "c1") -> Batch:
-    return arrow.decode(sent(trace, hub_arrow.request, batch_id, cluster), TENANT, limit=1 << 28)
+def as_arrow(trace: Trace, batch_id: str, cluster: str = "c1", *, n_lost: int = 0) -> Batch:
+    request = sent(trace, hub_arrow.request, batch_id, cluster, n_lost=n_lost)
+    return arrow.decode(request, TENANT, limit=1 << 28)
 
 
-def as_logs(trace: Trace, batch_id: str) -> Batch:
-    return Decoder().decode("logs", sent(trace, hub_logs.request, batch_id), TENANT).batch
+def as_logs(trace: Trace, batch_id: str, *, n_lost: int = 0) -> Batch:
+    request = sent(trace, hub_logs.request, batch_id, n_lost=n_lost)
+    return Decoder().decode("logs", request, TENANT).batch
 
 
 def parts(trace: Trace, n: int) -> list[Trace]:
@@ -145,6 +151,15 @@ def test_a_healthy_job_has_no_verdict(store: HubStore):
         store.append(as_arrow(dp_trace(n_ranks=8), "b1")).result(30)
         until(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
         assert verdicts(store) == []
+
+
+@pytest.mark.parametrize("form", [as_arrow, as_logs])
+@pytest.mark.parametrize(("n_lost", "answer"), [(0, "healthy"), (400, "inconclusive")])
+def test_a_job_whose_agents_lost_records_is_inconclusive(store: HubStore, form, n_lost: int, answer: str):
+    with closing(ContinuousDiagnosis(store)) as diagnosis:
+        store.append(form(dp_trace(n_ranks=8), "b1", n_lost=n_lost)).result(30)
+        until(lambda: diagnosis.numbers.diagnosis_rows and diagnosis.is_idle())
+        until(lambda: [row[0] for row in sql(store, "SELECT answer FROM jobs", TENANT)] == [answer])
 
 
 def test_clusters_are_diagnosed_apart(store: HubStore):

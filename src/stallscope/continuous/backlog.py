@@ -25,8 +25,11 @@ Key = tuple[str, str]
 
 Tables = Mapping[str, pa.Table]
 
-_TABLES = (*traces.TABLES, machine_incidents.TABLE)
-_ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus", machine_incidents.TABLE)
+_TABLES = (*traces.TABLES, traces.LOSSES, machine_incidents.TABLE)
+_ALWAYS_KEPT = (
+    *("processes", "communicators", "owners", "idle_gpus"),
+    *(traces.LOSSES, machine_incidents.TABLE),
+)
 """Small tables whose rows are sent only once."""
 
 

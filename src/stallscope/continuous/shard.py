@@ -370,7 +370,8 @@ def stored_tail(store: Store, *, until_us: int | None = None) -> Iterator[Batch]
         if _n_stored(store, tenant, tail_s) > _MAX_TAIL_ROWS:  # a clock was ahead or is behind
             _LOG.warning("tenant %r: the latest stored rows are too many to be examined again", tenant)
             continue
-        tables = {name: store.tail(tenant, name, since_us=_ago_us(tail_s)) for name in traces.TABLES}
+        names = (*traces.TABLES, traces.LOSSES)
+        tables = {name: store.tail(tenant, name, since_us=_ago_us(tail_s)) for name in names}
         if until_us is not None:
             until = pa.scalar(until_us, pa.timestamp("us", "UTC"))
             tables = {

@@ -70,7 +70,7 @@ class Streams:
         trace = traces.trace(tables)
         if n_left_out:
             trace = replace(trace, lost={_SKIPPED: n_left_out})
-        return stream.feed(trace, is_behind=is_behind)
+        return stream.feed(trace, lost=traces.losses(tables), is_behind=is_behind)
 
     def tick(self, keys: Collection[Key] | None = None) -> dict[Key, AdvancedStream]:
         """See Diagnoses. A failure of one stream is part of its answer, and does not end the others."""

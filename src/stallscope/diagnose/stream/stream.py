@@ -6,7 +6,7 @@ docs/decisions/streaming.md. The same batches give the same changes.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +23,7 @@ from stallscope.diagnose.stream.stream_job import Job
 from stallscope.diagnose.stream.window import Retention, joined
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.verdicts.by_job import together
-from stallscope.events.layout import JOB_TABLES, OWNERS, PROCESSES, Array, empty, process_keys
+from stallscope.events.layout import JOB_TABLES, OWNERS, PROCESSES, UNKNOWN, Array, empty, process_keys
 from stallscope.events.trace import Trace
 
 _MAX_ENDED = 32
@@ -59,12 +59,19 @@ class Stream:
         self._idle = IdleGpus(self.limits, self.usd_per_gpu_hour)
         self._engines = Engines(self.limits)
 
-    def feed(self, batch: Trace, *, is_behind: bool = False) -> list[Change]:
+    def feed(
+        self,
+        batch: Trace,
+        *,
+        lost: Mapping[str, Mapping[str, int]] | None = None,
+        is_behind: bool = False,
+    ) -> list[Change]:
         """Take new rows of any tables. Returns the changes that follow.
 
         Nodes are identified by name; node numbers are valid within the batch only. Rows of one node arrive roughly in
-        order of time; nodes may be seconds apart. A batch that is fed twice counts twice. lost: since the previous
-        batch. is_behind: too many rows wait for periodic evaluations, so only the trigger starts evaluations.
+        order of time; nodes may be seconds apart. A batch that is fed twice counts twice. batch.lost: since the
+        previous batch; lost: the same by node name and kind, of the jobs on these nodes. is_behind: too many rows wait
+        for periodic evaluations, so only the trigger starts evaluations.
         """
         with self._lock:
             at_ns = self.clock()
@@ -76,10 +83,10 @@ class Stream:
             self._join(self._members.add(batch))
             changes: list[Change] = []
             touched = self._routed(batch, at_ns)
+            self._note_lost(lost or {})
             for job in touched:
                 if batch.lost and {member[0] for member in job.members} & numbers:
-                    for kind, n in batch.lost.items():
-                        job.lost[kind] = job.lost.get(kind, 0) + n
+                    job.note_lost(batch.lost)
                 if job.is_due(is_behind=is_behind):
                     changes += job.named(job.evaluate(self._nodes, at_ns, max_rows=self._rows_a_job()))
             if at_ns - self._passed_ns >= _PASS_NS:
@@ -144,6 +151,13 @@ class Stream:
         """Evaluations of the running jobs, and the rows that they examined."""
         jobs = self._jobs.values()
         return sum(job.n_evaluations for job in jobs), sum(job.n_rows_examined for job in jobs)
+
+    def _note_lost(self, lost: Mapping[str, Mapping[str, int]]) -> None:
+        for name, by_kind in lost.items():
+            number = self._nodes.names.index(name) if name in self._nodes.names else UNKNOWN
+            for job in self._jobs.values():
+                if any(node == number for node, _ in job.members):
+                    job.note_lost(by_kind)
 
     def _numbers(self, batch: Trace) -> set[int]:
         known = set(self._nodes.names)

@@ -1,5 +1,6 @@
 """One job of a stream: its rows, the schedule of its evaluations, its history and its incidents."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -62,7 +63,8 @@ _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
 class Job:
     """A job of a stream.
 
-    name: part of the ids of its incidents. lost: records lost on its nodes, by kind. drivers: GPU states of all nodes.
+    name: part of the ids of its incidents. lost: records lost on its nodes among the rows that are kept, by kind; of
+    dropped rows, the same share of the losses is dropped. drivers: GPU states of all nodes.
     """
 
     name: str
@@ -160,8 +162,7 @@ class Job:
         for node, times_ns in other._alive_ns.items():
             for ns in times_ns:
                 self._note_life(node, ns)
-        for kind, n in other.lost.items():
-            self.lost[kind] = self.lost.get(kind, 0) + n
+        self.note_lost(other.lost)
 
     def is_due(self, *, is_behind: bool = False) -> bool:
         """Whether the job needs an evaluation now, within its budget.
@@ -546,6 +547,11 @@ class Job:
             track.end()
             track.over_ns = self._newest_ns.get(member, track.over_ns)
 
+    def note_lost(self, lost: Mapping[str, int]) -> None:
+        """Count records that were lost on its nodes."""
+        for kind, n in lost.items():
+            self.lost[kind] = self.lost.get(kind, 0) + n
+
     def _trim(self, result: Evaluation, usable: Array, max_rows: int) -> None:
         """Move old late steps to the history, and drop old rows.
 
@@ -577,6 +583,7 @@ class Job:
         gone[np.flatnonzero(usable)[old]] = True
         gone |= before_first_kept(process_keys(self.rows.tables["collectives"]), ~gone & usable)
         history.gone_ns += float(arrival[~old].min()) - float(arrival.min())
+        self.lost = {kind: round(n * float(np.mean(~gone))) for kind, n in self.lost.items()}
         self.rows.keep(~gone, max_side_rows=max(min(wanted, max_rows), 1))
 
     def _settle(self, result: Evaluation, until: float) -> None:

@@ -19,6 +19,8 @@ from stallscope.events.names import CATEGORY_NAMES, Category, CollectiveFlag, Da
 from stallscope.events.trace import Clock, Trace
 
 TABLES = tuple(table.name for table in layout.SENT_TABLES)
+LOSSES = "losses"
+"""The table of records that agents lost, see losses()."""
 
 _NUMBERS: dict[str, dict[str, int]] = {
     "op": {op.name.lower(): int(op) for op in Op},
@@ -57,6 +59,19 @@ def trace(tables: Mapping[str, pa.Table]) -> Trace:
         ends_ns=ends,
         source="Events that agents sent to this hub.",
     )
+
+
+def losses(tables: Mapping[str, pa.Table]) -> dict[str, dict[str, int]]:
+    """The lost records of one cluster, by node and kind."""
+    rows = tables.get(LOSSES)
+    lost: dict[str, dict[str, int]] = {}
+    if rows is None:
+        return lost
+    columns = (rows[name].to_pylist() for name in ("node_id", "kind", "n_lost"))
+    for node, kind, n in zip(*columns, strict=True):
+        by_kind = lost.setdefault(node or "", {})
+        by_kind[kind or ""] = by_kind.get(kind or "", 0) + (n or 0)
+    return lost
 
 
 def _array(table: layout.Table, rows: pa.Table, nodes: dict[str, int], symbols: dict[str, int]) -> Array:
