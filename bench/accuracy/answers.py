@@ -47,7 +47,7 @@ def answer(report: Report, truth: Truth) -> Answer:
         return Answer("right", _cause(report, truth), cost, ratio, text)
     if truth.cost_share < MUST_NAME_SHARE:
         return Answer("right", "", "", None, text)
-    if not named and _is_unknowable(truth) and (_is_at_times(truth) or not report.healthy):
+    if not named - truth.may_name and _is_unknowable(truth) and (_is_at_times(truth) or not report.healthy):
         return Answer("right", "", "", None, text)
     return Answer("inconclusive" if _is_inconclusive(report) else "missed", "", "", None, text)
 
