@@ -63,12 +63,14 @@ class Slowdown:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The steps of a job, (k,) each. duration_ns, host_ns: median over the ranks. like_ns: durations as if all steps
-    were of one kind. quiet_host_ns: host time of the faster half of the ranks, which late ranks do not change.
+    """The steps of a job, (k,) each. duration_ns, host_ns: median over the ranks. kind: see _kinds().
+    like_ns: durations as if all steps were of one kind. quiet_host_ns: host time of the faster half of the ranks, which
+    late ranks do not change.
     """
 
     number: Array
     duration_ns: Array
+    kind: Array
     like_ns: Array
     host_ns: Array
     quiet_host_ns: Array
@@ -81,10 +83,12 @@ class _Steps:
         duration = _per_step(table, timeline.interval_ns, number)
         step_of_cell = np.searchsorted(number, table.step)
         n_calls = by_group(step_of_cell, table.end_row - table.first_row, len(number), medians)
+        kind = _kinds(n_calls.astype(np.int64))
         return _Steps(
             number=number,
             duration_ns=duration,
-            like_ns=_of_one_kind(duration, n_calls.astype(np.int64)),
+            kind=kind,
+            like_ns=_of_one_kind(duration, kind),
             host_ns=_per_step(table, timeline.host_ns, number),
             quiet_host_ns=_per_step(table, timeline.host_ns, number, statistic=_lower_medians),
             runs_ahead=not _per_step(table, timeline.wait_ns, number)[: limits.run_ahead_steps].any(),
@@ -111,7 +115,8 @@ def slowdown(
     if not _is_enough(before, after, limits):
         return None
     whole = _summed(steps.duration_ns, together)
-    growth = (_trimmed_mean(whole[cut:]) - _trimmed_mean(whole[:cut])) / together
+    kind = steps.kind if together == 1 else np.zeros(len(whole), np.int64)
+    growth = _growth(whole, kind, cut) / together
     of_all_kinds = float(np.median(whole[:cut])) / together
     before, after = of_all_kinds, of_all_kinds * after / before
     cut *= together
@@ -165,7 +170,7 @@ def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowd
     if not _is_lasting(host, cut, limits, of_ns=before):
         return None
     more = float(np.median(host[cut:]) - np.median(host[:cut]))
-    growth, error = _trimmed_mean(steps.duration_ns[cut:]) - before, _error_of_means(steps.duration_ns, cut)
+    growth, error = _growth(steps.duration_ns, steps.kind, cut), _error_of_means(steps.duration_ns, cut)
     if growth < _OF_HOST * more - error or not _is_enough(before, before + more, limits):
         return None
     growth = min(growth + error, more)
@@ -209,15 +214,23 @@ def _summed(values: Array, together: int) -> Array:
     return summed
 
 
-def _of_one_kind(duration_ns: Array, n_calls: Array) -> Array:
-    """Durations of steps, as if all steps took as long as the median step of the job: float64 (k,).
+def _kinds(n_calls: Array) -> Array:
+    """The number of the kind of each step: int64 (k,). n_calls: by step.
 
     Steps are of one kind if they have equal numbers of calls, and the steps before them as well, since a wait for the
-    GPU may end in the next step. Only kinds that occur in the whole job are compared: a job whose steps get more calls
-    at some moment has become slower. n_calls: by step.
+    GPU may end in the next step.
+    """
+    return np.asarray(numbered(n_calls, np.append(n_calls[:1], n_calls[:-1]))[0])
+
+
+def _of_one_kind(duration_ns: Array, kind_of: Array) -> Array:
+    """Durations of steps, as if all steps took as long as the median step of the job: float64 (k,).
+
+    Only kinds that occur in the whole job are compared: a job whose steps get more calls at some moment has become
+    slower. kind_of: by step.
     """
     out, middle = duration_ns.astype(np.float64), len(duration_ns) // 2
-    kind_of, n_kinds = numbered(n_calls, np.append(n_calls[:1], n_calls[:-1]))
+    n_kinds = int(kind_of.max(initial=-1)) + 1
     for kind in range(n_kinds) if n_kinds > 1 else ():
         here = kind_of == kind
         if min(np.count_nonzero(here[:middle]), np.count_nonzero(here[middle:])) >= _FEWEST_OF_KIND:
@@ -253,6 +266,21 @@ def _slowdown(
         n_steps=len(steps) - cut,
         grew_ns=_grown_ns(timeline, table, steps, cut, min_ns=_GREW_SHARE * (after_ns - before_ns)),
     )
+
+
+def _growth(duration_ns: Array, kind_of: Array, cut: int) -> float:
+    """By how much the mean step after a cut is longer than before, step for step of one kind.
+
+    Kinds with few steps on either side, such as saves, are taken to grow by as much as the others.
+    """
+    parts = []
+    for kind in np.unique(kind_of).tolist():
+        before, after = (duration_ns[here][kind_of[here] == kind] for here in (slice(cut), slice(cut, None)))
+        if min(len(before), len(after)) >= _FEWEST_OF_KIND:
+            parts.append((len(after), _trimmed_mean(after) - _trimmed_mean(before)))
+    if not parts:
+        return _trimmed_mean(duration_ns[cut:]) - _trimmed_mean(duration_ns[:cut])
+    return sum(n * more for n, more in parts) / sum(n for n, _ in parts)
 
 
 def _trimmed_mean(values: Array) -> float:
