@@ -86,6 +86,12 @@ def test_a_costly_fault_that_is_not_proved_is_inconclusive(shape: str, fault: st
         ("run_ahead", "one_stop", 304),  # the full queue hides the waits
         ("gan", "allocator_churn", 1),  # a free waits for the GPU first
         ("absorbed", "one_stop", 7),  # one stop among absorbed delays
+        ("saves", "slow_gpu", 500_015),  # saves are rare, and ten times as long as a step
+        (
+            "one_a_node",
+            "slow_gpu_at_times",
+            500_004,
+        ),  # the work after the last call of a step shows in no call
         ("subgroups", "late_node", 302),
         ("lengths", "growing_delay", 300_008),  # other ranks' longer work hides the short delays
     ],

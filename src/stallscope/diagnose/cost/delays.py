@@ -34,6 +34,9 @@ _MOST = 0.5  # share of a delay
 _UNSEEN = (
     3.0  # a GPU's delay, as a multiple of the part that its host shows: work after the last arrival is hidden
 )
+_AFTER_CALLS = (
+    1.5  # a GPU's delay, as a multiple of its delays before calls: the work after the last call is hidden
+)
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
 
 N = TypeVar("N", int, float)
@@ -330,8 +333,9 @@ def device_cost(
 ) -> Delays:
     """The delays of a process by its GPU, with the growth of the job's steps as their cost.
 
-    A GPU that is late in most steps works longer in the steps between them as well. Its lateness is an upper bound,
-    which may contain work of its peers. It limits a measured growth; without a measurement, the excess is the limit.
+    A GPU that is late in most steps works longer in the steps between them as well. Its lateness may contain work of
+    its peers, and lacks the work after the last call of a step. A multiple of it limits a measured growth; without a
+    measurement, the excess is the limit.
     among: further late steps of the GPU in the case, which cause a share of the growth. baseline: quiet steps of the
     job before the case.
     """
@@ -339,7 +343,10 @@ def device_cost(
     delays, throughout = device_delays(case, process, late), _throughout(case, process, counted)
     parts = stretches(case, throughout, baseline)
     grown = growth(parts, [process], is_exact=False) if parts else None
-    if grown and not grown.is_measured:
+    if parts and grown and grown.is_measured:
+        longer = growth(with_longer_delays(parts, [process], _AFTER_CALLS), [process], is_exact=False)
+        grown = longer if longer and longer.is_measured else grown
+    elif grown:
         parts = stretches(
             case, [replace(late_step, late_ns=late_step.excess_ns) for late_step in throughout], baseline
         )
