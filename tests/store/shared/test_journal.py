@@ -28,8 +28,8 @@ class Memory:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
 
-    def is_away(self) -> bool:
-        return False
+    def is_quick(self) -> bool:
+        return True
 
     def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
         self.content[key] = content

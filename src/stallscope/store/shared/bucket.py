@@ -20,6 +20,8 @@ from stallscope.errors import BadInput, Overloaded, StorageFailed
 _CONNECT_S, _REQUEST_S, _ATTEMPTS = 3.0, 20.0, 2
 _QUICK_REQUEST_S = 5.0
 """Of a request that an acknowledgement waits for."""
+_SLOW_S, _AVOID_S = 1.0, 30.0
+"""After such a request that took longer, acknowledgements do without the bucket for a time."""
 _RETRY_S = 5.0
 _TEST_KEY, _TEST = ".write-test", b"stallscope"
 _LOG = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Bucket:
         self._files = _filesystem(options, request_s=_REQUEST_S, attempts=_ATTEMPTS)
         self._quick_files = _filesystem(options, request_s=_QUICK_REQUEST_S, attempts=1)
         self._failed_s: float | None = None
+        self._avoid_until_s = 0.0
         self.location = f"s3://{self._root}"
         """Bucket and prefix, for people."""
 
@@ -104,6 +107,10 @@ class Bucket:
         """Whether the last request failed. Until look() succeeds, callers do without the bucket where they can."""
         return self._failed_s is not None
 
+    def is_quick(self) -> bool:
+        """Whether an acknowledgement may wait for a request: the bucket answers, and was not slow lately."""
+        return self._failed_s is None and time.monotonic() >= self._avoid_until_s
+
     def away_s(self) -> float:
         """Time since the bucket stopped to answer; 0 while it answers."""
         failed_s = self._failed_s
@@ -130,10 +137,15 @@ class Bucket:
 
     def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
         """Store an object. is_quick: fails soon if the bucket does not answer. Raises Overloaded."""
+        begin_s = time.monotonic()
         try:
             self._write(self._quick_files if is_quick else self._files, f"{self._root}/{key}", content)
         except (OSError, pa.ArrowException) as error:
             raise self._away("write", key, error) from error
+        now_s = time.monotonic()
+        if is_quick and now_s - begin_s > _SLOW_S:
+            self._avoid_until_s = now_s + _AVOID_S
+            _LOG.warning("the bucket %s is slow: %s took %.1f s", self.name, key, now_s - begin_s)
 
     def _write(self, files: fs.S3FileSystem, path: str, content: bytes) -> None:
         with files.open_output_stream(path) as stream:

@@ -34,8 +34,8 @@ _NUL, _NO_NUL = "\0", "\ufffd"
 class Objects(Protocol):
     """Objects of a bucket by key."""
 
-    def is_away(self) -> bool:
-        """Whether the last request failed."""
+    def is_quick(self) -> bool:
+        """Whether a commit may wait for a request."""
 
     def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
         """Store an object. is_quick: fails soon. Raises Overloaded, StorageFailed."""
@@ -133,8 +133,8 @@ class PostgresJournal:
                     self._replace(db, name, rows)
 
     def _stored_object(self, received_us: int, blobs: Sequence[bytes]) -> str | None:
-        """The key of the object with the rows; None for rows that go into PostgreSQL, as all do without the bucket."""
-        if sum(map(len, blobs)) <= OBJECT_BYTES or self._objects.is_away():
+        """The key of the object with the rows; None if they go into PostgreSQL: few rows, or a slow bucket."""
+        if sum(map(len, blobs)) <= OBJECT_BYTES or not self._objects.is_quick():
             return None
         self._n_objects += 1
         lease = self.lease
