@@ -176,6 +176,21 @@ def test_without_the_bucket_rows_are_stored_in_postgres(start: Started, monkeypa
     assert names(store) == ["x", "y"] and len(list(store.bucket.listed("segments"))) == 1
 
 
+def test_a_slow_bucket_delays_only_one_commit(start: Started, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(postgres_journal, "OBJECT_BYTES", 10)
+    monkeypatch.setattr("stallscope.store.shared.bucket._SLOW_S", 0.0)
+    store = start("hub-a")
+    settled(store)
+    for name in ("x", "y", "z"):
+        stored(store, Batch(name, "a", {"events": events("c", name)}))
+    with store.postgres.transaction() as db:
+        rows = db.execute("SELECT object IS NOT NULL FROM journal ORDER BY id").fetchall()
+    assert [is_object for (is_object,) in rows] == [True, False, False]
+    assert not store.bucket.is_away() and names(store) == ["x", "y", "z"]
+    slot_stores(store)[0].seal_all()
+    assert names(store) == ["x", "y", "z"], "files are sealed all the same"
+
+
 def test_a_slot_opens_without_its_sealed_files_while_the_bucket_is_away(start: Started, monkeypatch):
     one = start("hub-a")
     settled(one)
@@ -293,6 +308,20 @@ def test_hubs_of_neighbouring_versions_run_together_and_an_older_hub_does_not_st
             NewerSchema, match=f"shared {latest}; this version supports {latest - 1}.*upgrade"
         ):
             start("older again")
+
+
+def test_an_older_hub_neither_drops_nor_refuses_for_good_what_a_newer_hub_forwards(start: Started):
+    one, two = start("older"), start("newer")
+    settled(one, two)
+    cluster = next(c for c in CLUSTERS if slot_of("a", c) in one.membership.owned_slots())
+    rows = events(cluster, "x")
+    newer = rows.append_column("of_a_later_version", pa.nulls(1, pa.int64()))
+    assert not stored(two, Batch("b1", "a", {"events": newer}))
+    filled = rows.append_column("of_a_later_version", pa.array([1], pa.int64()))
+    for tables in ({"events": filled}, {"events": rows, "table_of_a_later_version": rows}):
+        with pytest.raises(Overloaded, match="the hub that owns the cluster is of an older version"):
+            two.append(Batch("b2", "a", tables)).result(30)
+    assert names(one) == ["x"]
 
 
 def test_a_hub_reports_that_postgres_or_the_bucket_is_away(start: Started, monkeypatch: pytest.MonkeyPatch):

@@ -272,7 +272,7 @@ class SharedStore:
         store = self.membership.store(slot)
         if store is None:
             raise Overloaded("the cluster moves to another hub; send again", 0.5)
-        return store.append(part)
+        return store.append(replace(part, tables=_known(part.tables)))
 
     def ingest_of(self, tenant: str, cluster: str) -> str:
         """Where agents of a cluster should send: HOST:PORT of its owner, empty if it is this hub or unknown."""
@@ -492,6 +492,21 @@ class SharedStore:
                 ).fetchone()
             if not is_listed or not self._cache.reason_unreadable_inside(bad.segment):
                 self.damage.restored(bad.segment)
+
+
+def _known(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """Rows of another hub, which may be newer, with the columns of this version.
+
+    Raises Overloaded for values of unknown columns: the sender keeps them until this hub is upgraded.
+    """
+    out = {}
+    for name, rows in tables.items():
+        names = schema.TABLES[name].names if name in schema.TABLES else []
+        unknown = [column for column in rows.column_names if column not in names]
+        if not names or any(rows[column].null_count < len(rows) for column in unknown):
+            raise Overloaded("the hub that owns the cluster is of an older version; send again later", 10.0)
+        out[name] = rows.drop_columns(unknown) if unknown else rows
+    return out
 
 
 def _files(snapshot: Snapshot) -> list[Segment]:
