@@ -140,6 +140,26 @@ def test_the_holder_of_the_interpreter_lock_is_named():
     assert "spin" in str(verdict.evidence.line)
 
 
+def test_a_loop_in_a_function_that_is_named_after_checkpoints_does_not_save_all_the_time():
+    loop = "/job/train.py:60 train_with_checkpoints"
+    samples = [gpu(Category.DEVICE, loop), gpu(Category.ON_CPU, "/job/train.py:7 encode", loop)]
+    verdict = only(report_of(process({Category.DEVICE: 0.4, Category.ON_CPU: 0.6}, samples)))
+    assert [cause.cause.name for cause in verdict.causes] == ["host_compute"]
+
+
+def test_a_lock_whose_holder_sleeps_is_not_the_interpreter_lock():
+    """`with lock` has no frame of its own, and the holder runs for a moment between two sleeps."""
+    flush = "/job/train.py:38 flush"
+    samples = [
+        gpu(Category.LOCK, "/job/train.py:42 update", nr=202),
+        (SampleRole.SAME_PROCESS, Category.SLEEP, 230, "", (flush,), SAMPLES_PER_S - 1),
+        (SampleRole.SAME_PROCESS, Category.ON_CPU, -1, "", (flush,), 1),
+    ]
+    verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
+    assert verdict.causes[0].cause.name == "lock_contention"
+    assert verdict.evidence.line == flush
+
+
 def test_a_wait_for_a_queue_of_threads_is_not_the_interpreter_lock():
     helper = SampleRole.SAME_PROCESS, Category.SLEEP, 230, "", ("/job/train.py:80 helper",), SAMPLES_PER_S
     samples = [
@@ -281,6 +301,26 @@ def test_copies_from_pageable_memory_are_named_with_their_speed():
     verdict = only(report_of(trace))
     assert verdict.causes[0].cause.name == "pageable_copy"
     assert verdict.causes[0].evidence.gb_per_second == pytest.approx((64 << 20) / 12e-3 / 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"), [("cudaMemcpyAsync", "pageable_copy"), ("cudaMemcpy", "host_device_copy")]
+)
+def test_an_asynchronous_copy_to_the_host_that_blocks_goes_to_pageable_memory(function, cause):
+    """As after a late attach, when pinned memory is not known."""
+    copies = {
+        "direction": Direction.DEVICE_TO_HOST,
+        "host_memory": HostMemory.UNKNOWN,
+        "count_bytes": 50 * (64 << 20),
+        "symbol": 1,
+    }
+    trace = process(
+        {Category.COPY: 0.6, Category.DEVICE: 0.4},
+        [gpu(Category.COPY, "/job/train.py:5 fetch"), gpu(Category.DEVICE)],
+        [(Op.COPY, 50, 12_000, copies), (Op.SYNC, 50, 8_000, {})],
+    )
+    verdict = only(report_of(replace(trace, symbols=("", function))))
+    assert verdict.causes[0].cause.name == cause
 
 
 @pytest.mark.parametrize("size_bytes", [64, 1 << 20])

@@ -8,6 +8,7 @@ at most 50 points / sqrt(samples).
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -224,7 +225,9 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     if seconds < _MIN_S:
         return None
     since_ns = int(begin_ns[active][0])
-    calls = _calls(_steady(counted, _within(counted["ts_ns"], end_ns, ~active), since_ns), seconds)
+    calls = _calls(
+        _steady(counted, _within(counted["ts_ns"], end_ns, ~active), since_ns), seconds, trace.symbols
+    )
     samples = trace.samples[(trace.samples["node"] == node) & (trace.samples["pid"] == pid)]
     samples = samples[_within(samples["ts_ns"], end_ns, ~active)]
     rank, command = _identity(trace, node, pid)
@@ -333,11 +336,14 @@ def _within(ts_ns: Array, end_ns: Array, is_left_out: Array) -> Array:
     return (index < len(end_ns)) & ~is_left_out[np.minimum(index, len(is_left_out) - 1)]
 
 
-def _calls(counted: Array, seconds: float) -> dict[str, Calls]:
+def _calls(counted: Array, seconds: float, symbols: Sequence[str]) -> dict[str, Calls]:
     is_copy = counted["op"] == Op.COPY
     direction, host = counted["direction"], counted["host_memory"]
     is_small = counted["count_bytes"] <= 1024 * np.maximum(counted["n"], 1)
     to_device, to_host = direction == Direction.HOST_TO_DEVICE, direction == Direction.DEVICE_TO_HOST
+    # A blocking copy to the host also waits for queued work, an asynchronous copy to pinned memory never waits.
+    is_async = np.array(["Async" in symbol for symbol in symbols] or [False])[counted["symbol"]]
+    may_block = to_device | (to_host & is_async)
     kinds = {
         "synchronise": counted["op"] == Op.SYNC,
         "launch": counted["op"] == Op.LAUNCH,
@@ -346,7 +352,7 @@ def _calls(counted: Array, seconds: float) -> dict[str, Calls]:
         "copy_to_host": is_copy & to_host & ~is_small,
         "read_back": is_copy & to_host & is_small,
         "pageable_copy": is_copy & (to_device | to_host) & ~is_small & (host == HostMemory.PAGEABLE),
-        "copy_of_unknown_memory": is_copy & to_device & ~is_small & (host == HostMemory.UNKNOWN),
+        "copy_of_unknown_memory": is_copy & may_block & ~is_small & (host == HostMemory.UNKNOWN),
         "allocate": counted["op"] == Op.ALLOC,
         "free": counted["op"] == Op.FREE,
     }

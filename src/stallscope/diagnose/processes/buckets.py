@@ -15,7 +15,7 @@ import numpy as np
 
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import BUDGET, Activity, item_of, standard_error
-from stallscope.diagnose.processes.code_locations import is_own, matches, user_line
+from stallscope.diagnose.processes.code_locations import function, is_own, is_python, matches, user_line
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, SampleRole
 
@@ -23,6 +23,9 @@ _BLOCKED = ("locks", "child", "disk", "network", "sleep", "other")
 _TOGETHER = {"launches": "on_cpu"}
 _MIN_CHILD_SHARE = 0.02
 _ENOUGH_STACKS = 5
+_MIN_HOLDING = 0.5
+_IN_LOOP, _MIN_GPU_IN_LOOP = 0.95, 0.03
+"""Shares of the samples: in a function that contains the loop, and of GPU waits and launches there."""
 LEFT = -2
 """System call of a sample whose thread left its wait before the call was read. It counts as the waits at its line; at a
 line without waits, its stack was read after the wait as well, and it is left out.
@@ -91,12 +94,13 @@ class Bucket:
 
 
 class Threads(NamedTuple):
-    """The other threads of a process: whether a thread runs, waits for worker processes, or waits for a program.
+    """The other threads of a process: whether a thread waits for worker processes, or for a program.
 
-    is_working: whether most samples of them are in the user's code.
+    holds_interpreter_lock: whether they run Python code while the GPU thread waits for locks. is_working: whether most
+    samples of them are in the user's code.
     """
 
-    is_running: bool
+    holds_interpreter_lock: bool
     is_for_workers: bool
     is_for_program: bool
     is_working: bool
@@ -112,17 +116,18 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     others = activity.of_role(SampleRole.SAME_PROCESS)
     n_working = others["n"][[is_own(user_line(activity.frames(row))) for row in others]].sum()
     threads = Threads(
-        is_running=bool((others["category"] == Category.ON_CPU).any()),
+        holds_interpreter_lock=_holds_interpreter_lock(activity),
         is_for_workers=any(matches(activity.frames(row), _WORKERS) for row in others),
         is_for_program=bool(np.isin(others["syscall_nr"], list(_CHILD_ENDS)).any())
         or (activity.budget["child"] >= _MIN_CHILD_SHARE and len(activity.of_role(SampleRole.CHILD)) > 0),
         is_working=bool(2 * n_working > others["n"].sum()),
     )
+    loops = _loops(activity)
     at_line: dict[str, tuple[str, str]] = {}
     rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
     for row, weight in rows:
         frames = activity.frames(row)
-        name, part = _reason(activity, row, frames, threads)
+        name, part = _reason(activity, row, frames, threads, loops)
         if row["syscall_nr"] == LEFT:
             name, part = at_line.get(user_line(frames), (name, part))
         elif item_of(int(row["category"])) in _BLOCKED:
@@ -318,8 +323,30 @@ def _unsampled(activity: Activity) -> dict[str, float]:
     return missing
 
 
-def _reason(activity: Activity, row: Array, frames: tuple[str, ...], threads: Threads) -> tuple[str, str]:
+def _loops(activity: Activity) -> frozenset[tuple[str, str]]:
+    """The functions that contain the whole loop, whatever their names state: file and function."""
+    n: Counter[tuple[str, str]] = Counter()
+    n_gpu: Counter[tuple[str, str]] = Counter()
+    n_all = 0
+    for row in activity.of_role(SampleRole.GPU):
+        n_all += int(row["n"])
+        for each in {function(frame) for frame in activity.frames(row)}:
+            n[each] += int(row["n"])
+            n_gpu[each] += int(row["n"]) if item_of(int(row["category"])) in ("gpu_wait", "launches") else 0
+    return frozenset(
+        each for each in n if n[each] >= _IN_LOOP * n_all and n_gpu[each] >= _MIN_GPU_IN_LOOP * n_all
+    )
+
+
+def _reason(
+    activity: Activity,
+    row: Array,
+    frames: tuple[str, ...],
+    threads: Threads,
+    loops: frozenset[tuple[str, str]],
+) -> tuple[str, str]:
     """The bucket of a sample of the GPU thread, and the activity within it."""
+    inner = tuple(frame for frame in frames if function(frame) not in loops)
     item, nr = item_of(int(row["category"])), int(row["syscall_nr"])
     name = text_of(row, "object")
     if item == "on_cpu" and name.startswith("page faults"):
@@ -330,7 +357,7 @@ def _reason(activity: Activity, row: Array, frames: tuple[str, ...], threads: Th
         name.startswith(("end of", "pipe written")) and _COMPILERS.search(name)
     ):
         return "recompilation", item
-    if code_locations.saves(frames) or (item == "disk" and code_locations.CHECKPOINTS.search(name)):
+    if code_locations.saves(inner) or (item == "disk" and code_locations.CHECKPOINTS.search(name)):
         return "checkpoint", "fsync" if nr in _SYNCS else "write" if item == "disk" else item
     if matches(frames, code_locations.LOADS) and item not in ("gpu_wait", "launches"):
         return "input_starvation", "in the main process" if item in (
@@ -359,10 +386,22 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], thre
     if item == "sleep":
         return "host_sleep"
     if item == "locks":
-        return "gil" if threads.is_running and not _is_explicit(frames) else "lock_contention"
+        return "gil" if threads.holds_interpreter_lock and not _is_explicit(frames) else "lock_contention"
     if item == "disk" and nr == -1:
         return "page_fault"
     return _BY_ITEM.get(item, "blocked")
+
+
+def _holds_interpreter_lock(activity: Activity) -> bool:
+    """Whether other threads run Python code for most of the time that the GPU thread waits for locks.
+
+    A thread that sleeps or waits for the network has given the interpreter lock back.
+    """
+    waits, others = activity.of_role(SampleRole.GPU), activity.of_role(SampleRole.SAME_PROCESS)
+    is_running = np.isin(others["category"], (Category.ON_CPU, Category.PREEMPTED))
+    n_running = sum(int(row["n"]) for row in others[is_running] if is_python(user_line(activity.frames(row))))
+    n_waits = int(waits["n"][waits["category"] == Category.LOCK].sum())
+    return n_running > 0 and n_running >= _MIN_HOLDING * n_waits
 
 
 def _reason_of_event_loop(threads: Threads) -> str:

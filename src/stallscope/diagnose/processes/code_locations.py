@@ -58,6 +58,11 @@ def is_own(line: str) -> bool:
     return bool(line) and not _LIBRARY.search(line) and not _NATIVE.match(line)
 
 
+def is_python(line: str) -> bool:
+    """Whether a line is of Python code."""
+    return bool(line) and not _NATIVE.match(line)
+
+
 def function(line: str) -> tuple[str, str]:
     """File and function of a line "file.py:12 function"."""
     location, _, name = line.rpartition(" ")
