@@ -14,7 +14,8 @@ waits for other GPUs (wait_gpu).
 NCCL 2.27 to 2.30 do not count the kernels of a graph's replays if another call was captured or enqueued since
 (SaveProxyProfiler in proxy.cc). From then on, each operation has the times of the kernel some operations before it, by
 the same number on all ranks. Rounds stay comparable, but the host's call belongs to another kernel: a kernel that
-"started" before its host's call shows this, and then the time before a kernel counts as the GPU's own work.
+"started" before its host's call shows this, and then the time before a kernel counts as the GPU's own work. Replays
+then have the times of other kernels: they start when the stream reaches them (see replay_times).
 """
 
 from dataclasses import replace
@@ -22,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group, medians, numbered
+from stallscope.diagnose.gpu.replay_times import with_replay_times
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SYNCHRONISING_OPS, Category, CollectiveFlag, GpuKernelFlag, Op
@@ -59,12 +61,18 @@ def gpu_arrivals(kernels: Array) -> Array:
     each operation separately.
     """
     kernels = kernels[kernels["flags"] & GpuKernelFlag.IS_NETWORK == 0]
+    kernels, is_by_call = with_replay_times(kernels)
     process, n_processes = numbered(kernels["node"], kernels["pid"])
-    parts = [_of_process(kernels[process == number]) for number in range(n_processes)]
-    rows = np.concatenate(parts) if parts else layout.empty(layout.COLLECTIVES)
-    rows = rows[~has_repeated_number(rows)]
-    rows = rows[_is_whole_round(rows)]
-    after_ns = _after_others_ns(rows)
+    parts = [
+        _of_process(kernels[process == number], is_by_call[process == number])
+        for number in range(n_processes)
+    ]
+    rows = np.concatenate([layout.empty(layout.COLLECTIVES), *(part for part, _ in parts)])
+    is_by_call = np.concatenate([np.zeros(0, bool), *(part for _, part in parts)])
+    rows, is_by_call = (column[~has_repeated_number(rows)] for column in (rows, is_by_call))
+    rows, is_by_call = (column[_is_whole_round(rows)] for column in (rows, is_by_call))
+    after_ns = np.zeros(len(rows), np.int64)
+    after_ns[~is_by_call] = _after_others_ns(rows[~is_by_call])
     for name in ("ts_ns", "wait_enter_ns", "wait_leave_ns"):
         rows[name] -= np.where(rows[name] > 0, after_ns, 0)
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
@@ -73,7 +81,10 @@ def gpu_arrivals(kernels: Array) -> Array:
 def host_ns(kernels: Array) -> Array:
     """Starts of kernels on the host's clock: int64 (n,), UNKNOWN without GPU times. kernels: of one process."""
     has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
-    return np.where(has_times, kernels["start_ns"] + _offset_ns(kernels, has_times), UNKNOWN)
+    out = np.full(len(kernels), UNKNOWN, np.int64)
+    timed = kernels[has_times]
+    out[has_times] = timed["start_ns"] + _offset_ns(timed, np.zeros(len(timed), bool))
+    return out
 
 
 def has_repeated_number(rows: Array) -> Array:
@@ -97,10 +108,16 @@ def n_unnumbered(kernels: Array) -> int:
     return int(has_repeated_number(kernels[is_collective]).sum())
 
 
-def _of_process(kernels: Array) -> Array:
-    """The collectives of one process, in the order of their kernels on the GPU."""
-    kernels = kernels[kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0]
-    kernels = kernels[np.argsort(kernels["start_ns"], kind="stable")]
+def _of_process(kernels: Array, is_by_call: Array) -> tuple[Array, Array]:
+    """The collectives of one process, in the order of their kernels on the GPU, and their rows of is_by_call.
+
+    is_by_call: bool (n,), rows whose times are on the host's clock.
+    """
+    has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
+    kernels, is_by_call = kernels[has_times], is_by_call[has_times]
+    arrive_ns = kernels["start_ns"] + _offset_ns(kernels, is_by_call)
+    order = np.argsort(arrive_ns, kind="stable")
+    kernels, is_by_call, arrive_ns = kernels[order], is_by_call[order], arrive_ns[order]
     rows = layout.empty(layout.COLLECTIVES, len(kernels))
     for name in ("node", "pid", "comm_rank", "nranks", "op", "count", "seq", "peer_rank"):
         rows[name] = kernels[name]
@@ -109,8 +126,9 @@ def _of_process(kernels: Array) -> Array:
     rows["flags"] = CollectiveFlag.NO_SYSCALLS | CollectiveFlag.LATE_ATTACH | CollectiveFlag.NUMBERED
     rows["gpu_start_ns"], rows["gpu_end_ns"] = kernels["start_ns"], kernels["end_ns"]
     if len(rows):
-        _add_times(rows, kernels)
-    return rows[(kernels["peer_rank"] == UNKNOWN) & (kernels["seq"] != UNKNOWN)]
+        _add_times(rows, kernels, arrive_ns)
+    is_collective = (kernels["peer_rank"] == UNKNOWN) & (kernels["seq"] != UNKNOWN)
+    return rows[is_collective], is_by_call[is_collective]
 
 
 def _hash_of_op(op: Array) -> Array:
@@ -121,9 +139,8 @@ def _hash_of_op(op: Array) -> Array:
     return np.array([*bits, 0], np.uint64)[op]
 
 
-def _add_times(rows: Array, kernels: Array) -> None:
+def _add_times(rows: Array, kernels: Array, arrive_ns: Array) -> None:
     """The arrivals on the GPU, on the host's clock, and the ledger at each arrival."""
-    arrive_ns = host_ns(kernels)
     called_ns = kernels["ts_ns"]
     if (arrive_ns < called_ns - _MAX_EARLY_NS).mean() > _MAX_EARLY:
         called_ns = np.full(len(kernels), np.iinfo(np.int64).min)
@@ -150,10 +167,10 @@ def is_pause(interval_ns: Array) -> Array:
     return longest
 
 
-def _offset_ns(kernels: Array, has_times: Array) -> Array:
-    """The host's clock minus the GPU's, at each operation: int64 (n,)."""
+def _offset_ns(kernels: Array, is_by_call: Array) -> Array:
+    """The host's clock minus the GPU's, at each operation: int64 (n,). 0 where the times are on the host's clock."""
     out = np.zeros(len(kernels), np.int64)
-    rows = np.flatnonzero(has_times)
+    rows = np.flatnonzero(~is_by_call)
     if not len(rows):
         return out
     behind = kernels["noticed_ns"][rows] - kernels["start_ns"][rows]

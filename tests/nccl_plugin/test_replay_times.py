@@ -1,0 +1,83 @@
+"""Replays of CUDA graphs with the times of other kernels, as NCCL 2.28 reported them on two H200."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose import diagnose
+from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
+from stallscope.diagnose.gpu.replay_times import with_replay_times
+from stallscope.events import layout
+from stallscope.events.layout import Array
+from stallscope.events.names import GpuKernelFlag
+from stallscope.events.trace import Clock, Trace
+
+RECORDED = Path(__file__).parents[1] / "data/recorded/graph_replays.npz"
+"""120 replays of a graph of four collectives, on two ranks, after an eager collective on their communicator. The GPU of
+rank 1 is 20 ms late before each 12th replay.
+"""
+
+PER_REPLAY, PERIOD = 4, 12
+HOSTS = ("ahead", "waits")
+
+
+def recorded(hosts: str) -> Array:
+    with np.load(RECORDED) as file:
+        columns = {
+            name.removeprefix(f"{hosts}_"): file[name] for name in file.files if name.startswith(hosts)
+        }
+    rows = layout.empty(layout.GPU_KERNELS, len(columns["ts_ns"]))
+    for name, values in columns.items():
+        rows[name] = values
+    return rows
+
+
+def trace(kernels: Array) -> Trace:
+    processes = layout.empty(layout.PROCESSES, 2)
+    processes["pid"], processes["rank"], processes["nranks"] = np.unique(kernels["pid"]), (0, 1), 2
+    end_ns = int(kernels["ts_ns"].max())
+    return Trace(
+        gpu_kernels=kernels,
+        processes=processes,
+        nodes=("n1",),
+        clocks=(Clock(0, 0, 10**18),),
+        ends_ns=(end_ns,),
+    )
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_the_rank_that_reaches_each_12th_replay_late_is_named(hosts: str):
+    (verdict,) = diagnose(trace(recorded(hosts))).verdicts
+    assert verdict.ranks == [1]
+    assert verdict.n_late_rounds == pytest.approx(120 / PERIOD, abs=1)
+    assert verdict.period_steps == PERIOD * PER_REPLAY  # a graph's collectives are steps of their own
+    assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(22, abs=1)
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_replays_that_no_rank_reaches_late_are_healthy(hosts: str):
+    rows = recorded(hosts)
+    by_rank = [rows[rows["comm_rank"] == rank] for rank in (0, 1)]
+    for own in by_rank:  # both ranks reach a replay when rank 0 does
+        own["ts_ns"] = by_rank[0]["ts_ns"][np.searchsorted(by_rank[0]["seq"], own["seq"])]
+    report = diagnose(trace(np.concatenate(by_rank)))
+    assert report.verdicts == [] and report.answer == "healthy", report.gaps
+
+
+def test_a_collective_between_replays_is_left_out_where_replays_are_marked():
+    """The time of its call is not the time at which the GPU reaches it."""
+    rows = recorded("ahead")
+    rows["flags"] |= np.uint8(GpuKernelFlag.IS_REPLAY)
+    is_eager = rows["seq"] == rows["seq"].min() + 100
+    rows["flags"][is_eager] &= ~np.uint8(GpuKernelFlag.IS_REPLAY)
+    arrivals = gpu_arrivals(rows)
+    assert len(arrivals) == len(rows) - 2 and set(rows["seq"][is_eager]).isdisjoint(arrivals["seq"])
+
+
+def test_times_of_the_operations_themselves_are_kept():
+    rows = recorded("ahead")
+    rows["start_ns"] = rows["ts_ns"] + 10_000
+    rows["end_ns"] = rows["start_ns"] + 50_000
+    same, is_by_call = with_replay_times(rows)
+    assert same is rows and not is_by_call.any()
