@@ -238,3 +238,33 @@ def test_a_gpu_with_few_pcie_lanes_is_remarked_with_its_rank():
     assert report.healthy
     (remark,) = (each for each in report.benign if "PCIe" in str(each["what"]))
     assert remark["rank"] == 5 and "4 of its 16" in str(remark["what"])
+
+
+def slower_trace(n_lowered: int, *, reasons: int = 0x4) -> Trace:
+    """All GPUs are slower from step 40 on, and the drivers lower the clocks of some."""
+    late = {(rank, step): 2 * MS for rank in range(N_RANKS) for step in range(40, 80)}
+    made = trace_of(Job(data_parallel(work_ns=500_000, gpu_ns=3 * MS), n_steps=80, gpu_late_ns=late))
+    before = with_gpus(made)
+    at_ns = int(np.quantile(made.collectives["ts_ns"], 0.6))
+    after = before.gpus.copy()
+    after["ts_ns"] = at_ns
+    after["sm_mhz"][:n_lowered], after["clock_reasons"][:n_lowered] = 1605, reasons
+    idle = before.gpus.copy()
+    idle["ts_ns"] = made.collectives["ts_ns"].max() + 1000 * MS
+    return replace(before, gpus=np.concatenate([before.gpus, after, idle]))
+
+
+def test_a_slower_job_states_that_the_clocks_of_its_gpus_were_lowered():
+    (verdict,) = report_of(slower_trace(N_RANKS)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("change", [])
+    assert verdict.evidence.lowered_clocks == [
+        f"rank {rank}: 1605 MHz instead of 1980, software power cap" for rank in range(N_RANKS)
+    ]
+    assert "lowered the clocks of 4 of 4 GPUs" in verdict.summary
+    assert "nvidia-smi -q -d PERFORMANCE" in verdict.advice[0]
+
+
+@pytest.mark.parametrize(("n_lowered", "reasons"), [(2, 0x4), (4, 0x1), (0, 0)])
+def test_a_slower_job_has_no_lowered_clocks_if_most_gpus_run_as_before(n_lowered: int, reasons: int):
+    (verdict,) = report_of(slower_trace(n_lowered, reasons=reasons)).verdicts
+    assert verdict.kind == "change" and verdict.evidence.lowered_clocks is None

@@ -149,6 +149,7 @@ class VerdictEvidence:
     host_share: float | None = None  # part of the growth that is on the hosts
     from_step: int | None = None
     grew_ms: Mapping[str, float] | None = None  # by category of the time ledger, per step
+    lowered_clocks: list[str] | None = None  # of GPUs, since the change, with the driver's reasons
 
     # A standstill
     doing: list[RankActivity] | None = None  # of the ranks that the others wait for

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.arrays.grouping import known_mean
 from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.gpu.gpu_differences import LINKS, Readings, differences
 from stallscope.diagnose.report.verdict import Verdict
@@ -23,6 +24,8 @@ _HOLDS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 _HELD_SHARE = 0.5
 _CLOCK_SHARE = 0.85
 """Held for half of the time, below this share of the reference: GPUs of one model differ by several per cent."""
+
+_LOWERED_SHARE = 0.95  # of a GPU's own clock before, from which a clock is lower
 
 _FEW = 0.5  # share of the GPUs up to which a state is not normal for the job
 
@@ -41,6 +44,15 @@ class _Reason:
 
     name: str
     evidence: CauseEvidence
+
+
+@dataclass(frozen=True)
+class _HeldClock:
+    """mhz: mean while held. share: of the time."""
+
+    mhz: float
+    reasons: list[str]
+    share: float
 
 
 def gpu_by_rank(trace: Trace) -> dict[int, tuple[int, int]]:
@@ -187,29 +199,34 @@ def _held(
 ) -> _Reason | None:
     """A clock that is held down, at the time of the verdict, or for most of the trace without one."""
     periods = _periods(trace, gpus, verdict)
-    during, weight = _during(_of(trace.gpus, *gpus[rank]), *periods[gpus[rank][0]])
+    held = _held_clock(*_during(_of(trace.gpus, *gpus[rank]), *periods[gpus[rank][0]]))
+    reference = _reference_mhz(trace, gpus, rank, periods)
+    if held is None or reference is None or held.mhz > _CLOCK_SHARE * reference:
+        return None
+    return _Reason(
+        "gpu_slow",
+        CauseEvidence(
+            clock_held_by=held.reasons,
+            clock_mhz=round(held.mhz),
+            typical_mhz=round(reference),
+            share_of_time=round(held.share, 3),
+        ),
+    )
+
+
+def _held_clock(during: Array, weight: Array) -> _HeldClock | None:
+    """The clock while the driver holds it down; None if it does so for less than half of the time of the rows."""
     known = (during["sm_mhz"] != UNKNOWN) & (during["clock_reasons"] != UNKNOWN)
     during, weight = during[known], weight[known]
     if not weight.sum():
         return None
     is_held = (during["clock_reasons"] & _HOLDS) != 0
-    if weight[is_held].sum() < _HELD_SHARE * weight.sum():
+    share = float(weight[is_held].sum() / weight.sum())
+    if share < _HELD_SHARE:
         return None
     mhz = float(np.average(during["sm_mhz"][is_held], weights=weight[is_held]))
-    reference = _reference_mhz(trace, gpus, rank, periods)
-    if reference is None or mhz > _CLOCK_SHARE * reference:
-        return None
     bits = int(np.bitwise_or.reduce(during["clock_reasons"][is_held])) & _HOLDS
-    reasons = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
-    return _Reason(
-        "gpu_slow",
-        CauseEvidence(
-            clock_held_by=reasons,
-            clock_mhz=round(mhz),
-            typical_mhz=round(reference),
-            share_of_time=round(float(weight[is_held].sum() / weight.sum()), 3),
-        ),
-    )
+    return _HeldClock(mhz, [name for bit, name in CLOCK_REASONS.items() if bits & bit], share)
 
 
 def _reference_mhz(
@@ -256,6 +273,25 @@ def narrow_links(trace: Trace, gpus: dict[int, tuple[int, int]]) -> dict[int, Ca
     return {
         rank: CauseEvidence(pcie_lanes=used, pcie_max_lanes=most) for rank, (used, most) in narrow.items()
     }
+
+
+def lowered_clocks(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> dict[int, str]:
+    """The ranks whose GPU's clock the driver holds down from a verdict to the last collective, clearly below the clock
+    before it: by rank, the clocks and the reasons.
+    """
+    lowered, periods = {}, _periods(trace, gpus, verdict)
+    for rank, gpu in gpus.items():
+        rows, (begin_ns, end_ns) = _of(trace.gpus, *gpu), periods[gpu[0]]
+        calls_ns = trace.collectives["ts_ns"][trace.collectives["node"] == gpu[0]]
+        end_ns = min(
+            end_ns, int(calls_ns.max(initial=-_EVER))
+        )  # a GPU that idles after the job has a high clock
+        held = _held_clock(*_during(rows, begin_ns, end_ns))
+        before, weight = _during(rows, -_EVER, begin_ns)
+        earlier_mhz = known_mean(before["sm_mhz"], weight)
+        if held and earlier_mhz and held.mhz <= _LOWERED_SHARE * earlier_mhz:
+            lowered[rank] = f"{held.mhz:.0f} MHz instead of {earlier_mhz:.0f}, {', '.join(held.reasons)}"
+    return lowered
 
 
 def held_gpus(trace: Trace, gpus: dict[int, tuple[int, int]]) -> dict[int, CauseEvidence]:

@@ -20,6 +20,13 @@ from stallscope.diagnose.timeline.unseen_ranks import n_unseen
 from stallscope.diagnose.verdicts._late import between, priced
 
 _CONFIDENCE = 0.9  # a change exceeds the variation of the steps by four deviations, see lateness.slowdown
+_RECORD_GPUS = (
+    "Record the GPUs as well (NCCL profiler plugin, NVML clocks): their times differ between ranks."
+)
+_COMPARE_GPUS = (
+    "No GPU is later than the others. Compare clocks (nvidia-smi -q -d CLOCK,PERFORMANCE), and the counters of NVLink "
+    "and network interfaces, with the time before."
+)
 _PARTLY = 2  # times the share that a change must reach where only the steps between late steps are compared
 _ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold up a step
 
@@ -56,9 +63,7 @@ def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
                 observed_ns=case.observed_ns,
             ),
             abstained_because=why,
-            advice=[
-                "Record the GPUs as well (NCCL profiler plugin, NVML clocks): their times differ between ranks."
-            ]
+            advice=[_COMPARE_GPUS if len(case.trace.gpu_kernels) else _RECORD_GPUS]
             if not on_host
             else [
                 "Compare with the time before: deployment, data shard, shared file system, co-located jobs."

@@ -11,17 +11,20 @@ from stallscope.diagnose.gpu.driver_state import (
     gpu_by_rank,
     held_gpus,
     link_states,
+    lowered_clocks,
     narrow_links,
     unlike_others,
 )
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
+from stallscope.events.counted import counted
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
 
 _BROKEN = ("gpu_fault", "device_error")
 _OVER_PCIE = ("host_device_copy", "pageable_copy", "gpu_slow")
 _RESEAT = "Check the PCIe link of that GPU (nvidia-smi -q -d PCIE): reseat the card or the riser."
+_MOST = 0.5  # share of the GPUs from which a state is normal for the job
 _CONFIDENCE = 0.7  # a low clock under load is certain, its effect on the job is not measured
 _OF_GPU = ("gpu_slow", *_BROKEN)
 """Causes that lie in the GPU."""
@@ -135,7 +138,8 @@ def _is_of_one(verdict: Verdict) -> bool:
 
 def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
     if _is_of_all(verdict):
-        return _named(trace, gpus, verdict)
+        named = _named(trace, gpus, verdict)
+        return _with_lowered_clocks(trace, gpus, verdict) if named is verdict else named
     if not _is_of_one(verdict):
         return verdict
     reason = driver_reason(trace, gpus, verdict.ranks[0], verdict)
@@ -150,6 +154,24 @@ def _with_state(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict
         *verdict.causes[1:],
     ]
     named = replace(verdict, causes=parts, advice=why.advice(reason.evidence))
+    return replace(named, summary=text.summary(named))
+
+
+def _with_lowered_clocks(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
+    """The verdict on a slowdown of all ranks, with its reason if the drivers have lowered the clocks of most GPUs."""
+    lowered = lowered_clocks(trace, gpus, verdict)
+    if len(lowered) <= _MOST * len(gpus):
+        return verdict
+    rank = min(lowered)
+    why = f"the drivers have lowered the clocks of {len(lowered)} of {counted(len(gpus), 'GPU')}"
+    named = replace(
+        verdict,
+        abstained_because=f"{why} (rank {rank}: {lowered[rank]})",
+        advice=cause("gpu_throttled").advice(CauseEvidence()),
+        evidence=replace(
+            verdict.evidence, lowered_clocks=[f"rank {rank}: {lowered[rank]}" for rank in sorted(lowered)]
+        ),
+    )
     return replace(named, summary=text.summary(named))
 
 
