@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 PLAIN: dict[str, Any] = {"rounds": 600, "matmuls": 60, "gpu": -1, "host": -1, "every": 12, "ms": 20.0}
-PLAIN |= {"bytes": 1 << 20, "ahead": True, "graph": False}
+PLAIN |= {"bytes": 1 << 20, "ahead": True, "graph": False, "spin_us": 0}
 """A phase without faults: see gpu_side_rank.py."""
 
 _CPUS_A_RANK = 2  # of its main thread, and of NCCL's threads

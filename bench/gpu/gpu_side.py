@@ -54,6 +54,7 @@ def scenarios(last: int) -> dict[str, dict[str, Any]]:
         "healthy, CUDA graph": graph | {"truth": None},
         "GPU late in every 12th replay of a CUDA graph": graph | late,
         "GPU late in every 12th replay of a CUDA graph, hosts wait": graph | late | waits,
+        "host late in every 12th replay of a CUDA graph": graph | waits | {"host": last, "truth": last},
         "GPU late in every 12th round, hosts wait, after a CUDA graph": late | waits,
         "GPU late in every 12th round, hosts run ahead, after a CUDA graph": late,
     }

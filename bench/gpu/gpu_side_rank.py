@@ -34,6 +34,8 @@ class Rank:
         is_odd = number % phase["every"] == 0
         for _ in range(phase["matmuls"]):
             self.torch.matmul(self.square, self.square)
+        if phase["spin_us"]:
+            self.torch.cuda._sleep(int(phase["spin_us"] * _CYCLES_PER_MS / 1e3))
         if phase["gpu"] == self.rank and is_odd:
             self.torch.cuda._sleep(int(phase["ms"] * _CYCLES_PER_MS))
         if phase["host"] == self.rank and is_odd:
@@ -53,8 +55,11 @@ class Rank:
             with self.torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                 for _ in range(_PER_REPLAY):
                     self.round({**phase, "gpu": -1, "host": -1}, 1)
-        if phase["gpu"] == self.rank and number % phase["every"] == 0:
+        is_odd = number % phase["every"] == 0
+        if phase["gpu"] == self.rank and is_odd:
             self.torch.cuda._sleep(int(phase["ms"] * _CYCLES_PER_MS))
+        if phase["host"] == self.rank and is_odd:
+            time.sleep(phase["ms"] / 1e3)
         self.graph.replay()
 
     def run(self, phase: dict[str, Any]) -> dict[str, Any]:

@@ -26,16 +26,18 @@ _NARROW = 0.1  # points to which an interval is precise enough; then other sizes
 
 
 class Collective(NamedTuple):
-    """A size of collectives, and the work between two of them."""
+    """A size of collectives, and the GPU's work between two of them: a kernel that spins, so that power does not limit
+    the clock, and the host stays ahead.
+    """
 
     bytes: int
-    matmuls: int
+    spin_us: int
 
 
 SIZES = {
-    "1 KB": Collective(1 << 10, 8),
-    "4 MB": Collective(4 << 20, 8),
-    "256 MB": Collective(256 << 20, 2),
+    "1 KB": Collective(1 << 10, 400),
+    "4 MB": Collective(4 << 20, 400),
+    "256 MB": Collective(256 << 20, 50),
     "1 KB, limited by hosts": Collective(1 << 10, 0),
 }
 
@@ -76,7 +78,8 @@ def costs(jobs: Mapping[str, Ranks], seconds: float, keep: Callable[[dict[str, A
         switch(30 if mode == _ON else 0)
         time.sleep(_SWITCH_S)
         ranks = jobs[_JOB_OF.get(mode, "plugin")]
-        ranks.begin({"rounds": rounds, "matmuls": SIZES[size].matmuls, "bytes": SIZES[size].bytes})
+        work = {"matmuls": 0, "spin_us": SIZES[size].spin_us}
+        ranks.begin({"rounds": rounds, "bytes": SIZES[size].bytes} | work)
         if mode == _SAMPLED:
             time.sleep(0.3 * _WINDOW_S)
             switch(_PULSE_S)
