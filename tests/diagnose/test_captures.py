@@ -195,3 +195,32 @@ def test_a_straggler_is_named_although_all_ranks_were_attached_late():
     third_step = rows["ts_ns"][is_slow][3 * 3]
     report = report_of(attached_late(trace, int(third_step) - 200 * MS))
     assert blamed(report) == [("straggler", (slow_rank,), 0, "lock_contention")]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("begins_ms", [1, 17, 39])
+def test_a_rank_that_is_late_in_each_step_is_named_among_few_that_were_attached_late(n_ranks, begins_ms):
+    """Both of two ranks are typically as far from their round: the releases show that the rounds are right."""
+    delays = every(1, 1, 40 * MS, category=Category.COPY, first=0, until=60)
+    trace = dp_trace(delays, n_ranks=n_ranks, n_steps=60)
+    at_ns = int(np.quantile(trace.collectives["ts_ns"], 0.2)) + begins_ms * MS
+    report = report_of(attached_late(trace, at_ns))
+    assert blamed(report) == [("straggler", (1,), 0, "host_device_copy")]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("begins_ms", [1, 3, 5])
+def test_few_ranks_of_a_healthy_job_that_were_attached_late_are_healthy(n_ranks, begins_ms):
+    trace = dp_trace(n_ranks=n_ranks, n_steps=60)
+    at_ns = int(np.quantile(trace.collectives["ts_ns"], 0.2)) + begins_ms * MS
+    report = report_of(attached_late(trace, at_ns))
+    assert report.verdicts == [] and report.answer == "healthy", report.gaps
+
+
+def test_a_rank_whose_rounds_may_be_off_by_a_step_leaves_the_answer_inconclusive():
+    """On two nodes, the releases of two ranks do not show which of them entered first."""
+    delays = every(1, 1, 40 * MS, category=Category.COPY, first=0, until=60)
+    trace = dp_trace(delays, n_ranks=2, n_steps=60, node=(0, 1), offset_ns=(0, 5_000 * MS))
+    report = report_of(attached_late(trace, int(trace.collectives["ts_ns"].min()) + 200 * MS))
+    assert report.answer != "healthy"
+    assert all(verdict.ranks == [1] for verdict in report.verdicts)

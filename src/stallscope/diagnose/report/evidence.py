@@ -29,6 +29,7 @@ class Evidence:
     by its time budget. has_pattern: the steps are a repeating pattern of calls, or annotated.
     step_ms: the typical step, None where unknown.
     clock_error_ms: largest error of the alignment of the nodes' clocks, None on one node.
+    matching_error_ms: error of the rounds of ranks attached late, None where the rounds are known.
     n_clocks_apart: nodes whose clocks could not be aligned. n_records: all rows; n_lost_records: lost by the capture.
     hosts_run_ahead: the hosts do not wait for their GPUs in most steps, and the source has no times of the GPUs.
     coverage: limits of the source.
@@ -42,6 +43,7 @@ class Evidence:
     has_pattern: bool = True
     step_ms: float | None = None
     clock_error_ms: float | None = None
+    matching_error_ms: float | None = None
     n_clocks_apart: int = 0
     n_records: int = 0
     n_lost_records: int = 0
@@ -71,6 +73,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
     """The evidence on several jobs of one trace."""
     steps = [part.n_steps for part in parts if part.n_steps is not None]
     errors = [part.clock_error_ms for part in parts if part.clock_error_ms is not None]
+    of_matching = [part.matching_error_ms for part in parts if part.matching_error_ms is not None]
     return Evidence(
         n_ranks=sum(part.n_ranks for part in parts),
         n_ranks_unseen=sum(part.n_ranks_unseen for part in parts),
@@ -79,6 +82,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         n_steps=sum(steps) if steps else None,
         has_pattern=all(part.has_pattern for part in parts),
         clock_error_ms=max(errors, default=None),
+        matching_error_ms=max(of_matching, default=None),
         n_clocks_apart=sum(part.n_clocks_apart for part in parts),
         n_records=sum(part.n_records for part in parts),
         n_lost_records=max((part.n_lost_records for part in parts), default=0),
@@ -148,11 +152,17 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
             f"the clocks of {counted(evidence.n_clocks_apart, 'node')} could not be aligned with the others'",
             "Synchronise the hosts' clocks (NTP or PTP), or trace until the nodes have shared more rounds.",
         )
-    elif _is_clock_too_loose(evidence, limits):
+    elif _hides(evidence.clock_error_ms, evidence, limits):
         yield Gap(
             f"the nodes' clocks are aligned only within {evidence.clock_error_ms:.1f} ms, and a step takes "
             f"{evidence.step_ms:.1f} ms",
             "Synchronise the hosts' clocks (NTP or PTP), and trace longer.",
+        )
+    if _hides(evidence.matching_error_ms, evidence, limits):
+        yield Gap(
+            f"the agent was attached while the job ran, and its rounds are known only within "
+            f"{evidence.matching_error_ms:.1f} ms: a rank that is later than this in every step would not show",
+            "Trace from the start of the job, or read the value of the loss in every step while you trace.",
         )
     if evidence.n_steps is not None and evidence.n_steps < limits.steady_steps:
         yield Gap(_few_steps(evidence), _MORE_STEPS)
@@ -171,11 +181,11 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
         )
 
 
-def _is_clock_too_loose(evidence: Evidence, limits: Thresholds) -> bool:
-    """Whether lateness worth a report can hide behind the error of the clocks."""
-    if evidence.clock_error_ms is None or not evidence.step_ms:
+def _hides(error_ms: float | None, evidence: Evidence, limits: Thresholds) -> bool:
+    """Whether lateness worth a report can hide behind an error of the arrivals."""
+    if error_ms is None or not evidence.step_ms:
         return False
-    hidden_ms = limits.clock_error_factor * evidence.clock_error_ms
+    hidden_ms = limits.clock_error_factor * error_ms
     return hidden_ms > max(limits.min_late_ns / 1e6, limits.hidden_step_share * evidence.step_ms)
 
 

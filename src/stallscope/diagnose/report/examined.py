@@ -26,6 +26,7 @@ def of_case(case: Case) -> tuple[dict[str, object], Evidence]:
         n_rounds=case.matched.n_rounds,
         n_whole_rounds=int((case.matched.n_arrived >= timeline.n_members[timeline.comm_of_round]).sum()),
         n_steps=len(np.unique(case.judged.step)),
+        matching_error_ms=round(case.matched.matching_error_ns / 1e6, 3) or None,
         has_pattern=bool(case.programs.has_steps.all()),
         step_ms=case.step_ns / 1e6,
         n_records=n_records(trace),

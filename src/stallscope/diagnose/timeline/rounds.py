@@ -12,19 +12,27 @@ from stallscope.diagnose.timeline.clocks import Clocks
 from stallscope.diagnose.timeline.late_attach import is_counted_late
 from stallscope.diagnose.timeline.node_rounds import spans_nodes
 from stallscope.diagnose.timeline.timeline import Timeline
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import SYNCHRONISING_OPS
+
+_MIN_RELEASES = 5
+_OFTEN = 0.8  # share of the waits after collectives whose round is known
+_RARELY = 0.02  # share of the releases that may be too early: a record may be missing
+_RELEASED_TOGETHER_NS = 100_000  # a collective ends on all ranks within this time
 
 
 @dataclass(frozen=True)
 class Rounds:
     """round: int64 (n,) by row. n_arrived: int64 by round. late_ns: float64 (n,), arrival minus the median of the
     other ranks' arrivals; NaN for a rank alone in its round. arrival_ns: int64 (n,), on the common clock.
+    matching_error_ns: of the rounds of ranks attached late, below twice of which lateness counts as 0.
     """
 
     round: Array
     n_arrived: Array
     late_ns: Array
     arrival_ns: Array
+    matching_error_ns: float = 0.0
 
     @property
     def n_rounds(self) -> int:
@@ -45,6 +53,8 @@ def rounds(timeline: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
     """
     late_ns = timeline.meetings.beyond_others(clocks.arrival_ns)
     of_clocks_ns, matching_error_ns = _row_error_ns(timeline, clocks), _matching_error_ns(timeline, late_ns)
+    if matching_error_ns is not None and _is_confirmed(timeline):
+        matching_error_ns = None
 
     def leave_out(here: slice) -> None:
         error_ns = np.zeros(here.stop - here.start)
@@ -61,7 +71,30 @@ def rounds(timeline: Timeline, clocks: Clocks, limits: Thresholds) -> Rounds:
         n_arrived=np.bincount(timeline.round, minlength=timeline.n_rounds),
         late_ns=late_ns,
         arrival_ns=clocks.arrival_ns,
+        matching_error_ns=0.0 if matching_error_ns is None else float(matching_error_ns.max(initial=0.0)),
     )
+
+
+def _is_confirmed(timeline: Timeline) -> bool:
+    """Whether the releases of all ranks confirm the rounds of ranks attached late, on one clock.
+
+    A host that waits in most steps is never released before the last rank has entered the round. If a rank's rounds
+    were off by a step, either this rank or another rank would be: also with one rank that is late in every step.
+    """
+    if timeline.n_processes == 0 or timeline.node.min() != timeline.node.max():
+        return False
+    released_ns, is_last = timeline.releases
+    is_known = (released_ns != UNKNOWN) & np.isin(timeline.rows["op"], SYNCHRONISING_OPS)
+    is_known &= (np.bincount(timeline.round, minlength=timeline.n_rounds) > 1)[timeline.round]
+    last_ns = np.full(timeline.n_rounds, np.iinfo(np.int64).min)
+    np.maximum.at(last_ns, timeline.round, timeline.ts_ns)
+    is_early = is_known & (released_ns + _RELEASED_TOGETHER_NS < last_ns[timeline.round])
+    n_rounds, n_waits, n_early = (
+        np.bincount(timeline.process, weights=weights, minlength=timeline.n_processes)
+        for weights in (None, is_known & is_last, is_early & is_last)
+    )
+    n_waits_needed = np.maximum(_MIN_RELEASES, _OFTEN * np.bincount(timeline.process, weights=is_last))
+    return bool((n_waits >= n_waits_needed).all() and (n_early <= _RARELY * n_waits).all() and len(n_rounds))
 
 
 def clock_error_ns(timeline: Timeline, clocks: Clocks) -> Array | None:
