@@ -94,7 +94,11 @@ def of_other_steps(findings: Findings) -> list[Verdict]:
         late for gpus in (findings.device, findings.gpu_work) for gpu in gpus.values() for late in gpu.late
     ]
     known += findings.uneven.late if findings.uneven else ()
-    return of_all_ranks(findings.case, known)
+    case, found = findings.case, of_all_ranks(findings.case, known)
+    if not case.hosts_run_ahead:
+        return found
+    # A host that runs ahead is fast until its launch queue is full: a few steps do not show the pace of the job.
+    return [verdict for verdict in found if (verdict.evidence.n_steps or 0) >= case.limits.run_ahead_steps]
 
 
 def has_changing_sample(timeline: Timeline) -> bool:
