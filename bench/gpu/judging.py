@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 TOLERANCE = 0.1
 CAUSE_SHARE = 0.8
 MOVING = "imbalance"
+_REPAID = (
+    "alloc",
+)  # faults that also make the forward pass longer: it allocates again what the fault has freed
 
 Clock = NDArray[np.int64]
 """Rows of a rank's CSV: step, start_ns, begin_ns, forward_ns, end_ns, is_disturbed."""
@@ -72,17 +75,20 @@ def truths(folder: Path) -> list[Truth]:
         every, rank = fault["every_steps"], fault["rank"]
         ranks = range(data["n_ranks"]) if rank is None else [rank]
         period = every if 1 < every < 1000 and rank is not None else None
-        delay_ms = _delay_ms([clock(folder, entry) for entry in ranks], data["stopped_ns"], every)
+        clocks = [clock(folder, entry) for entry in ranks]
+        delay_ms = _delay_ms(clocks, data["stopped_ns"], is_repaid=fault["name"] in _REPAID)
         if fault["name"] == "gil":  # all ranks are affected: no clock measures the delay
             delay_ms = None
         result.append(Truth(fault["name"], fault["cause"], rank, period, delay_ms))
     return result
 
 
-def _delay_ms(clocks: list[Clock], stopped_ns: list[list[int]], every: int) -> float | None:
+def _delay_ms(clocks: list[Clock], stopped_ns: list[list[int]], *, is_repaid: bool) -> float | None:
+    """The time before the forward pass, or until its end, beyond the same rank's other steps."""
     if stopped_ns:
         return median(end - begin for begin, end in stopped_ns) / 1e6
-    before_ns = np.concatenate([rows[:, 2] - rows[:, 1] for rows in clocks])
+    end = 3 if is_repaid else 2
+    before_ns = np.concatenate([rows[:, end] - rows[:, 1] for rows in clocks])
     disturbed = np.concatenate([rows[:, 5] == 1 for rows in clocks])
     if not disturbed.any():
         return None

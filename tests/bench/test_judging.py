@@ -29,6 +29,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_memory_that_is_allocated_again_after_an_allocator_fault_counts_as_its_delay(tmp_path: Path):
+    """The caches are empty after the fault: the forward pass asks the driver again."""
+    fault = {"name": "alloc", "cause": "cuda_alloc", "rank": 0, "every_steps": 5}
+    (tmp_path / "truth.json").write_text(json.dumps({"n_ranks": 1, "faults": [fault], "stopped_ns": []}))
+    lines = ["step,start_ns,begin_ns,forward_ns,end_ns,is_disturbed"]
+    for step in range(40):
+        is_due, start = int(step % 5 == 4), step * STEP_NS
+        begin = start + 1_000 + is_due * 14_000_000
+        lines.append(f"{step},{start},{begin},{begin + 1_000_000 + is_due * 15_000_000},{start},{is_due}")
+    (tmp_path / "rank0.csv").write_text("\n".join(lines) + "\n")
+    (truth,) = judging.truths(tmp_path)
+    assert truth.delay_ms == pytest.approx(29, abs=0.1)
+
+
 def verdict(**differing: Any) -> dict[str, Any]:
     """The right result, with these fields changed."""
     right = {
