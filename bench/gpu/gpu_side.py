@@ -266,6 +266,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--budget", type=float, default=400)
     parser.add_argument("--cost-s", type=float, default=120)
+    parser.add_argument(
+        "--sizes", nargs="*", help="of the collectives whose cost is measured: all by default"
+    )
     parser.add_argument("--look", action="store_true", help="`stallscope look` at a rank")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of scenarios")
     chosen = parser.parse_args()
@@ -293,7 +296,8 @@ def main() -> None:
                     result.data["look"].update(looked(ranks, 1.0))
         if chosen.cost_s:
             with result.part("cost"):
-                measure_cost(result, chosen.ranks, with_plugin, min(chosen.cost_s, end_s - time.monotonic()))
+                seconds = min(chosen.cost_s, end_s - time.monotonic())
+                measure_cost(result, chosen.ranks, with_plugin, seconds, sizes=chosen.sizes)
     _print(result.data)
 
 
@@ -318,9 +322,16 @@ def run_scenarios(
             print(json.dumps(shown), flush=True)
 
 
-def measure_cost(result: Result, n_ranks: int, with_plugin: dict[str, str], seconds: float) -> None:
+def measure_cost(
+    result: Result,
+    n_ranks: int,
+    with_plugin: dict[str, str],
+    seconds: float,
+    *,
+    sizes: Sequence[str] | None,
+) -> None:
     """The cost of the plugin, by three jobs."""
-    from plugin_cost import costs
+    from plugin_cost import SIZES, costs
 
     begin_s = time.monotonic()
 
@@ -335,7 +346,7 @@ def measure_cost(result: Result, n_ranks: int, with_plugin: dict[str, str], seco
         ):
             jobs[name] = Ranks(n_ranks, environment, 29612 + number, is_pinned=True)
             stack.callback(jobs[name].close)
-        costs(jobs, seconds - (time.monotonic() - begin_s) - 5.0, keep)
+        costs(jobs, seconds - (time.monotonic() - begin_s) - 5.0, keep, sizes=sizes or tuple(SIZES))
 
 
 def _print(data: dict[str, Any]) -> None:

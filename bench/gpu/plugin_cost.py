@@ -57,7 +57,13 @@ Windows = Mapping[tuple[str, str], Sequence[float]]
 """By size and mode: seconds of a round in each window."""
 
 
-def costs(jobs: Mapping[str, Ranks], seconds: float, keep: Callable[[dict[str, Any]], None]) -> None:
+def costs(
+    jobs: Mapping[str, Ranks],
+    seconds: float,
+    keep: Callable[[dict[str, Any]], None],
+    *,
+    sizes: Sequence[str] = tuple(SIZES),
+) -> None:
     """Measure for a time. jobs: "plugin", "without", "again". keep: called with the results so far, after each turn.
 
     sampled: on for _PULSE_S of each window, the largest share of the time in which the agent records by default, at
@@ -89,11 +95,11 @@ def costs(jobs: Mapping[str, Ranks], seconds: float, keep: Callable[[dict[str, A
         return taken_s / rounds
 
     n_rounds = {}
-    for size in SIZES:
+    for size in sizes:
         first_s = [window(size, mode, 20) for mode in modes]
         n_rounds[size] = max(int(_WINDOW_S / min(first_s)), 4)
     while time.monotonic() < end_s:
-        for size in SIZES:
+        for size in sizes:
             if not _is_narrow(times, size):
                 for mode in order.sample(modes, len(modes)):
                     times[size, mode].append(window(size, mode, n_rounds[size]))
