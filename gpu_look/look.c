@@ -47,6 +47,13 @@ static uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
+static uint64_t wall_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
 static void pause_shortly(void)
 {
 	const struct timespec pause = { 0, POLL_NS };
@@ -164,6 +171,7 @@ static int begin(void)
 		error = cupti.enable(KIND_CONCURRENT_KERNEL);
 	if (!error)
 		error = cupti.timestamp(&memory->begin_ns);
+	memory->begin_wall_ns = wall_ns();
 	if (!error)
 		return 0;
 	cupti.unsubscribe(subscriber);

@@ -29,6 +29,7 @@ struct look_memory {
 	_Atomic uint32_t failed_at;
 	int32_t error; /* CUptiResult */
 	uint64_t begin_ns, end_ns; /* of the window, on CUPTI's clock */
+	uint64_t begin_wall_ns;    /* CLOCK_REALTIME at begin_ns */
 	_Atomic uint64_t n_kernels; /* also those without room */
 	_Atomic uint64_t n_lost; /* by CUPTI */
 	_Atomic uint32_t n_names, is_detached; /* is_detached: CUPTI has left the process */
@@ -39,6 +40,6 @@ struct look_memory {
 };
 
 _Static_assert(sizeof(struct look_kernel) == 32, "layout");
-_Static_assert(offsetof(struct look_memory, names) == 80 + ERROR_BYTES, "layout of the header");
+_Static_assert(offsetof(struct look_memory, names) == 88 + ERROR_BYTES, "layout of the header");
 
 #endif

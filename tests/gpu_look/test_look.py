@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 from stallscope.capture.gpu import kernel_window
 from stallscope.capture.gpu.kernel_window import KERNEL
-from stallscope.diagnose.views import gpu_windows
+from stallscope.diagnose.views import OTHER_KERNELS, gpu_windows
 from stallscope.errors import CannotTrace, NotFound
+from stallscope.exporters.kernel_tracks import kernel_tracks
 
 HERE = Path(__file__).parent
 pytestmark = [
@@ -197,6 +199,42 @@ def test_the_command_prints_the_kernels_and_how_busy_the_gpu_was(start, run):
     assert gpu["busy"] > gpu["busy_in_nccl"] > 0
     code, out, err = run("look", "--pid", job.pid, "--seconds", "0.2")
     assert code == 0 and "GPU 0 of the process: busy" in out and GEMM in out, err
+
+
+def test_the_command_writes_a_timeline_under_the_rank(start, run, tmp_path: Path):
+    job = start(RANK="3", WORLD_SIZE="8")
+    path = tmp_path / "kernels.pftrace"
+    code, _, err = run("look", "--pid", job.pid, "--seconds", "0.3", "--timeline", path)
+    assert code == 0 and f"{path}: " in err, err
+    content = path.read_bytes()
+    for name in (f"rank 3: job {job.pid}", "GPU 0, stream ", "GPU 0: kernels of NCCL", GEMM, NCCL):
+        assert name.encode() in content
+    code, _, err = run("look", "--pid", job.pid, "--seconds", "0.1", "--timeline", tmp_path / "no" / "folder")
+    assert code != 0 and "choose another --timeline" in err
+
+
+def test_the_window_states_its_wall_time_and_rank(start):
+    before_ns = time.time_ns()
+    window = kernel_window(start(RANK="1", WORLD_SIZE="2").pid, seconds=0.2)
+    assert before_ns < window.begin_wall_ns < time.time_ns() - 200_000_000
+    assert (window.rank, window.process) == (1, "job")
+
+
+def test_a_timeline_has_a_track_for_each_stream_and_for_nccl_on_each_gpu():
+    rows = np.zeros(5, KERNEL)
+    rows["start_ns"], rows["end_ns"] = [0, 10, 20, 30, 40], [8, 18, 38, 50, 44]
+    rows["name"], rows["stream"], rows["device"] = [0, 1, 0, 0, 9], [7, 9, 7, 7, 8], [0, 0, 0, 0, 1]
+    tracks = kernel_tracks(
+        rows, (GEMM, NCCL), node="n1", process="rank 1: python", begin_ns=5, wall_ns=10**18
+    )
+    assert (tracks.clock_ns, tracks.wall_ns) == (5, 10**18)
+    assert [(track.name, [part.name for part in track.slices]) for track in tracks.tracks[2:]] == [
+        ("GPU 0, stream 7", [GEMM, GEMM]),
+        ("GPU 0, stream 7 (2)", [GEMM]),  # the third overlaps the second
+        ("GPU 0: kernels of NCCL", [NCCL]),
+        ("GPU 1, stream 8", [OTHER_KERNELS]),
+    ]
+    assert all(track.parent == 2 for track in tracks.tracks[2:])
 
 
 def test_busy_shares_count_overlapping_kernels_once():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stallscope.commands.options import AsJson
+from stallscope.errors import StorageFailed
 
 if TYPE_CHECKING:
     from stallscope.capture.gpu import KernelWindow
@@ -21,6 +23,10 @@ def look(
     pid: Annotated[int, typer.Option("--pid", help="The process, for example one rank of a job.")],
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=60, help="Record for this time.")] = 5.0,
     top: Annotated[int, typer.Option("--top", min=1, help="Kernels to list for each GPU.")] = 15,
+    timeline: Annotated[
+        Path | None,
+        typer.Option("--timeline", help="Also write all kernels as a timeline for Perfetto (.pftrace)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Record all kernels of a running process (intrusive).
@@ -35,6 +41,8 @@ def look(
     from stallscope.diagnose.views import gpu_windows
 
     window = kernel_window(pid, seconds=seconds)
+    if timeline:
+        _write_timeline(window, pid, timeline)
     gpus = gpu_windows(window.kernels, window.names, begin_ns=window.begin_ns, end_ns=window.end_ns)
     if as_json:
         facts = {"pid": pid, "held_ms": round(window.held_ms, 3), "is_detached": window.is_detached}
@@ -46,6 +54,29 @@ def look(
     if not gpus:
         typer.echo(f"no kernel ended in {(window.end_ns - window.begin_ns) / 1e9:.1f} s")
     typer.echo(_closing(window))
+
+
+def _write_timeline(window: KernelWindow, pid: int, path: Path) -> None:
+    import socket
+
+    from stallscope.exporters.kernel_tracks import kernel_tracks
+    from stallscope.exporters.perfetto import perfetto_bytes
+
+    rank = f"rank {window.rank}" if window.rank >= 0 else "process"
+    tracks = kernel_tracks(
+        window.kernels,
+        window.names,
+        node=socket.gethostname(),
+        process=f"{rank}: {window.process or 'pid'} {pid}",
+        begin_ns=window.begin_ns,
+        wall_ns=window.begin_wall_ns,
+    )
+    try:
+        with path.open("wb") as file:
+            file.writelines(perfetto_bytes(tracks))
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --timeline") from error
+    typer.echo(f"{path}: {len(window.kernels):,} kernels; open it in https://ui.perfetto.dev", err=True)
 
 
 def _print(gpu: GpuWindow, top: int) -> None:

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -20,17 +20,19 @@ import numpy as np
 from stallscope.capture.gpu.remote_calls import RemoteThread, remote_thread
 from stallscope.capture.gpu.shipped_libraries import shipped_library
 from stallscope.capture.probes import elf
+from stallscope.capture.process.process_identity import environment, launcher_ranks
 from stallscope.capture.stacks.interpreter import Region, regions
 from stallscope.errors import CannotTrace, NotFound
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 
 _MAGIC = 0x316B6F6F6C707467
-_NAMES_AT, _N_NAMES, _NAME_BYTES, _N_KERNELS = 208, 1 << 12, 256, 1 << 20
+_NAMES_AT, _N_NAMES, _NAME_BYTES, _N_KERNELS = 216, 1 << 12, 256, 1 << 20
 _KERNELS_AT = _NAMES_AT + _N_NAMES * _NAME_BYTES
 _HEADER = np.dtype(
     [
         *(("magic", "u8"), ("version", "u4"), ("pid", "u4"), ("state", "u4"), ("is_cancelled", "u4")),
         *(("failed_at", "u4"), ("error", "i4"), ("begin_ns", "u8"), ("end_ns", "u8")),
+        ("begin_wall_ns", "u8"),
         *(("n_kernels", "u8"), ("n_lost", "u8"), ("n_names", "u4"), ("is_detached", "u4")),
         *(("cupti_version", "u4"), ("pad", "u4"), ("error_text", "S128")),
     ]
@@ -82,16 +84,20 @@ _MULTIPLE_SUBSCRIBERS = 39  # cupti_result.h
 class KernelWindow:
     """The kernels that ended in a window of begin_ns to end_ns. kernels: of the type KERNEL. n_lost: without room.
 
-    held_ms: how long a thread of the process was stopped. is_detached: CUPTI has left the process.
+    begin_wall_ns: the wall time at begin_ns. process: name of the program. rank: UNKNOWN without a launcher that states
+    it. held_ms: how long a thread of the process was stopped. is_detached: CUPTI has left the process.
     """
 
     kernels: Array
     names: tuple[str, ...]
     begin_ns: int
     end_ns: int
+    begin_wall_ns: int
     n_lost: int
     held_ms: float
     is_detached: bool
+    process: str = ""
+    rank: int = UNKNOWN
 
 
 def kernel_window(pid: int, *, seconds: float, proc: Path = Path("/proc")) -> KernelWindow:
@@ -106,7 +112,16 @@ def kernel_window(pid: int, *, seconds: float, proc: Path = Path("/proc")) -> Ke
         held_ms = 1e3 * (time.monotonic() - begin_s)
         header = np.frombuffer(memory, _HEADER, 1)
         _await_end(pid, header, seconds)
-        return _window(memory, header[0].copy(), held_ms)
+        window = _window(memory, header[0].copy(), held_ms)
+    rank, _, _ = launcher_ranks(environment(proc / str(pid)))
+    return replace(window, rank=rank, process=_name(proc / str(pid)))
+
+
+def _name(process_dir: Path) -> str:
+    try:
+        return (process_dir / "comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _window(memory: mmap.mmap, header: np.void, held_ms: float) -> KernelWindow:
@@ -124,6 +139,7 @@ def _window(memory: mmap.mmap, header: np.void, held_ms: float) -> KernelWindow:
         names=tuple(name.decode("utf-8", "replace") for name in names.tolist()),
         begin_ns=int(header["begin_ns"]),
         end_ns=int(header["end_ns"]),
+        begin_wall_ns=int(header["begin_wall_ns"]),
         n_lost=int(header["n_lost"]) + int(header["n_kernels"]) - n_kernels,
         held_ms=held_ms,
         is_detached=bool(header["is_detached"]),

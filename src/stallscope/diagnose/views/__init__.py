@@ -4,11 +4,12 @@ from stallscope.diagnose.gpu.gpu_rounds import host_ns as kernel_host_ns
 from stallscope.diagnose.serving.endpoints import Endpoint, endpoints
 from stallscope.diagnose.timeline.user_frame import in_own_code
 from stallscope.diagnose.views.by_process import ProcessRow, as_rows, container_rows, process_rows
-from stallscope.diagnose.views.kernel_table import GpuWindow, gpu_windows
+from stallscope.diagnose.views.kernel_table import OTHER_KERNELS, GpuWindow, gpu_windows, is_nccl_kernel
 from stallscope.diagnose.views.slow_calls import Chain, chains
 from stallscope.diagnose.views.stack_groups import ProcessStack, StackGroup, groups, latest_stacks
 
 __all__ = [
+    "OTHER_KERNELS",
     "Chain",
     "Endpoint",
     "GpuWindow",
@@ -22,6 +23,7 @@ __all__ = [
     "gpu_windows",
     "groups",
     "in_own_code",
+    "is_nccl_kernel",
     "kernel_host_ns",
     "latest_stacks",
     "process_rows",

@@ -10,6 +10,14 @@ from stallscope.events.layout import Array
 _NCCL = ("ncclDevKernel", "ncclKernel")
 
 
+OTHER_KERNELS = "(other kernels: too many names)"
+
+
+def is_nccl_kernel(name: str) -> bool:
+    """Whether a kernel belongs to NCCL, by its name."""
+    return any(part in name for part in _NCCL)
+
+
 @dataclass(frozen=True)
 class KernelRow:
     """All runs of a kernel. share: of the time of all kernels, which may overlap."""
@@ -48,9 +56,9 @@ def gpu_windows(kernels: Array, names: Sequence[str], *, begin_ns: int, end_ns: 
     end = np.clip(kernels["end_ns"].astype(np.int64), begin_ns, end_ns)
     is_inside = end > start
     kernels, start, end = kernels[is_inside], start[is_inside], end[is_inside]
-    label = np.array([*names, "(other kernels: too many names)"], object)
+    label = np.array([*names, OTHER_KERNELS], object)
     which = np.minimum(kernels["name"].astype(np.int64), len(names))
-    is_nccl = np.array([any(part in name for part in _NCCL) for name in label], bool)
+    is_nccl = np.array([is_nccl_kernel(name) for name in label], bool)
     out = []
     for device in np.unique(kernels["device"]).tolist():
         own = kernels["device"] == device
