@@ -81,3 +81,14 @@ def test_times_of_the_operations_themselves_are_kept():
     rows["end_ns"] = rows["start_ns"] + 50_000
     same, is_by_call = with_replay_times(rows)
     assert same is rows and not is_by_call.any()
+
+
+def test_operations_of_one_kernel_have_equal_times_of_their_own():
+    """NCCL runs the operations of a group in one kernel."""
+    rows = recorded("ahead")
+    rows = rows[np.lexsort((rows["seq"], rows["comm_rank"]))]
+    group = np.arange(len(rows)) // PER_REPLAY
+    rows["ts_ns"] = rows["ts_ns"][group * PER_REPLAY] + np.arange(len(rows)) % PER_REPLAY * 2_000
+    rows["start_ns"] = rows["ts_ns"][group * PER_REPLAY] + 10_000
+    rows["end_ns"] = rows["start_ns"] + 50_000
+    assert not with_replay_times(rows)[1].any()

@@ -14,6 +14,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import GpuKernelFlag
 
 _NEAR = 16  # operations before and after one that show the state of NCCL's count
+_GROUPED_NS = 1_000_000  # operations of one kernel are called within this time, and have equal times as well
 _MANY = 0.5  # share of the operations nearby with equal times
 
 
@@ -45,7 +46,7 @@ def with_replay_times(kernels: Array) -> tuple[Array, Array]:
 
 
 def _has_times_of_others(kernels: Array) -> Array:
-    """Whether most operations around one, of its process, have the start of another operation: bool (n,)."""
+    """Whether most operations near one, of its process, have the start of an earlier or later operation: bool (n,)."""
     out = np.zeros(len(kernels), bool)
     is_known = (kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0) & (kernels["peer_rank"] == UNKNOWN)
     is_known &= kernels["flags"] & GpuKernelFlag.IS_NETWORK == 0
@@ -56,8 +57,11 @@ def _has_times_of_others(kernels: Array) -> Array:
     for each in range(n_processes):
         own = rows[process == each]
         own = own[np.argsort(kernels["ts_ns"][own], kind="stable")]
-        _, which, n = np.unique(kernels["start_ns"][own], return_inverse=True, return_counts=True)
-        n_equal = np.concatenate([[0], np.cumsum(n[which] > 1)])
+        _, which = np.unique(kernels["start_ns"][own], return_inverse=True)
+        first_ns, last_ns = np.full(len(own), np.iinfo(np.int64).max), np.zeros(len(own), np.int64)
+        np.minimum.at(first_ns, which, kernels["ts_ns"][own])
+        np.maximum.at(last_ns, which, kernels["ts_ns"][own])
+        n_equal = np.concatenate([[0], np.cumsum((last_ns - first_ns)[which] > _GROUPED_NS)])
         at = np.arange(len(own))
         begin, end = np.maximum(at - _NEAR, 0), np.minimum(at + _NEAR + 1, len(own))
         out[own] = n_equal[end] - n_equal[begin] >= _MANY * (end - begin)
