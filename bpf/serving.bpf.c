@@ -618,6 +618,56 @@ INLINE u32 first_bytes(struct scratch *s, const struct segments *g, u32 n)
 	return first + second;
 }
 
+#define ID_NAME WORD('"', 'i', 'd', '"', ':', 0, 0, 0)
+#define ID_BYTES 128 /* of a body: an id is at its begin, with at most a chunk's size and "data: " before it */
+#define MAX_ID_AT 32
+
+struct id_search {
+	struct scratch *s;
+	u64 hash;
+	u32 at;
+};
+
+static long find_id(u32 at, struct id_search *f)
+{
+	if ((word_at(f->s, at) & 0xffffffffff) != ID_NAME)
+		return 0;
+	f->at = at + 5;
+	return 1;
+}
+
+static long hash_id(u32 i, struct id_search *f)
+{
+	u8 byte = f->s->header[MASK(f->at + i, ID_BYTES - 1)];
+
+	if (byte == '"') {
+		f->at = 0; /* the end */
+		return 1;
+	}
+	f->hash = (f->hash ^ byte) * 1099511628211ULL;
+	return 0;
+}
+
+/* The hash of the id at the begin of a response's body; 0 without one. Replaces the bytes in the scratch area. */
+INLINE u64 id_hash(struct scratch *s, const struct segments *g)
+{
+	struct id_search f = { .s = s, .hash = 14695981039346656037ULL };
+
+	__builtin_memset(s->header, 0, ID_BYTES);
+	if (!first_bytes(s, g, ID_BYTES))
+		return 0;
+	bpf_loop(MAX_ID_AT, find_id, &f, 0);
+	if (!f.at)
+		return 0;
+	if (s->header[MASK(f.at, ID_BYTES - 1)] == ' ')
+		f.at++;
+	if (s->header[MASK(f.at, ID_BYTES - 1)] != '"')
+		return 0;
+	f.at++;
+	bpf_loop(ID_BYTES - MAX_ID_AT - 8, hash_id, &f, 0);
+	return f.at ? 0 : f.hash;
+}
+
 /* Reads the first and last bytes of a write. */
 INLINE void examine_write(struct connection *c, struct scratch *s, u64 n)
 {
@@ -647,6 +697,8 @@ INLINE void examine_write(struct connection *c, struct scratch *s, u64 n)
 	}
 	if ((c->is_chunked || c->send_kind == SEND_HEADER) && is_last_chunk(&g))
 		c->send_kind |= SEND_LAST;
+	if (c->send_kind == SEND_BODY && !c->request.first_ns)
+		c->request.id_hash = id_hash(s, &g);
 }
 
 INLINE void token(struct connection *c, s64 now)

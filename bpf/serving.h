@@ -7,7 +7,7 @@
 
 #define N_METHOD 8
 #define N_PATH 64 /* a power of two */
-#define N_MODEL 48
+#define N_MODEL 40
 
 enum request_flag {
 	REQUEST_STREAMS = 1,	/* the response body came in parts: each part is a token */
@@ -43,6 +43,7 @@ struct request_event { /* times are 0 until they are known */
 	char method[N_METHOD];
 	char path[N_PATH];
 	char model[N_MODEL]; /* of a gRPC request to Triton; otherwise empty */
+	u64 id_hash;	     /* FNV-1a of the id in the response's JSON: {"id":"..."; 0: none */
 };
 _Static_assert(sizeof(struct request_event) == 248, "request_event: 256 with the ring's header");
 

@@ -88,6 +88,7 @@ class Options:
     owners: schedulers that are asked for owners, and the treatment of private labels.
     gpu_times: when NCCL's profiler plugin records in the traced processes.
     engine_metrics_s: interval at which the metrics of inference engines are read; 0: never.
+    engine_spans_port: local port for the spans of inference engines; 0: none.
     confined: give up all privileges that are no longer needed; for a process that only traces.
     thresholds: of diagnose/thresholds.py, and usd_per_gpu_hour: for the continuous diagnosis of this trace, in a
     separate process. alerts: the file of alerts. event_socket: where
@@ -115,6 +116,7 @@ class Options:
     owners: OwnerOptions = field(default_factory=OwnerOptions)
     gpu_times: GpuTimes = GpuTimes.SAMPLE
     engine_metrics_s: int = 0
+    engine_spans_port: int = 0
     prometheus: str = ""
     otlp: str = ""
     serve: str = ""
@@ -222,6 +224,7 @@ def _captured(options: Options) -> CaptureOptions:
         owners=options.owners,
         gpu_times=options.gpu_times,
         engine_metrics_s=options.engine_metrics_s,
+        engine_spans_port=options.engine_spans_port,
         delivers_often=options.hub is not None,
     )
 

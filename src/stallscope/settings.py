@@ -128,6 +128,16 @@ class Settings:
             zero_is_unlimited=True,
         ),
     ] = 10
+    engine_spans_port: Annotated[
+        int,
+        About(
+            "port at 127.0.0.1 on which the agent accepts the OTLP spans of inference engines (HTTP with protobuf); 0: "
+            "none",
+            minimum=1,
+            maximum=65535,
+            zero_is_unlimited=True,
+        ),
+    ] = 0
     annotate_socket: Annotated[
         Path,
         About("socket on which the agent accepts labels (step, epoch, phase) from jobs", "--annotate-socket"),

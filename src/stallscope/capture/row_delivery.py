@@ -25,6 +25,7 @@ from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.capture.rows.device_numbers import DeviceNumbers
 from stallscope.capture.rows.lost_records import Losses
 from stallscope.capture.rows.snapshots import snapshots
+from stallscope.capture.serving.engine_spans import EngineSpans
 from stallscope.capture.serving.request_capture import Serving
 from stallscope.capture.sink import Sink
 from stallscope.capture.stacks.sampler import Stacks
@@ -67,6 +68,7 @@ class Delivery:
         idle_gpus: IdleGpus | None = None,
         kernels: KernelRecords | None = None,
         metrics_every_s: int = 0,
+        engine_spans: EngineSpans | None = None,
     ):
         self.counts = RecordCounts()
         self.collector = Collector(
@@ -95,7 +97,13 @@ class Delivery:
             else None
         )
         self._serving = Serving(
-            node, probes, running, chosen=chosen, note=note, metrics_every_s=metrics_every_s
+            node,
+            probes,
+            running,
+            chosen=chosen,
+            note=note,
+            metrics_every_s=metrics_every_s,
+            spans=engine_spans,
         )
         self._silent_ranks = SilentRanks(node, self._stacks, gpu_processes) if self._stacks else None
 

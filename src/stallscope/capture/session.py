@@ -42,6 +42,7 @@ from stallscope.capture.process.machine_facts import boot_id, facts
 from stallscope.capture.process.processes import still_runs
 from stallscope.capture.process.status import StatusLine, status_line
 from stallscope.capture.row_delivery import Delivery
+from stallscope.capture.serving.engine_spans import EngineSpans
 from stallscope.capture.sink import PartialSink, Sink, Sinks
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events.layout import Array
@@ -88,7 +89,7 @@ class Options:
     group of other users who may send labels. cloud: cloud whose metadata service describes this machine (aws, gcp,
     azure); empty: none. owners: schedulers that are asked for owners. delivers_often: deliver records several times
     a second. gpu_times: when NCCL's profiler plugin records in the traced processes. engine_metrics_s: interval of
-    reads of the metrics of inference engines; 0: never.
+    reads of the metrics of inference engines; 0: never. engine_spans_port: local port for their spans; 0: none.
     """
 
     pids: tuple[int, ...] = ()
@@ -104,6 +105,7 @@ class Options:
     delivers_often: bool = False
     gpu_times: GpuTimes = GpuTimes.SAMPLE
     engine_metrics_s: int = 0
+    engine_spans_port: int = 0
 
 
 class Capture:
@@ -162,7 +164,7 @@ class Capture:
     def start(self, sink: Sink, *, node: int, wake_fd: int) -> None:
         """Start the threads. node: the number of this machine in the rows. waking: readable at a signal.
 
-        Raises NotFound for an unknown group of annotate_group.
+        Raises NotFound for an unknown group of annotate_group, BadInput if the port for spans is taken.
         """
         probes, options = self._probes, self._options
         self._explain_probes()
@@ -202,11 +204,16 @@ class Capture:
             idle_gpus=idle_gpus(options.owners, self._owners, node),
             kernels=self._kernels,
             metrics_every_s=options.engine_metrics_s,
+            engine_spans=self._engine_spans(),
         )
         self._delivery.collector.start()
         self._governor.start()
         if self._delivery.samples:
             self._delivery.samples.start()
+
+    def _engine_spans(self) -> EngineSpans | None:
+        port = self._options.engine_spans_port
+        return self._stack.enter_context(closing(EngineSpans(port))) if port else None
 
     def poll(self) -> bool:
         """Attach to new processes, and deliver the rows that are due. True after a full delivery, once a second."""

@@ -199,6 +199,7 @@ def trace(
         owners=_owners(chosen),
         gpu_times=_gpu_times(chosen.gpu_times),
         engine_metrics_s=chosen.engine_metrics_s,
+        engine_spans_port=chosen.engine_spans_port,
         prometheus=prometheus,
         otlp=otlp,
         serve=serve,

@@ -204,6 +204,9 @@ class VerdictEvidence:
     n_late_requests: int | None = None
     n_requests: int | None = None  # examined; of a dead server: open
     parts: list[RequestPart] | None = None  # of the late time, in the order of the path
+    n_spans: int | None = None  # of the late requests that have a span of the engine
+    engine_ms: Mapping[str, float] | None = None  # queue, prefill, decode, first, whole: means of these spans
+    recorded_ms: Mapping[str, float] | None = None  # first, whole: means of the same requests as recorded
 
     # Several processes with the same rank
     claimed_ranks: list[int] | None = None

@@ -312,7 +312,8 @@ REQUEST = np.dtype(
         ("huffman_bytes", "u1"),
         ("method", "S8"),
         ("path", "S64"),
-        ("model", "S48"),
+        ("model", "S40"),
+        ("id_hash", "<u8"),
     ]
 )
 """struct request_event: a request to a server; times are 0 until they are known."""

@@ -457,6 +457,7 @@ REQUESTS = Table(
         Field("gap_ns", "i8", "the longest time between two of its tokens"),
         Field("gap_at_ns", "i8", "start of that time", True),
         Field("blocked_ns", "i8", "time in which the client did not take data that the server had written"),
+        Field("id_hash", "i8", "FNV-1a hash of the id that the JSON of the response begins with", True),
     ),
 )
 
@@ -495,6 +496,22 @@ ITERATIONS = Table(
         Field("histogram", "S2048", "their number by length, as in `tokens`"),
     ),
 )
+ENGINE_SPANS = Table(
+    "engine_spans",
+    "A span that an inference engine has sent to the agent: one row for each request. Times are the engine's own.",
+    (
+        Field("ts_ns", "i8", "arrival of the request at the engine, by the clock of the machine"),
+        Field("node", "u4", "number of the event's node; its name is in `nodes`"),
+        Field("model", "S64", "name of the model; empty if the span does not state it"),
+        Field("id_hash", "i8", "FNV-1a hash of the id of the request, as in `requests`"),
+        Field("queue_ns", "i8", "until the engine began to work on the request", True),
+        Field("prefill_ns", "i8", "from then on until the first token", True),
+        Field("decode_ns", "i8", "from the first token until the last", True),
+        Field("first_ns", "i8", "from the arrival until the first token", True),
+        Field("whole_ns", "i8", "from the arrival until the end"),
+    ),
+)
+
 ENGINE_METRICS = Table(
     "engine_metrics",
     "The metrics that an inference engine publishes itself: one row per read. Numbers and times since its start.",
@@ -617,7 +634,7 @@ NODE_VERDICTS = Table(
 
 TABLES = (COLLECTIVES, CALLS, OFFCPU, SNAPSHOTS, COMMUNICATORS, PROCESSES, SPANS)
 
-SERVING_TABLES = (REQUESTS, TOKENS, SERVERS, ENGINE_METRICS)
+SERVING_TABLES = (REQUESTS, TOKENS, SERVERS, ENGINE_METRICS, ENGINE_SPANS)
 """The tables of inference engines that the diagnosis reads."""
 
 JOB_TABLES = (*TABLES, OWNERS, GPU_KERNELS)
@@ -648,6 +665,7 @@ NODE_TABLES: tuple[Table, ...] = (
     SERVERS,
     ITERATIONS,
     ENGINE_METRICS,
+    ENGINE_SPANS,
 )
 """Further event tables of a node trace; most stay there, and are not arrays of a Trace. A trace from before one of
 them was added lacks it."""
@@ -680,6 +698,7 @@ ARRAYS = (
     TOKENS,
     SERVERS,
     ENGINE_METRICS,
+    ENGINE_SPANS,
 )
 """The arrays of a Trace. The arrays that are not in SENT_TABLES are not sent to a hub."""
 

@@ -117,6 +117,7 @@ class Trace:
     tokens: Array = field(default_factory=lambda: layout.empty(layout.TOKENS))
     servers: Array = field(default_factory=lambda: layout.empty(layout.SERVERS))
     engine_metrics: Array = field(default_factory=lambda: layout.empty(layout.ENGINE_METRICS))
+    engine_spans: Array = field(default_factory=lambda: layout.empty(layout.ENGINE_SPANS))
     nodes: tuple[str, ...] = ("",)
     symbols: tuple[str, ...] = ("",)
     clocks: tuple[Clock, ...] = ()

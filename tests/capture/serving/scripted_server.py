@@ -47,6 +47,16 @@ def answer(connection: socket.socket, path: bytes) -> bool:
         connection.sendall(chunk(b"data: 1\n\n"))
         connection.sendall(b"0\r\n")  # as cpp-httplib does before trailers
         connection.sendall(b"\r\n")
+    elif path == b"/ids":
+        connection.sendall(CHUNKED)
+        connection.sendall(chunk(b'data: {"id":"cmpl-7","choices":[]}\n\n'))
+        connection.sendall(chunk(b'data: {"id":"other"}\n\n') + b"0\r\n\r\n")
+    elif path == b"/spaced_id":
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n")
+        connection.sendall(b'{ "id": "cmpl-7" }')
+    elif path == b"/long_id":
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 218\r\n\r\n")
+        connection.sendall(b'{"id":"%s"}' % (b"x" * 209))
     elif path == b"/sized":
         connection.sendall(b"HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\n")
         time.sleep(GAP_S)

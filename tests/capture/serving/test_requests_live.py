@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from stallscope.capture.probes.program import Program
-from stallscope.events.layout import Array
+from stallscope.capture.serving.engine_spans import id_hash
+from stallscope.capture.serving.requests import request_rows
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import RequestFlag
 
 from ...patience import PATIENCE_S
@@ -130,6 +132,17 @@ def test_each_token_of_a_chunked_stream_is_counted(server):
     assert len(gaps_ns) == N_TOKENS - 1
     assert gaps_ns.min() >= 0.9 * GAP_NS
     assert gaps_ns.max() == request["gap_ns"]
+
+
+def test_the_hash_of_the_id_at_the_begin_of_a_response_is_recorded(server):
+    running = server()
+    for path in ("/ids", "/spaced_id", "/long_id", "/sized"):
+        with running.connection() as connection:
+            connection.sendall(post(path))
+            until(connection, b"0\r\n\r\n" if path == "/ids" else {"/sized": b"9"}.get(path, b"}"))
+    rows = request_rows(running.recorded(4), {}, 0)
+    rows = rows[np.argsort(rows["ts_ns"])]
+    assert rows["id_hash"].tolist() == [id_hash("cmpl-7")] * 2 + [UNKNOWN] * 2
 
 
 def test_a_chunk_in_three_writes_is_one_token(server):

@@ -7,6 +7,7 @@ import numpy as np
 from stallscope.capture.probes.libbpf import KernelRefused
 from stallscope.capture.probes.program import Program
 from stallscope.capture.serving.engine_metrics import EngineMetrics
+from stallscope.capture.serving.engine_spans import EngineSpans
 from stallscope.capture.serving.engines import PYTHON, Engine, Engines
 from stallscope.capture.serving.requests import (
     iteration_rows,
@@ -30,7 +31,7 @@ class Serving:
     """The requests to the engines on this machine.
 
     running: the processes in scope. chosen: the processes that the user chose. note: prints a line for the user.
-    metrics_every_s: interval at which the metrics of engines are read; 0: never.
+    metrics_every_s: interval at which the metrics of engines are read; 0: never. spans: that the engines send.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class Serving:
         chosen: Collection[int],
         note: Callable[[str], None],
         metrics_every_s: int = 0,
+        spans: EngineSpans | None = None,
     ):
         self._node, self._probes, self._note = node, probes, note
         self._engines = Engines(running, chosen)
         self._metrics = EngineMetrics(metrics_every_s)
+        self._spans = spans
         self._requests: list[Array] = []
         self._tokens: list[Array] = []
         self._paths: dict[tuple[int, int], bytes] = {}
@@ -74,6 +77,8 @@ class Serving:
             yield from self._rows(now_ns, engines)
             self._metrics.watch(self._engines.by_pid)
             yield layout.ENGINE_METRICS, self._metrics.take(self._node)
+        if self._spans:
+            yield layout.ENGINE_SPANS, self._spans.take(self._node)
         if ended:
             self._probes.forget_engines(ended)
 

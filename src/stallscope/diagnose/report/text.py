@@ -116,6 +116,7 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
     for i, part in enumerate(verdict.causes):
         rows.append(("cause" if i == 0 else "", _cause(verdict, part)))
     rows += [("path" if i == 0 else "", _part(each)) for i, each in enumerate(verdict.evidence.parts or [])]
+    rows += [("engine", line) for line in _own_times(verdict)]
     rows += [("code", line) for line in _code(verdict)]
     rows += [("link", f"{state} (by the driver)") for state in verdict.evidence.link_states or ()]
     if sends := verdict.evidence.sends:
@@ -184,6 +185,16 @@ def _part(part: RequestPart) -> str:
     states = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in (part.states or {}).items())
     process = f" in process {part.pid}" if part.pid else ""
     return f"{name_text(part.part)} {ms_text(part.ms)}{process}{f': {states}' if states else ''}"
+
+
+def _own_times(verdict: Verdict) -> list[str]:
+    """The engine's own times of late requests, next to the recorded times."""
+    facts = verdict.evidence
+    if not (facts.engine_ms and facts.recorded_ms):
+        return []
+    own = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in facts.engine_ms.items())
+    recorded = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in facts.recorded_ms.items())
+    return [f"its own spans of {counted(facts.n_spans or 0, 'request')}: {own}; recorded: {recorded}"]
 
 
 def _victims(verdict: Verdict) -> str:

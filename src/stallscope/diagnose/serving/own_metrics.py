@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from stallscope.diagnose.serving.joined_spans import joined_spans
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import RequestFlag
 from stallscope.events.request_times import first_token_ns
@@ -78,6 +79,25 @@ def differences(trace: Trace, node: int, pids: tuple[int, ...]) -> list[dict[str
                     "published_ms": round(own_ns / 1e6, 3),
                     "recorded_ms": round(recorded_ns / 1e6, 3),
                 }
+            )
+    return remarks
+
+
+def span_differences(trace: Trace, node: int, pids: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Remarks on the means of the engine's spans that the recorded times of the same requests contradict."""
+    rows = trace.requests[(trace.requests["node"] == node) & np.isin(trace.requests["pid"], pids)]
+    spans = joined_spans(trace, rows)
+    if not spans or spans.n < _MIN_N:
+        return []
+    remarks = []
+    for name, recorded_ms in spans.recorded_ms.items():
+        own_ms = spans.own_ms.get(name)
+        if own_ms is None:
+            continue
+        if abs(recorded_ms - own_ms) > max(_MIN_NS / 1e6, _MIN_SHARE * min(recorded_ms, own_ms)):
+            what = f"The mean time {_WORDS[name]} in the engine's spans differs from the recorded time"
+            remarks.append(
+                {"what": what, "n_requests": spans.n, "in_spans_ms": own_ms, "recorded_ms": recorded_ms}
             )
     return remarks
 

@@ -20,8 +20,9 @@ from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.serving.dead_servers import DeadServer, dead_servers
 from stallscope.diagnose.serving.endpoints import endpoints
 from stallscope.diagnose.serving.engine_threads import Threads
+from stallscope.diagnose.serving.joined_spans import JoinedSpans, joined_spans
 from stallscope.diagnose.serving.late_requests import Late, late_requests
-from stallscope.diagnose.serving.own_metrics import differences
+from stallscope.diagnose.serving.own_metrics import differences, span_differences
 from stallscope.diagnose.serving.reasons import Delay, Reason, merged, reason_of
 from stallscope.diagnose.serving.request_path import mean_parts
 from stallscope.diagnose.serving.server_advice import advice
@@ -85,6 +86,7 @@ def with_engines(trace: Trace, whole: Report, limits: Thresholds) -> Report:
     ]
     for node, pids in _groups(trace):
         remarks += differences(trace, node, pids)
+        remarks += span_differences(trace, node, pids)
     return replace(whole, verdicts=[*worded, *whole.verdicts], benign=[*whole.benign, *remarks])
 
 
@@ -138,7 +140,19 @@ def _explained(trace: Trace, threads: Threads, requests: Array, late: list[Late]
         if shares[name] >= _LARGE_SHARE:
             paths = [delay.parts(has_front_end=has_front_end) for delay, _ in by_cause[name]]
             late_reasons = [(delay.late, reason) for delay, reason in by_cause[name]]
-            yield _verdict(trace, requests, late_reasons, shares[name], mean_parts(paths))
+            verdict = _verdict(trace, requests, late_reasons, shares[name], mean_parts(paths))
+            late_rows = np.array([late.request for late, _ in late_reasons], requests.dtype)
+            yield _with_spans(verdict, joined_spans(trace, late_rows))
+
+
+def _with_spans(verdict: Verdict, spans: JoinedSpans | None) -> Verdict:
+    """The verdict with the times of the engine's own spans."""
+    if not spans:
+        return verdict
+    evidence = replace(
+        verdict.evidence, n_spans=spans.n, engine_ms=spans.own_ms, recorded_ms=spans.recorded_ms
+    )
+    return replace(verdict, evidence=evidence)
 
 
 def _verdict(

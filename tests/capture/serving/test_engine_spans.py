@@ -1,0 +1,97 @@
+"""The spans of engines: received over HTTP, and turned into rows."""
+
+import gzip
+import http.client
+from collections.abc import Iterator
+
+import pytest
+
+from stallscope.capture.serving.engine_spans import PATH, EngineSpans, id_hash, span_rows
+from stallscope.errors import BadInput
+from stallscope.events.layout import UNKNOWN
+
+trace_service_pb2 = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+
+ARRIVAL_NS, BOOT_NS = 1_700_000_000_000_000_000, 1_600_000_000_000_000_000
+TYPE = {"Content-Type": "application/x-protobuf"}
+
+
+def message(*, request_id: str | None = "chatcmpl-7", **seconds: float):
+    out = trace_service_pb2.ExportTraceServiceRequest()
+    span = out.resource_spans.add().scope_spans.add().spans.add()
+    span.start_time_unix_nano, span.end_time_unix_nano = ARRIVAL_NS, ARRIVAL_NS + 500_000_000
+    texts = {"gen_ai.request.id": request_id, "gen_ai.response.model": "tiny"}
+    for name, text in texts.items():
+        if text:
+            span.attributes.add(key=name).value.string_value = text
+    for name, value in seconds.items():
+        span.attributes.add(key=f"gen_ai.latency.{name}").value.double_value = value
+    return out
+
+
+@pytest.fixture
+def spans() -> Iterator[EngineSpans]:
+    made = EngineSpans(0)
+    yield made
+    made.close()
+
+
+def post(spans: EngineSpans, body: bytes, *, path: str = PATH, **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", spans.port, timeout=10)
+    connection.request("POST", path, body, TYPE | headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_the_times_of_a_span_are_a_row():
+    (row,) = span_rows(message(time_in_queue=0.25, time_to_first_token=0.5, e2e=2.0), BOOT_NS)
+    assert row["ts_ns"] == ARRIVAL_NS - BOOT_NS
+    assert (row["queue_ns"], row["first_ns"], row["whole_ns"]) == (250_000_000, 500_000_000, 2_000_000_000)
+    assert (row["prefill_ns"], row["model"]) == (UNKNOWN, b"tiny")
+
+
+def test_a_span_without_a_duration_of_its_own_has_its_length():
+    (row,) = span_rows(message(), BOOT_NS)
+    assert row["whole_ns"] == 500_000_000
+
+
+def test_a_span_without_the_id_of_a_request_is_left_out():
+    assert len(span_rows(message(request_id=None), BOOT_NS)) == 0
+
+
+def test_the_prompts_of_a_completion_have_the_id_of_its_response():
+    assert id_hash("cmpl-7-0") == id_hash("cmpl-7")
+    assert id_hash("chatcmpl-7-0") != id_hash("chatcmpl-7")
+    assert id_hash("a") == 0xAF63DC4C8601EC8C - (1 << 64)  # FNV-1a's published test vector
+
+
+def test_spans_are_received_once(spans: EngineSpans):
+    body = message(e2e=1.0).SerializeToString()
+    assert post(spans, body) == 200
+    assert post(spans, gzip.compress(body), **{"Content-Encoding": "gzip"}) == 200
+    rows = spans.take(3)
+    assert rows["whole_ns"].tolist() == [10**9] * 2
+    assert rows["node"].tolist() == [3, 3]
+    assert len(spans.take(3)) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "status"),
+    [
+        (b"\xff\xff\xff", {}, 400),
+        (b"not gzip", {"Content-Encoding": "gzip"}, 400),
+        (gzip.compress(bytes(9 << 20)), {"Content-Encoding": "gzip"}, 400),
+        (b"{}", {"Content-Type": "application/json"}, 415),
+        (b"", {"path": "/v1/metrics"}, 404),
+        (b"", {"Content-Length": "99999999999"}, 413),
+    ],
+)
+def test_other_messages_are_refused(spans: EngineSpans, body: bytes, options: dict[str, str], status: int):
+    assert post(spans, body, **options) == status
+    assert len(spans.take(0)) == 0
+
+
+def test_a_port_in_use_is_refused(spans: EngineSpans):
+    with pytest.raises(BadInput, match="choose another port"):
+        EngineSpans(spans.port)
