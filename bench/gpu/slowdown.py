@@ -52,16 +52,27 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """How often the BPF programs ran in a window, by what hooks them, and for how long."""
+    """How often the BPF programs ran in a window, by what hooks them, and for how long.
+
+    programs: runs and ns of each program.
+    """
 
     n_uprobe: int
     n_other: int
     run_ns: int
+    programs: dict[str, tuple[int, int]]
 
     def since(self, before: "Runs") -> "Runs":
         """The counts since the last call."""
+        programs = {}
+        for name, (n_runs, run_ns) in self.programs.items():
+            n_before, before_ns = before.programs.get(name, (0, 0))
+            programs[name] = n_runs - n_before, run_ns - before_ns
         return Runs(
-            self.n_uprobe - before.n_uprobe, self.n_other - before.n_other, self.run_ns - before.run_ns
+            self.n_uprobe - before.n_uprobe,
+            self.n_other - before.n_other,
+            self.run_ns - before.run_ns,
+            programs,
         )
 
 
@@ -297,9 +308,9 @@ def counted(agent: Agent) -> tuple[Runs, Use, Window]:
     try:
         time.sleep(SETTLE_S)
         pid = agent.program.process.pid
-        first, cpu_s, begin_ns = program_runs(pid), agent_use(pid).cpu_s, time.monotonic_ns()
+        first, cpu_s, begin_ns = program_runs(agent), agent_use(pid).cpu_s, time.monotonic_ns()
         time.sleep(COUNT_S)
-        runs, use, end_ns = program_runs(pid).since(first), agent_use(pid), time.monotonic_ns()
+        runs, use, end_ns = program_runs(agent).since(first), agent_use(pid), time.monotonic_ns()
     finally:
         STATISTICS.write_text(before)
     return runs, use._replace(cpu_s=use.cpu_s - cpu_s), Window(begin_ns, end_ns, is_on=True)
@@ -313,10 +324,10 @@ def agent_use(pid: int) -> Use:
     return Use((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), peak_kb / 1024)
 
 
-def program_runs(pid: int) -> Runs:
-    """Runs of the BPF programs that the agent holds."""
+def program_runs(agent: Agent) -> Runs:
+    """Runs of the BPF programs that the agent holds. Raises Failed."""
     uprobe = other = run_ns = 0
-    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+    for path in Path(f"/proc/{agent.program.process.pid}/fdinfo").iterdir():
         facts = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
         if "run_cnt" not in facts:
             continue
@@ -325,7 +336,7 @@ def program_runs(pid: int) -> Runs:
             uprobe += int(facts["run_cnt"])
         else:
             other += int(facts["run_cnt"])
-    return Runs(uprobe, other, run_ns)
+    return Runs(uprobe, other, run_ns, agent.governed().programs)
 
 
 def n_collectives(ts_ns: NDArray[np.int64], window: Window) -> int:
@@ -360,6 +371,11 @@ def hits(counts: Counts, ranks: list[Steps], *, n_ranks: int) -> dict[str, Any]:
         "collectives_per_step": round(counts.n_collectives / share, 2),
         "scheduler_runs_per_step": round(runs.n_other / share, 2),
         "programs_us_per_step": round(runs.run_ns / share / 1e3, 2),
+        "runs_and_us_per_step": {
+            name: [round(n_runs / share, 2), round(run_ns / share / 1e3, 2)]
+            for name, (n_runs, run_ns) in sorted(runs.programs.items(), key=lambda item: -item[1][1])
+            if run_ns
+        },
         "agent_cpu_percent": round(100 * counts.agent.cpu_s / seconds, 2),
         "programs_cpu_percent": round(runs.run_ns / seconds / 1e7, 2),
         "agent_rss_mb": round(counts.agent.rss_mb, 1),

@@ -146,11 +146,16 @@ class Turn(NamedTuple):
 
 
 class Governed(NamedTuple):
-    """The state of a governor. lost_ns: estimated cost of probes for all processes, by group; on_ns: its clock."""
+    """The state of a governor and its programs.
+
+    lost_ns: estimated cost of probes for all processes, by group. on_ns: its clock. programs: runs and ns of each
+    program, while the kernel counts them.
+    """
 
     turns: list[Turn]
     lost_ns: list[float]
     on_ns: int
+    programs: dict[str, tuple[int, int]]
 
 
 class Told(Governor):
@@ -171,7 +176,8 @@ class Told(Governor):
             sum(count.lost_ns(Count(), self.cost_ratio) for count in result[group].values())
             for group in groups
         ]
-        return {"turns": self.turns, "lost_ns": lost_ns, "on_ns": self.clock_ns()}
+        programs = {name: (cost.n_runs, cost.run_ns) for name, cost in self.program.costs().items()}
+        return {"turns": self.turns, "lost_ns": lost_ns, "on_ns": self.clock_ns(), "programs": programs}
 
     def _set_on(self, group: HookGroup, *, is_on: bool) -> None:
         super()._set_on(group, is_on=is_on)
@@ -215,7 +221,8 @@ class Agent:
         data = json.loads(self._asked(GOVERNED) or "null")
         if data is None:
             raise Failed(f"the agent did not answer: {self.program.last_words()}")
-        return Governed([Turn(*turn) for turn in data["turns"]], data["lost_ns"], data["on_ns"])
+        programs = {name: (n_runs, run_ns) for name, (n_runs, run_ns) in data["programs"].items()}
+        return Governed([Turn(*turn) for turn in data["turns"]], data["lost_ns"], data["on_ns"], programs)
 
     def _asked(self, word: str) -> str:
         process = self.program.process
