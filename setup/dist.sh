@@ -10,7 +10,7 @@ rm -rf "$out"
 	export STALLSCOPE_WITHOUT_PAGE=1
 }
 "$bin/python" -m build --no-isolation --sdist --wheel --outdir "$out" . >>build/dist.log 2>&1 || { tail -n 3 build/dist.log >&2; exit 1; }
-"$bin/python" setup/one_file.py "$out/stallscope-$(uname -m).pyz" "$(ls "$out"/*.whl)" export "$(uname -m)" 3.11 3.12 3.13
+"$bin/python" setup/one_file.py "$out/stallscope-$(uname -m).pyz" "$(ls "$out"/*.whl)" export,gpu "$(uname -m)" 3.11 3.12 3.13
 setup/standalone.sh "$bin" "$out"
 setup/packages.sh "$bin" "$out"
 git describe --always --dirty --abbrev=12 >"$out/COMMIT"

@@ -24,7 +24,7 @@ PREFIX = "/usr/lib/stallscope"
 _BUILDAH = ("buildah", "--storage-driver", "vfs")
 _EPOCH = "1580601600"
 _IMAGES = {
-    "agent": ("export", "0:0", ["trace", "--quiet"], "Traces the GPU jobs of a node with eBPF"),
+    "agent": ("export,gpu", "0:0", ["trace", "--quiet"], "Traces the GPU jobs of a node with eBPF"),
     "hub": ("publish", "65532:65532", ["hub"], "Receives the traces of all nodes and diagnoses jobs"),
 }
 _USERS = "root:x:0:0:root:/root:/sbin/nologin\nstallscope:x:65532:65532:stallscope:/var/lib/stallscope:/sbin/nologin\n"

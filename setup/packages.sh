@@ -7,7 +7,7 @@ export VERSION TREE=build/packages/tree BUILD=build/packages SOURCE_DATE_EPOCH=1
 VERSION=$("$bin/python" -c 'import stallscope; print(stallscope.__version__)')
 rm -rf "$BUILD"
 mkdir -p "$BUILD"
-"$bin/python" setup/own_python.py "$TREE" "$wheel" export /usr/lib/stallscope
+"$bin/python" setup/own_python.py "$TREE" "$wheel" export,gpu /usr/lib/stallscope
 "$bin/python" setup/man_page.py "$BUILD/stallscope.1"
 gzip -9n "$BUILD/stallscope.1"
 for shell in bash zsh fish; do

@@ -42,6 +42,9 @@ libraries() { # libraries COMMAND...: both libraries that jobs load are present.
 		[ -s "$library" ] || { echo "prove: $library is missing" >&2; exit 1; }
 	done
 }
+bindings() { # bindings FILE: the bindings of NVIDIA's management library are present
+	[ -s "$1" ] || { echo "prove: $1 is missing" >&2; exit 1; }
+}
 alpine() { # alpine FOLDER: as much of Alpine as its package manager and a script of a package need
 	mkdir -p "$1"/{bin,dev/shm,etc,proc,root,sys,tmp,var/lib}
 	cp "$(command -v busybox)" "$1/bin/busybox"
@@ -101,9 +104,13 @@ if [[ $parts == *" environment "* ]]; then
 	clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
 	for file in "$dist"/*.pyz; do
 		try pyz "$file" "$scratch" "${clean[@]}" "$file"
+		bindings "$scratch"/shiv/*/site-packages/pynvml.py
 	done
 	file=$dist/stallscope-$(uname -m)
-	if [ -f "$file" ]; then try own-python "$file" "$scratch" "${clean[@]}" "$file"; fi
+	if [ -f "$file" ]; then
+		try own-python "$file" "$scratch" "${clean[@]}" "$file"
+		bindings "$scratch"/cache/stallscope/own-*/packages/pynvml.py
+	fi
 fi
 
 file=("$dist"/*.deb)
@@ -113,6 +120,7 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 	cp "$dist"/*.deb "$root/tmp/stallscope.deb"
 	chroot "$root" dpkg -i /tmp/stallscope.deb >/dev/null
 	absent "$root" python3
+	bindings "$root/usr/lib/stallscope/packages/pynvml.py"
 	inside=$root
 	hidden=0
 	chroot "$root" stallscope check >check.txt || hidden=$?
@@ -175,6 +183,7 @@ if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/a
 	profile=$setup/../deploy/seccomp/stallscope-agent.json
 	container=$(buildah --storage-driver vfs from --quiet --security-opt "seccomp=$profile" "oci-archive:$dist/agent.tar")
 	inside=$(buildah --storage-driver vfs mount "$container")
+	bindings "$inside/usr/lib/stallscope/packages/pynvml.py"
 	try image-agent "$dist/agent.tar" /tmp image "$container"
 	buildah --storage-driver vfs rm "$container" >/dev/null
 fi

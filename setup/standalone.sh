@@ -6,7 +6,7 @@ bin=$1 dist=$2
 tree=build/standalone/tree file=$dist/stallscope-$(uname -m)
 rm -rf build/standalone
 mkdir -p build/standalone
-"$bin/python" setup/own_python.py "$tree" "$(ls "$dist"/*.whl)" export
+"$bin/python" setup/own_python.py "$tree" "$(ls "$dist"/*.whl)" export,gpu
 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - -C "$tree" . | gzip -9n >build/standalone/tree.tar.gz
 name=$(sha256sum build/standalone/tree.tar.gz | cut -c1-16)
 cat >"$file" <<END

@@ -40,7 +40,7 @@ from stallscope.commands.trace_command import trace
 from stallscope.commands.usage_error import UsageError, is_help, usage_line
 from stallscope.commands.version import version
 from stallscope.credentials import masked
-from stallscope.errors import BadInput, StallscopeError, StorageFailed
+from stallscope.errors import BadInput, StallscopeError, StorageFailed, remedy_for_extra
 
 app = typer.Typer(
     help="Which rank slows down a GPU job, since when, why, and at what cost?",
@@ -113,18 +113,8 @@ def main() -> None:
             sys.stdout.flush()  # here, where a closed reader is handled
 
 
-_IS_BUNDLED = "_bootstrap" in sys.modules or __file__.endswith("/packages/stallscope/cli.py")
-"""Whether this is a single-file program or a package of a distribution: pip cannot add to it."""
 _EXTRAS = {"psycopg": "shared", "deltalake": "publish"}
 """The extra of pyproject.toml for packages that `all` does not contain."""
-
-
-def _remedy(package: str) -> str:
-    extra = _EXTRAS.get(package, "all")
-    if _IS_BUNDLED:
-        image = "" if extra == "publish" else "use the hub's image, or "
-        return f"this file or package does not contain it; {image}install the wheel with [{extra}]"
-    return f"pip install 'stallscope[{extra}]'"
 
 
 def _exit_code() -> int:
@@ -161,7 +151,8 @@ def _one_line_errors() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package in ("", "stallscope"):
             raise
-        print(f"stallscope: this command needs the package {package}: {_remedy(package)}", file=sys.stderr)
+        remedy = remedy_for_extra(_EXTRAS.get(package, "all"))
+        print(f"stallscope: this command needs the package {package}: {remedy}", file=sys.stderr)
         sys.exit(BadInput.exit_code)
     except BrokenPipeError:
         _leave_without_reader()

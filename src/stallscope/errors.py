@@ -4,6 +4,7 @@ A message has three parts: the failed operation, the offending value, and the re
 A message never contains a secret: the root masks tokens and the passwords of URLs.
 """
 
+import sys
 from typing import Any
 
 from stallscope.credentials import masked
@@ -143,6 +144,18 @@ class Overloaded(StallscopeError):
     def __init__(self, message: str, retry_after_s: float = 1.0):
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+_IS_BUNDLED = "_bootstrap" in sys.modules or __file__.endswith("/packages/stallscope/errors.py")
+"""Whether this is a single-file program or a package of a distribution: pip cannot add to it."""
+
+
+def remedy_for_extra(extra: str) -> str:
+    """The way to get the packages of an extra of pyproject.toml."""
+    if not _IS_BUNDLED:
+        return f"pip install 'stallscope[{extra}]'"
+    image = "" if extra == "publish" else "use the hub's image, or "
+    return f"this file or package does not contain it; {image}install the wheel with [{extra}]"
 
 
 def yaml_complaint(error: Any) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stallscope.continuous.shard import Shard, ShardTotals, stored_tail
 from stallscope.continuous.stream_pool import StreamPool
 from stallscope.diagnose import Stream
-from stallscope.errors import BadInput, StallscopeError
+from stallscope.errors import BadInput, StallscopeError, remedy_for_extra
 from stallscope.serve.server import address
 from stallscope.serve.tokens import FILE_NAME as TOKENS_FILE
 from stallscope.settings import Settings
@@ -184,7 +184,7 @@ def opened(
     try:
         from stallscope.store.shared.shared_store import SharedStore, Sharing
     except ImportError as error:
-        raise BadInput(f"--shared needs {error.name}: pip install 'stallscope[shared]'") from error
+        raise BadInput(f"--shared needs {error.name}: {remedy_for_extra('shared')}") from error
     host, port = address(settings.hub_peer, "--peer")
     diagnoses = SlotDiagnoses(make_stream, n_processes)
     sharing = Sharing(

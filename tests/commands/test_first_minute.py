@@ -194,8 +194,14 @@ def test_a_host_without_an_address_is_named_as_unknown():
 @pytest.mark.parametrize(
     ("package", "extra"), [("psycopg", "shared"), ("deltalake", "publish"), ("duckdb", "all")]
 )
-def test_the_remedy_for_a_missing_package_installs_it(package, extra):
-    assert cli._remedy(package) == f"pip install 'stallscope[{extra}]'"
+def test_the_remedy_for_a_missing_package_installs_it(monkeypatch, capsys, package, extra):
+    def needs() -> None:
+        raise ModuleNotFoundError(name=f"{package}.part")
+
+    monkeypatch.setattr(cli, "_exit_code", needs)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err.endswith(f"the package {package}: pip install 'stallscope[{extra}]'\n")
 
 
 def test_a_node_trace_is_not_imported_again(run, db, tmp_path):

@@ -119,7 +119,7 @@ def _list(as_json: bool) -> None:
 
 def _write_data(folder: Path | None) -> None:
     from stallscope.commands import demo_data
-    from stallscope.errors import BadInput
+    from stallscope.errors import BadInput, remedy_for_extra
 
     if folder is None:
         raise BadInput("name a folder: stallscope demo data FOLDER")
@@ -127,7 +127,7 @@ def _write_data(folder: Path | None) -> None:
     for path in written:
         typer.echo(path)
     if written[-1].name != demo_data.HUB_FOLDER:
-        typer.echo("stallscope: no hub folder was written: it needs pip install 'stallscope[hub]'", err=True)
+        typer.echo(f"stallscope: no hub folder was written: {remedy_for_extra('hub')}", err=True)
     traces = " ".join(str(path) for path in written if path.suffix == ".db")
     typer.echo(f"next: stallscope merge {traces} -o {folder / 'all.db'}")
     typer.echo(f"      stallscope explain {folder / 'all.db'}; {folder / 'answer.json'} contains the answer")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, remedy_for_extra
 
 _BATCH_ROWS = 50_000
 
@@ -33,7 +33,7 @@ def arrow() -> Any:
         import pyarrow
     except ImportError:
         raise BadInput(
-            "Parquet needs pyarrow: pip install 'stallscope[import]', or choose --format csv"
+            f"Parquet needs pyarrow: {remedy_for_extra('import')}, or choose --format csv"
         ) from None
     return pyarrow
 

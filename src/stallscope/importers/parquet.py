@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stallscope.errors import BadInput, BadTrace
+from stallscope.errors import BadInput, BadTrace, remedy_for_extra
 
 MAX_ROWS = 50_000_000
 """The most rows: a file of a few bytes can claim any number, and no recording is this long."""
@@ -60,7 +60,7 @@ def _columns(path: Path, wanted: tuple[str, ...], as_codes: tuple[str, ...], max
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise BadInput(f"reading {path.name} needs pyarrow: pip install 'stallscope[import]'") from error
+        raise BadInput(f"reading {path.name} needs pyarrow: {remedy_for_extra('import')}") from error
     try:
         with pq.ParquetFile(path, read_dictionary=list(as_codes)) as file:
             _check(file, path, wanted, max_rows)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stallscope.errors import BadInput, OverLimits, Unreachable
+from stallscope.errors import BadInput, OverLimits, Unreachable, remedy_for_extra
 from stallscope.events.trace import Trace
 from stallscope.query.distributed_sql import NODE, PARTS, Split, split
 from stallscope.query.remote_nodes import Access, Answers, Connection, Failure, Reply, ask_all
@@ -176,7 +176,7 @@ def _compute(sql: str, names: list[str], rows: list[list[Any]], *, limits: Limit
     try:
         import duckdb
     except ImportError:
-        raise BadInput("--nodes needs the package duckdb: pip install 'stallscope[hub]'") from None
+        raise BadInput(f"--nodes needs the package duckdb: {remedy_for_extra('hub')}") from None
     with duckdb.connect(config={"enable_external_access": "false", "threads": "2"}) as db:
         db.execute("SET integer_division = true")
         db.register(PARTS, _table(names, rows))
