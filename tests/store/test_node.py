@@ -299,6 +299,12 @@ def test_a_failed_import_leaves_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_new_trace_that_cannot_be_created_is_named_as_given(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageFailed, match=r"^cannot write \S+/file/new\.db: "):
+        node.write(tmp_path / "file/new.db", dp_trace())
+
+
 def test_an_import_leaves_one_file(tmp_path):
     node.write(tmp_path / "new.db", dp_trace())
     assert [path.name for path in tmp_path.iterdir()] == ["new.db"]

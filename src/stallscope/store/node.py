@@ -335,7 +335,10 @@ def new_file(path: Path) -> Iterator[NodeTrace]:
         raise StorageFailed(f"{path} exists already: choose another name, or remove it first")
     temporary = path.with_name(f".{path.name}.part-{os.getpid()}")
     try:
-        store = NodeTrace(temporary)
+        try:
+            store = NodeTrace(temporary)
+        except StorageFailed as error:
+            raise StorageFailed(str(error).replace(str(temporary), str(path))) from error
         try:
             yield store
         finally:
