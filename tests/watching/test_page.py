@@ -147,6 +147,18 @@ def test_the_last_screen_shows_every_job_and_every_verdict_in_full():
     assert "4002" in lines and "7001" in lines and "word end." in lines
 
 
+def test_the_verdict_on_the_selected_job_is_the_first():
+    other = [replace(rank_line(rank), pid=7000 + rank, job=1) for rank in range(2)]
+    verdicts = [
+        VerdictLine("03:57:10", False, "Rank 2 is late.", pids=(4002,)),
+        VerdictLine("03:58:10", False, "Rank 1 is late.", pids=(7001,)),
+    ]
+    page = replace(PAGE, ranks=[*PAGE.ranks, *other], verdicts=verdicts)
+    for job, shown, hidden in ((0, "Rank 2", "Rank 1"), (1, "Rank 1", "Rank 2")):
+        lines = text(page, 60, 15, View(job=job))
+        assert f"{shown} is late" in lines and f"{hidden} is late" not in lines
+
+
 def test_the_keys_of_a_panel_are_on_the_page():
     ranks, explain = (text(PAGE, 80, 24, View(panel=panel)) for panel in (Panel.RANKS, Panel.EXPLAIN))
     for words in ("q end", "? help", "s sort: worst lateness", "space pause", "enter ledger", "e explain"):

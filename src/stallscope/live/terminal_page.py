@@ -52,12 +52,13 @@ _MIN_LATE_MS = 1.0
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One incident. time: time of day, UTC, at which it opened. severity: empty if unknown."""
+    """One incident. time: time of day, UTC, at which it opened. severity: empty if unknown. pids: late processes."""
 
     time: str
     is_over: bool
     summary: str
     severity: str = ""
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def drawn(page: Page, width: int, height: int, view: View | None = None) -> Grou
     """
     if view is None:
         return Group(*_head(page, view, height), *_all_verdicts(page, width), *_all_jobs(page, width))
-    top = [*_head(page, view, height), *_verdicts(page, width, height)]
+    top = [*_head(page, view, height), *_verdicts(page, view, width, height)]
     has_keys = height >= _WITH_KEYS
     panel = _panel(page, view, width, height - len(top) - 1 - has_keys)
     return Group(*top, *([_keys(view)] if has_keys else []), *panel)
@@ -153,9 +154,13 @@ def _head(page: Page, view: View | None, height: int) -> list[Text]:
     return [*lines, _cut(Text(page.system, style="dim"))] if height >= _LOW else lines
 
 
-def _verdicts(page: Page, width: int, height: int) -> list[Text]:
-    """The open verdicts first, the newest on top; two lines for the first if it is too long for the terminal."""
-    newest = _newest_first(page)
+def _verdicts(page: Page, view: View, width: int, height: int) -> list[Text]:
+    """The open verdicts first, of them the verdicts on the selected job, the newest on top.
+
+    The first gets two lines if it is too long for the terminal.
+    """
+    of_job = {line.pid for line in page.ranks if line.job == view.job}
+    newest = sorted(_newest_first(page), key=lambda line: (line.is_over, of_job.isdisjoint(line.pids)))
     most = _MAX_VERDICTS if height >= 20 else 1
     lines: list[Text] = []
     for number, line in enumerate(newest[:most]):

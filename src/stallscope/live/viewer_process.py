@@ -205,7 +205,8 @@ class _Screen:
         moment = known.time if known else time.strftime("%H:%M:%S", time.gmtime(at_ns / 1e9))
         is_over = verdict["state"] == "closed"
         summary = verdict["summary"] + (f" Over: {verdict['closed_because']}." if is_over else "")
-        self._verdicts[verdict["incident"]] = VerdictLine(moment, is_over, summary, verdict["severity"])
+        pids = tuple(verdict.get("pids", ()))
+        self._verdicts[verdict["incident"]] = VerdictLine(moment, is_over, summary, verdict["severity"], pids)
         while len(self._verdicts) > _MAX_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
 
