@@ -7,6 +7,8 @@ import typer
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """The root of these errors: click's class, of which newer versions of typer contain a copy."""
 
+_PATH_ARGUMENTS = ("trace", "folder", "file", "before", "sources", "paths")
+
 
 def is_help(error: Any) -> bool:
     """Whether the error only asks for the help page: a command without arguments."""
@@ -20,8 +22,7 @@ def usage_line(error: Any) -> str:
     complaint = complaint.replace("Value error, ", "").replace("(s)", "")
     given = _given(error)
     complaint += f", not {given}" if given and given not in complaint else ""
-    if "unexpected extra argument" in complaint and _has_option(error, "db"):
-        complaint += "; a trace is given with --db PATH"
+    complaint += _place_of_the_trace(error, complaint)
     words = command.partition(" ")[2]
     end = "" if complaint.endswith("?") else ";"
     return f"{words + ': ' if words else ''}{complaint}{end} `{command} --help` lists the {_list(error)}"
@@ -34,8 +35,18 @@ def _given(error: Any) -> str:
     return f"{str(value)[:80]!r}" if isinstance(value, str | int | float) else ""
 
 
-def _has_option(error: Any, name: str) -> bool:
-    return any(each.name == name for each in getattr(getattr(error.ctx, "command", None), "params", ()))
+def _place_of_the_trace(error: Any, complaint: str) -> str:
+    """Where the command takes the path that was given as an argument, or with --db; empty for other complaints."""
+    parameters = getattr(getattr(error.ctx, "command", None), "params", ())
+    kinds = {each.name: each.param_type_name for each in parameters}
+    if "unexpected extra argument" in complaint and kinds.get("db") == "option":
+        return "; a trace is given with --db PATH"
+    if not complaint.startswith("No such option: --db"):
+        return ""
+    if kinds.get("trace") == "option":
+        return "; a trace is given with --trace PATH"
+    is_argument = any(kinds.get(name) == "argument" for name in _PATH_ARGUMENTS)
+    return f"; the path is given without an option: {error.ctx.command_path} PATH" if is_argument else ""
 
 
 def _list(error: Any) -> str:
