@@ -4,6 +4,7 @@ An image contains stallscope, its own Python and certificates of authorities, ou
 no package manager and no compiler. OUT gets NAME.tar (OCI archive) and NAME.cdx.json (components, CycloneDX).
 """
 
+import hashlib
 import json
 import os
 import re
@@ -165,6 +166,17 @@ def _pack(layout: Path, archive: Path) -> None:
                     tar.addfile(entry, data)
 
 
+def _write_checksums(out: Path) -> None:
+    """The checksums of all files in the folder, as dist.sh writes them before there are images."""
+    sums = out / "SHA256SUMS"
+    paths = sorted(path for path in out.iterdir() if path.is_file() and path != sums)
+    lines = []
+    for path in paths:
+        with path.open("rb") as data:
+            lines.append(f"{hashlib.file_digest(data, 'sha256').hexdigest()}  {path.name}\n")
+    sums.write_text("".join(lines))
+
+
 def _output(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -179,3 +191,4 @@ if __name__ == "__main__":
     number = Path(sys.argv[1]).name.split("-")[1]
     for image in sys.argv[3:] or _IMAGES:
         build(image, Path(sys.argv[1]).resolve(), target, number)
+    _write_checksums(target)

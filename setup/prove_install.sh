@@ -180,6 +180,7 @@ image() { # image NAME COMMAND...: runs a command in the image with exactly the 
 	buildah --storage-driver vfs run "${dropped[@]}" "${caps[@]/#/--cap-add=CAP_}" --isolation chroot "$container" -- stallscope "$@"
 }
 if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/agent.tar" ]; then
+	(cd "$dist" && sha256sum --check --quiet SHA256SUMS && grep -q ' agent.tar$' SHA256SUMS)
 	profile=$setup/../deploy/seccomp/stallscope-agent.json
 	container=$(buildah --storage-driver vfs from --quiet --security-opt "seccomp=$profile" "oci-archive:$dist/agent.tar")
 	inside=$(buildah --storage-driver vfs mount "$container")
