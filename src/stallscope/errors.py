@@ -154,8 +154,9 @@ def remedy_for_extra(extra: str) -> str:
     """The way to get the packages of an extra of pyproject.toml."""
     if not _IS_BUNDLED:
         return f"pip install 'stallscope[{extra}]'"
-    image = "" if extra == "publish" else "use the hub's image, or "
-    return f"this file or package does not contain it; {image}install the wheel with [{extra}]"
+    return (
+        f"this file or package does not contain it; use the hub's image, or install the wheel with [{extra}]"
+    )
 
 
 def yaml_complaint(error: Any) -> str:
