@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.capture.gpu.visible_devices import GpuNumbers, visible_gpus
 from stallscope.capture.process.process_identity import identity
+from stallscope.capture.process.visible_devices import GpuNumbers, visible_gpus
 from stallscope.capture.rows.device_numbers import DeviceNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN

@@ -8,7 +8,6 @@ from pathlib import Path
 from stallscope.capture.gpu.driver_calls import DriverCalls
 from stallscope.capture.gpu.gpu_watch import Gpus
 from stallscope.capture.gpu.kernel_records import KernelRecords
-from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.host import HostEvents
 from stallscope.capture.owners.gpu_calls import GpuCalls
 from stallscope.capture.owners.idle_rows import IdleGpus
@@ -20,6 +19,7 @@ from stallscope.capture.process.annotation_socket import Label, Labels
 from stallscope.capture.process.comm_split import Splits
 from stallscope.capture.process.processes import Processes, Snapshots
 from stallscope.capture.process.status import RecordCounts
+from stallscope.capture.process.visible_devices import GpuNumbers
 from stallscope.capture.rows import records
 from stallscope.capture.rows.call_statistics import CallSums
 from stallscope.capture.rows.device_numbers import DeviceNumbers

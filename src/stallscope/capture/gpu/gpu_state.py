@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stallscope.capture.gpu.nvml import devices, query, text
-from stallscope.capture.gpu.visible_devices import GpuNumbers
+from stallscope.capture.process.visible_devices import GpuNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import LOWERED_POWER_LIMIT

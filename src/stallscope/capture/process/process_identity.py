@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.gpu.visible_devices import GpuNumbers, visible_gpus
+from stallscope.capture.process.visible_devices import GpuNumbers, visible_gpus
 from stallscope.events.layout import UNKNOWN
 
 _MAX_ENVIRON_BYTES = 1 << 20

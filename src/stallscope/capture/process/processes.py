@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.gpu.visible_devices import GpuNumbers
 from stallscope.capture.process.process_identity import Identity, environment, identity, stat_fields
+from stallscope.capture.process.visible_devices import GpuNumbers
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 

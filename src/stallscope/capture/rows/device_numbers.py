@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stallscope.capture.gpu.visible_devices import GpuNumbers, visible_gpus
 from stallscope.capture.process.process_identity import environment
+from stallscope.capture.process.visible_devices import GpuNumbers, visible_gpus
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import MemoryKind
 
