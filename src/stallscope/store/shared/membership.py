@@ -22,7 +22,7 @@ from stallscope.store.shared.postgres_journal import Lease
 
 _LOG = logging.getLogger(__name__)
 _MAX_EVERY_S = 1.0
-_MIN_WAIT_S = 0.05
+_MIN_WAIT_S, _RETRY_S = 0.05, 0.2
 _OPENED_AT_ONCE = 4
 
 
@@ -228,9 +228,10 @@ class Membership:
         with self._changed:
             self._owners = {each.slot: each.owner for each in slots if each.expires_in_s > 0}
             self._members = {each.member.name: each for each in members}
+        # A foreign lease may be a dead hub's: the next turn is at its end, and soon again while nobody has the slot.
         others = [each.expires_in_s for each in slots if each.owner not in ("", self.member.name)]
-        first_s = min((each for each in others if each > 0), default=self._every_s)
-        self._due_s = min(self._due_s, time.monotonic() + first_s + _MIN_WAIT_S)  # it may be a dead hub's
+        first_s = min((max(each, _RETRY_S) for each in others), default=self._every_s)
+        self._due_s = min(self._due_s, time.monotonic() + first_s + _MIN_WAIT_S)
         self._learned([each for each in members if each.is_alive and each.member != self.member])
 
     def _balance(self) -> None:
