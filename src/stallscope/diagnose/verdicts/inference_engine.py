@@ -21,9 +21,10 @@ from stallscope.diagnose.serving.dead_servers import DeadServer, dead_servers
 from stallscope.diagnose.serving.endpoints import endpoints
 from stallscope.diagnose.serving.engine_threads import Threads
 from stallscope.diagnose.serving.joined_spans import JoinedSpans, joined_spans
+from stallscope.diagnose.serving.late_delay import Delay, merged
 from stallscope.diagnose.serving.late_requests import Late, late_requests
 from stallscope.diagnose.serving.own_metrics import differences, span_differences
-from stallscope.diagnose.serving.reasons import Delay, Reason, merged, reason_of
+from stallscope.diagnose.serving.reasons import Reason, reason_of
 from stallscope.diagnose.serving.request_path import mean_parts
 from stallscope.diagnose.serving.server_advice import advice
 from stallscope.diagnose.thresholds import Thresholds
