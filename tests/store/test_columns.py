@@ -21,9 +21,8 @@ def stored(table, rows):
     db.execute(sqlite_columns.create_statement(table))
     db.executemany(sqlite_columns.insert_statement(table), sqlite_columns.values(table, rows))
     observed = db.execute(f"SELECT * FROM {table.name} ORDER BY id").fetchall()
-    back = sqlite_columns.rows(
-        table, db.execute(f"SELECT {sqlite_columns.select_list(table)} FROM {table.name} ORDER BY id")
-    )
+    columns = sqlite_columns.select_list(table, sqlite_columns.existing_columns(db, table))
+    back = sqlite_columns.rows(table, db.execute(f"SELECT {columns} FROM {table.name} ORDER BY id"))
     db.close()
     return back, observed
 

@@ -21,7 +21,7 @@ import pytest
 
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events import layout
-from stallscope.events.layout import ARRAYS, COLLECTIVES
+from stallscope.events.layout import ARRAYS, COLLECTIVES, UNKNOWN
 from stallscope.events.trace import Clock, Coverage, Gap, Trace, WallClock
 from stallscope.store import node
 from stallscope.store.node import NodeTrace
@@ -459,6 +459,25 @@ def test_a_trace_of_an_earlier_version_is_read_and_upgraded_on_write(db):
         versions = [version for (version,) in plain.execute("SELECT version FROM schema_version")]
         assert versions == [1, node.SCHEMA_VERSION]
     assert_same(node.read(db), without)
+
+
+def test_columns_that_an_earlier_version_lacks_are_unknown_and_added_on_write(db):
+    with closing(sqlite3.connect(db)) as plain:
+        plain.execute("ALTER TABLE requests DROP COLUMN id_hash")
+        columns = [row[1] for row in plain.execute("PRAGMA table_info(requests)")][1:]
+        texts = dict.fromkeys(("engine", "model", "method"), "") | {"path": "/v1", "first_ns": None}
+        values = [texts.get(name, 1) for name in columns]
+        marks = ", ".join("?" * len(columns))
+        plain.execute(f"INSERT INTO requests ({', '.join(columns)}) VALUES ({marks})", values)
+        plain.commit()
+    (row,) = node.read(db).requests
+    assert (row["id_hash"], row["first_ns"], row["path"]) == (UNKNOWN, UNKNOWN, b"/v1")
+    with closing(NodeTrace(db)) as store:
+        new = layout.empty(layout.REQUESTS, 1)
+        new["id_hash"], new["ts_ns"], new["node"] = 5, 2, 1
+        store.append(layout.REQUESTS, new)
+        store.commit()
+    assert node.read(db).requests["id_hash"].tolist() == [UNKNOWN, 5]
 
 
 def test_a_clock_reading_is_kept_with_its_bracket_and_how_well_the_wall_clock_is_kept(tmp_path):

@@ -49,9 +49,8 @@ def path(tmp_path):
 
 
 def by_sqlite(db, table):
-    return sqlite_columns.rows(
-        table, db.execute(f"SELECT {sqlite_columns.select_list(table)} FROM {table.name} ORDER BY id")
-    )
+    columns = sqlite_columns.select_list(table, sqlite_columns.existing_columns(db, table))
+    return sqlite_columns.rows(table, db.execute(f"SELECT {columns} FROM {table.name} ORDER BY id"))
 
 
 def by_pages(db, table):

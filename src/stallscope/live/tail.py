@@ -59,7 +59,8 @@ class TraceTail:
 
         The agent updates both in the existing row.
         """
-        query = f"SELECT {sqlite_columns.select_list(PROCESSES)} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
+        columns = sqlite_columns.select_list(PROCESSES, sqlite_columns.existing_columns(self.db, PROCESSES))
+        query = f"SELECT {columns} FROM processes WHERE id > ? AND id <= ? ORDER BY id"
         bounds = (self._all_ended, self._last[PROCESSES.name])
         ids = [number for (number,) in self.db.execute(_IDS, bounds)]
         rows = sqlite_columns.rows(PROCESSES, self.db.execute(query, bounds))
@@ -84,7 +85,7 @@ class TraceTail:
         if table.name not in self._last:
             self._last[table.name] = self._last_old_row(table.name)
         last = self._last[table.name]
-        names = sqlite_columns.select_list(table)
+        names = sqlite_columns.select_list(table, sqlite_columns.existing_columns(self.db, table))
         query = f"SELECT {names} FROM {table.name} WHERE id > ? ORDER BY id LIMIT {_MAX_ROWS}"
         rows = sqlite_columns.rows(table, self.db.execute(query, (last,)))
         if len(rows):

@@ -6,7 +6,7 @@ Two sources that name the same node are refused, because their processes could n
 
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stallscope.errors import BadInput
-from stallscope.events.layout import EVENT_TABLES, NODE_TABLES, UNKNOWN, Array, Table, empty
+from stallscope.events.layout import EVENT_TABLES, NODE_TABLES, UNKNOWN, Array, Table
 from stallscope.importers import importer_for
 from stallscope.store import node, sqlite_columns
 from stallscope.store.node import NodeTrace, reading
@@ -118,7 +118,7 @@ class _Copy:
 
     def _copy_events(self, table: Table) -> int:
         """Copy by id, so that the order of equal times stays; a column missing in an older source is unknown, or 0."""
-        existing = {row[1] for row in self._db.execute(f"PRAGMA table_info({table.name})")}
+        existing = sqlite_columns.existing_columns(self._db, table)
         if not existing and table in NODE_TABLES:
             return 0
         n_rows = 0
@@ -131,15 +131,10 @@ class _Copy:
             rows, last = self._events_after(table, last, existing)
         return n_rows
 
-    def _events_after(self, table: Table, last: int, existing: set[str]) -> tuple[Array, int]:
-        missing_columns = {name: value for name, value in _defaults(table).items() if name not in existing}
-        columns = sqlite_columns.select_list(table)
-        source = table.name
-        if missing_columns:
-            added = ", ".join(f"{value} AS {name}" for name, value in missing_columns.items())
-            source = f"(SELECT *, {added} FROM {table.name})"
+    def _events_after(self, table: Table, last: int, existing: Collection[str]) -> tuple[Array, int]:
+        columns = sqlite_columns.select_list(table, existing)
         rows = self._db.execute(
-            f"SELECT {columns}, id FROM {source} WHERE id > ? ORDER BY id LIMIT {_ROWS_AT_ONCE}", (last,)
+            f"SELECT {columns}, id FROM {table.name} WHERE id > ? ORDER BY id LIMIT {_ROWS_AT_ONCE}", (last,)
         ).fetchall()
         return sqlite_columns.rows(table, (row[:-1] for row in rows)), rows[-1][-1] if rows else last
 
@@ -181,20 +176,6 @@ class _Copy:
         if rows:
             self._store.insert(name, list(rows[0]), [list(row.values()) for row in rows])
         return len(rows)
-
-
-def _defaults(table: Table) -> dict[str, str]:
-    """The value for a missing column: unknown where the column allows it, otherwise 0 or empty."""
-    plain = empty(table, 1)
-    out = {}
-    for column in table.fields:
-        if column.format.startswith("("):
-            continue
-        value = plain[column.name][0]
-        out[column.name] = (
-            "''" if column.format.startswith("S") else "NULL" if value == UNKNOWN else str(int(value))
-        )
-    return out
 
 
 def _renumber_column(column: Array, numbers: Mapping[int, int]) -> Array:

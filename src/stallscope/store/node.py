@@ -499,7 +499,8 @@ def _sorted_by_time(rows: Array) -> Array:
 def _read_table(db: sqlite3.Connection, table: Table) -> Array:
     if _is_missing(db, table):
         return empty(table)
-    rows = db.execute(f"SELECT {sqlite_columns.select_list(table)} FROM {table.name} ORDER BY ts_ns, id")
+    columns = sqlite_columns.select_list(table, sqlite_columns.existing_columns(db, table))
+    rows = db.execute(f"SELECT {columns} FROM {table.name} ORDER BY ts_ns, id")
     return sqlite_columns.rows(table, rows)
 
 
@@ -600,18 +601,26 @@ _CLOCK_SINCE_2 = {"max_error_us": "INTEGER", "estimated_error_us": "INTEGER", "f
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Add the missing tables to a trace, which may be from an earlier version."""
+    """Add the missing tables and columns to a trace, which may be from an earlier version."""
     existing = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     (version,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
     missing_tables = [table for table in NODE_TABLES if table.name not in existing]
     clock_has = {row[1] for row in db.execute("PRAGMA table_info(clocks)")}
     missing_columns = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
-    if not missing_tables and not missing_columns and version == SCHEMA_VERSION:
+    added = [
+        statement
+        for table in (*TABLES, *NODE_TABLES)
+        if table.name in existing
+        for statement in sqlite_columns.add_statements(table, sqlite_columns.existing_columns(db, table))
+    ]
+    if not missing_tables and not missing_columns and not added and version == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     _create(db, missing_tables)
     for name in missing_columns:
         db.execute(f"ALTER TABLE clocks ADD COLUMN {name} {_CLOCK_SINCE_2[name]}")
+    for statement in added:
+        db.execute(statement)
     if version < SCHEMA_VERSION:
         db.execute("INSERT INTO schema_version VALUES (?, ?)", (SCHEMA_VERSION, time.time_ns()))
     db.execute("COMMIT")

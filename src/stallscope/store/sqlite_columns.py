@@ -3,7 +3,8 @@
 Unknown (-1) is NULL. SQLite has no unsigned 64-bit integers: such columns hold the same 64 bits, signed.
 """
 
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Collection, Iterable
 from functools import cache
 
 import numpy as np
@@ -70,9 +71,28 @@ def insertions(table: Table, rows: Array) -> list[tuple[str, Iterable[tuple[obje
     ]
 
 
-def select_list(table: Table) -> str:
-    """The columns as rows() expects them."""
-    return ", ".join(_select_expression(field, name) for field in table.fields for name in _names(field))
+def select_list(table: Table, existing: Collection[str]) -> str:
+    """The columns as rows() expects them. existing: of the file; a missing column is unknown, or 0 or empty."""
+    return ", ".join(
+        _select_expression(field, name) if name in existing else f"{_missing_value(field)} AS {name}"
+        for field in table.fields
+        for name in _names(field)
+    )
+
+
+def existing_columns(db: sqlite3.Connection, table: Table) -> frozenset[str]:
+    """The columns of a table of a file, which may be from an earlier version."""
+    return frozenset(row[1] for row in db.execute(f"PRAGMA main.table_info({table.name})"))
+
+
+def add_statements(table: Table, existing: Collection[str]) -> list[str]:
+    """ALTER TABLE for each column that a file from an earlier version lacks."""
+    return [
+        f"ALTER TABLE {table.name} ADD COLUMN {name} {_sql_type(field)}"
+        for field in table.fields
+        for name in _names(field)
+        if name not in existing
+    ]
 
 
 def values(table: Table, rows: Array) -> Iterable[tuple[object, ...]]:
@@ -129,6 +149,12 @@ def _names(field: Field) -> list[str]:
 
 def _sql_type(field: Field) -> str:
     return "TEXT" if field.format.startswith("S") else "INTEGER"
+
+
+def _missing_value(field: Field) -> str:
+    if field.format.startswith("S"):
+        return "x''"
+    return str(UNKNOWN if field.may_be_unknown else 0)
 
 
 def _select_expression(field: Field, name: str) -> str:
