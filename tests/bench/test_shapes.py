@@ -86,6 +86,8 @@ def test_a_costly_fault_that_is_not_proved_is_inconclusive(shape: str, fault: st
         ("run_ahead", "one_stop", 304),  # the full queue hides the waits
         ("gan", "allocator_churn", 1),  # a free waits for the GPU first
         ("absorbed", "one_stop", 7),  # one stop among absorbed delays
+        ("run_ahead", "input", 500_021),  # a queue hides all but the delays after a release
+        ("run_ahead", "late_node", 500_000),
         ("saves", "slow_gpu", 500_015),  # saves are rare, and ten times as long as a step
         (
             "one_a_node",

@@ -68,6 +68,8 @@ class Stretches:
     is_warm: part of the warm-up. is_step: each is one step. step_at_most_ns: a step without delays lasts no longer.
     n_waiting: ranks that are not named. in_all_ns: the delays of each named process, also those outside of all
     stretches. others_ns: float64, the excess of all ranks that are not named, NaN where unknown.
+    most_ns: float64, the growth by delays is at most this, inf where unknown. unhidden_ns: the longest delay where the
+    start of the job may lie outside of the stretches.
     """
 
     begin_ns: Array
@@ -82,6 +84,8 @@ class Stretches:
     n_waiting: int
     in_all_ns: Mapping[int, float]
     others_ns: Array
+    most_ns: Array
+    unhidden_ns: float = 0.0
 
     def delay_of(self, processes: Collection[int]) -> Array:
         """The longest delay of some processes in each stretch: float64 (k,)."""
@@ -165,6 +169,7 @@ def stretches(case: Case, late: Sequence[LateStep], baseline: Baseline | None = 
         excess_ns=excess,
         is_warm=np.append(nothing > 0, parts.is_warm),
         others_ns=np.append(nothing * np.nan, parts.others_ns),
+        most_ns=np.append(nothing + np.inf, parts.most_ns),
         step_at_most_ns=min(parts.step_at_most_ns, baseline.step_at_most_ns),
     )
 
@@ -232,13 +237,12 @@ def growth(
     error = compared.error_ns * float((share * n_waiting)[own > 0].mean())
     in_all = max(parts.in_all_ns[process] for process in group if process in parts.in_all_ns)
     known_share = min(float(own.sum()) / in_all, 1.0)
-    most = min(max(most + error, 0.0), delay)
-    return Growth(
-        min(max(least - error, 0.0), most) / known_share,
-        most / known_share,
-        delay / known_share,
-        compared.is_measured,
-    )
+    most, least = min(max(most + error, 0.0), delay), max(least - error, 0.0)
+    limit = float((np.minimum(whole, parts.most_ns) * share * n_waiting).sum())
+    # Delays outside of the stretches: while the launch queue fills at the start, nothing hides a delay.
+    outside = min(max(in_all - float(own.sum()), 0.0), parts.unhidden_ns) * float(n_waiting[own > 0].mean())
+    most = min(min(most, limit) / known_share + outside, delay / known_share)
+    return Growth(min(least / known_share, most), most, delay / known_share, compared.is_measured)
 
 
 def with_longer_delays(parts: Stretches, group: Collection[int], factor: float) -> Stretches:
@@ -282,6 +286,7 @@ def without_others(parts: Stretches, process: int, *, n_least: int) -> Stretches
         excess_ns=excess,
         is_warm=parts.is_warm[kept],
         others_ns=parts.others_ns[kept],
+        most_ns=parts.most_ns[kept],
         in_all_ns={each: float(by_step.sum()) for each, by_step in delay.items()},
     )
 
@@ -594,6 +599,7 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         n_waiting=case.timeline.n_processes - len(named),
         in_all_ns={process: float(each.sum()) for process, each in delay.items()},
         others_ns=_of_others(table, is_named, n)[kept],
+        most_ns=np.full(int(kept.sum()), np.inf),
     )
     return replace(parts, step_at_most_ns=_shortest_warm_up(parts, is_normal[kept]))
 
@@ -742,7 +748,37 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
         n_waiting=case.timeline.n_processes - len(delay),
         in_all_ns=in_all,
         others_ns=np.full(len(n_steps), np.nan),
+        most_ns=_most_between_releases(case, sorted(delay)),
+        unhidden_ns=max((max(each.late_ns, each.excess_ns) for each in late), default=0.0),
     )
+
+
+def _most_between_releases(case: Case, named: Sequence[int]) -> Array:
+    """By stretch between two releases, a limit of its growth by the delays of some processes: float64 (k,).
+
+    A GPU that is never without work would have needed the same time. It lacks work until the last rank has enqueued the
+    first step after a release, and whenever its queue runs empty. A step needs at least the time from the end of a
+    step's calls on the last rank to the release, divided by the steps in between and this step itself. The time in
+    which the other ranks enqueue the first step is no delay.
+    """
+    when, released_in = case.waits.released_ns.astype(np.float64), case.waits.released_in
+    table, n = case.table, int(case.table.step.max()) + 2
+    is_named = np.isin(table.process, named)
+    last, of_others = (np.full(n, -np.inf) for _ in range(2))
+    arrival = case.arrival_ns[table.end_row - 1].astype(np.float64)
+    np.maximum.at(last, table.step, arrival)
+    np.maximum.at(of_others, table.step[~is_named], arrival[~is_named])
+    out = np.full(len(when) - 1, np.inf)
+    for k, (begin, end) in enumerate(zip(released_in[:-1].tolist(), released_in[1:].tolist(), strict=True)):
+        steps = np.arange(max(begin, 0), min(end, n))
+        steps = steps[last[steps] > when[k]]
+        if not len(steps):
+            continue
+        shortest = np.maximum(when[k + 1] - last[steps], 0.0) / (end - steps)
+        first = max(of_others[steps[0]] - when[k], 0.0)
+        length = when[k + 1] - when[k]
+        out[k] = max(length - first - (end - begin) * float(shortest.min()), 0.0)
+    return out
 
 
 def _shortest_before_release(case: Case) -> float:
