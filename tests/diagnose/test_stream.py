@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stallscope.demo.recorded_job import recorded
 from stallscope.diagnose.cost.delays import delays_by_process, total
 from stallscope.diagnose.findings import findings
+from stallscope.diagnose.report.verdict import Answer
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.history import quiet_steps
 from stallscope.diagnose.stream.window import complete
@@ -341,6 +342,23 @@ def test_a_silent_node_is_not_accused_while_other_nodes_continue():
     )
     changes = told(trace, Cut(60), retention=Retention(lag_ns=SECOND // 2))
     assert set(changes.opened) == {("straggler", (1,))}
+
+
+def test_a_job_with_a_silent_agent_is_inconclusive_while_other_agents_report():
+    trace = dp_trace(node=(0, 0, 1, 1), offset_ns=(0, 0), n_steps=900)
+    gone_ns = trace.clocks[0].wall_ns + int(np.quantile(trace.collectives["ts_ns"], 0.4))
+    clock = Hand()
+    stream = Stream(clock=clock, retention=Retention(lag_ns=SECOND // 2))
+    answers = []
+    for at_ns, batch in batches(trace, Cut(60, apart=True)):
+        clock.now_ns = at_ns
+        if batch.nodes != ("host-b",) or at_ns < gone_ns:
+            stream.feed(batch)
+        answers += stream.jobs()
+    assert Answer.HEALTHY in {state.answer for state in answers}
+    assert answers[-1].answer == Answer.INCONCLUSIVE
+    reason = answers[-1].reasons[0].reason
+    assert reason.startswith("host-b has reported nothing for") and "2 of 4 ranks" in reason
 
 
 def test_a_hang_is_over_when_its_ranks_go_on():

@@ -8,6 +8,7 @@ from stallscope.diagnose.report.verdict import Answer, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.trace import Gap
 
+_MAX_NAMES = 3
 _NOT_EVALUATED = Gap(
     "too few rows have arrived for an evaluation", "Wait until the job has made about 20 steps."
 )
@@ -43,15 +44,41 @@ class JobState:
     owner: Mapping[str, str] = field(default_factory=dict)
 
 
+def silent_nodes(silent_ns: Mapping[str, int], *, n_ranks: int, n_all: int) -> list[Gap]:
+    """The gap by nodes that report nothing while other nodes of the job do. silent_ns: since when, by node.
+
+    n_ranks: ranks on these nodes, of n_all.
+    """
+    if not silent_ns:
+        return []
+    names = sorted(silent_ns)
+    shown = ", ".join(names[:_MAX_NAMES]) + (
+        f" and {len(names) - _MAX_NAMES} more" if names[_MAX_NAMES:] else ""
+    )
+    verb = "has" if len(names) == 1 else "have"
+    since_s = min(silent_ns.values()) // 1_000_000_000
+    return [
+        Gap(
+            f"{shown} {verb} reported nothing for {since_s} s, while other nodes of the job did: "
+            f"{n_ranks} of {n_all} ranks are no longer examined",
+            "Check the agent there: whether it runs, and whether it reaches the hub.",
+        )
+    ]
+
+
 def answered(
-    verdicts: Sequence[Verdict], evidence: Evidence | None, limits: Thresholds
+    verdicts: Sequence[Verdict],
+    evidence: Evidence | None,
+    limits: Thresholds,
+    *,
+    silent: Sequence[Gap] = (),
 ) -> tuple[Answer, tuple[Gap, ...]]:
-    """The answer and its reasons, as of a report with these verdicts."""
+    """The answer and its reasons, as of a report with these verdicts. silent: see silent_nodes()."""
     abstained = [verdict for verdict in verdicts if verdict.kind == "inconclusive"]
     if len(abstained) < len(verdicts):
         return Answer.FOUND, ()
     reasons = [
         Gap(verdict.abstained_because or verdict.summary, " ".join(verdict.advice)) for verdict in abstained
     ]
-    reasons += gaps(evidence, limits) if evidence else [_NOT_EVALUATED]
+    reasons += [*silent, *(gaps(evidence, limits) if evidence else [_NOT_EVALUATED])]
     return (Answer.INCONCLUSIVE if reasons else Answer.HEALTHY), tuple(reasons)

@@ -93,6 +93,12 @@ class Nodes:
         latest = self._clocks[node][-1]
         return at_ns + latest.wall_ns - latest.monotonic_ns
 
+    def silent_ns(self, nodes: set[int]) -> dict[int, int]:
+        """By node, how much earlier its latest rows arrived than those of the others: ns of the stream's clock."""
+        arrived = {node: self._latest_at_ns[node] for node in nodes if node in self._latest_at_ns}
+        newest = max(arrived.values(), default=0)
+        return {node: newest - at_ns for node, at_ns in arrived.items()}
+
     def latest_ns(self, node: int) -> int:
         """The time of a node's latest event, on its clock; UNKNOWN without any."""
         return self._latest_ns.get(node, UNKNOWN)

@@ -23,7 +23,7 @@ from stallscope.diagnose.stream.gpu_drivers import Drivers, explained
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.incidents import Candidate, Change, Incident, Incidents, worded
 from stallscope.diagnose.stream.job_members import ProcessKey
-from stallscope.diagnose.stream.job_state import JobState, Member, answered
+from stallscope.diagnose.stream.job_state import JobState, Member, answered, silent_nodes
 from stallscope.diagnose.stream.node_clocks import Nodes
 from stallscope.diagnose.stream.open_hangs import Silence, hangs, usual_patience_ns
 from stallscope.diagnose.stream.round_numbers import Numbering, has_late_ranks
@@ -44,7 +44,7 @@ from stallscope.diagnose.verdicts._owners import common_owner, owners_in
 from stallscope.diagnose.verdicts.failure import with_failures
 from stallscope.diagnose.verdicts.process_exit import with_deaths
 from stallscope.events.layout import UNKNOWN, Array, process_keys
-from stallscope.events.trace import Trace
+from stallscope.events.trace import Gap, Trace
 
 _FIXED_ROWS = 10_000  # fixed cost of an evaluation, in rows
 _BURST = 4  # evaluations that may follow each other at once, after quiet times
@@ -56,6 +56,7 @@ _RARELY_NS = 50_000  # for each row: evaluations of quiet jobs use a few percent
 _MIN_ROWS = 12  # of each process: fewer show no pattern
 _MAX_ONE_OFF_DELAYS = 8  # long delays of a rank that happened once
 _MAX_ROWS_WITHOUT_ROUNDS = 1 << 14  # rows of other tables, of a job without collectives
+_SILENT_LAGS = 2  # times the longest wait for a node that is behind, after which its agent is silent
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
 
 
@@ -267,7 +268,8 @@ class Job:
     def state(self, nodes: Nodes, at_ns: int, *, is_over: bool = False) -> JobState:
         """The job's identity, times and answer."""
         open_ = [incident.candidate.verdict for incident in self.incidents.open]
-        answer, reasons = answered([*open_, *self.history.over], self.evidence, self.limits)
+        silent = [] if is_over else self._silent_nodes(nodes)
+        answer, reasons = answered([*open_, *self.history.over], self.evidence, self.limits, silent=silent)
         last = self.trigger.last_ns()
         known = [*((process[0], ns) for process, ns in last.items()), *self._begin_ns.items()]
         if not known:  # a job without collectives
@@ -293,6 +295,21 @@ class Job:
             reasons=reasons,
             owner=common_owner(owners_in(self.rows.tables["owners"]).values()),
         )
+
+    def _silent_nodes(self, nodes: Nodes) -> list[Gap]:
+        """The gap by nodes with running processes whose agents report nothing, while other agents do."""
+        ended = self._ended(nodes)
+        running = {node for node, pid in self.members if (node, pid) not in ended}
+        if not nodes.report_life(running):
+            return []
+        silent_ns = {
+            node: ns
+            for node, ns in nodes.silent_ns(running).items()
+            if ns >= _SILENT_LAGS * self.retention.lag_ns
+        }
+        n_ranks = sum(node in silent_ns for node, _ in self.members)
+        by_name = {nodes.names[node]: ns for node, ns in silent_ns.items()}
+        return silent_nodes(by_name, n_ranks=n_ranks, n_all=len(self.members))
 
     def standstill(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """Check for a hang after enough time without calls."""
