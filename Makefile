@@ -77,7 +77,7 @@ version: $(STAMPS)/dev ## set the version of a release: make version VERSION=0.2
 dist: $(STAMPS)/dist ## build wheel, sdist, one-file programs, deb, rpm and apk in dist
 	@setup/dist.sh $(BIN) dist
 
-images: $(STAMPS)/dist ## build the images of agent and hub in dist with buildah, from scratch out of Debian packages
+images: $(STAMPS)/dist ## build the images of agent, hub and publisher in dist with buildah, from scratch out of Debian packages
 	@setup/need.sh images
 	@[ -f dist/*.whl ] || setup/dist.sh $(BIN) dist
 	@$(PY) setup/images.py dist/*.whl dist

@@ -1,4 +1,6 @@
-"""Builds the container images of the agent and the hub with buildah, from scratch: images.py WHEEL OUT [agent] [hub]
+"""Builds the container images with buildah, from scratch: images.py WHEEL OUT [agent] [hub] [publish]
+
+The image `publish` is the hub with deltalake, which is a third of it, for the CronJob that maintains Delta tables.
 
 An image contains stallscope, its own Python and certificates of authorities, out of Debian packages. It has no shell,
 no package manager and no compiler. OUT gets NAME.tar (OCI archive) and NAME.cdx.json (components, CycloneDX).
@@ -26,7 +28,8 @@ _BUILDAH = ("buildah", "--storage-driver", "vfs")
 _EPOCH = "1580601600"
 _IMAGES = {
     "agent": ("export,gpu", "0:0", ["trace", "--quiet"], "Traces the GPU jobs of a node with eBPF"),
-    "hub": ("publish", "65532:65532", ["hub"], "Receives the traces of all nodes and diagnoses jobs"),
+    "hub": ("shared", "65532:65532", ["hub"], "Receives the traces of all nodes and diagnoses jobs"),
+    "publish": ("publish", "65532:65532", ["hub", "publish"], "Maintains Delta tables of the data of hubs"),
 }
 _USERS = "root:x:0:0:root:/root:/sbin/nologin\nstallscope:x:65532:65532:stallscope:/var/lib/stallscope:/sbin/nologin\n"
 _GROUPS = "root:x:0:\nstallscope:x:65532:\n"

@@ -154,9 +154,8 @@ def remedy_for_extra(extra: str) -> str:
     """The way to get the packages of an extra of pyproject.toml."""
     if not _IS_BUNDLED:
         return f"pip install 'stallscope[{extra}]'"
-    return (
-        f"this file or package does not contain it; use the hub's image, or install the wheel with [{extra}]"
-    )
+    image = "the image stallscope-publish" if extra == "publish" else "the hub's image"
+    return f"this file or package does not contain it; use {image}, or install the wheel with [{extra}]"
 
 
 def yaml_complaint(error: Any) -> str:

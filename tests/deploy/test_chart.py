@@ -303,6 +303,7 @@ def test_delta_tables_are_published_by_a_job_that_reaches_only_the_stores(object
     pod = job["jobTemplate"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     assert container["args"] == ["hub", "publish"] and pod["spec"]["serviceAccountName"] == "hub-bucket"
+    assert container["image"].startswith("stallscope-publish:")
     given = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("STALLSCOPE_")}
     chosen = effective({}, given, None).settings
     assert chosen.hub_shared and chosen.hub_bucket == "s3://stallscope"
