@@ -132,6 +132,20 @@ def test_seconds_without_gpu_calls_in_which_the_process_sleeps_are_idle():
     assert report_of(trace).healthy
 
 
+def test_the_pause_at_the_end_of_a_trace_of_a_process_that_pauses_is_idle():
+    """A sleep is recorded at its end."""
+    trace = process({Category.DEVICE: 1.0}, [gpu(Category.DEVICE)], idle_s=(3, 4))
+    trace.snapshots["ledger_ns"][-1, [Category.DEVICE - 1, Category.SLEEP - 1]] += [
+        -SECOND_NS // 2,
+        SECOND_NS // 2,
+    ]
+    pauses = layout.empty(layout.OFFCPU, 1)
+    pauses["pid"], pauses["category"] = PID, Category.SLEEP
+    pauses["ts_ns"], pauses["duration_ns"] = START_NS + 3 * SECOND_NS, 2 * SECOND_NS
+    (activity,) = activities(replace(trace, offcpu=pauses))
+    assert activity.budget["sleep"] == pytest.approx(0, abs=0.01)
+
+
 def test_the_holder_of_the_interpreter_lock_is_named():
     spin = SampleRole.SAME_PROCESS, Category.ON_CPU, -1, "", ("/job/train.py:77 spin",), SAMPLES_PER_S
     samples = [gpu(Category.LOCK, "/job/train.py:5 step", nr=202), spin]
@@ -478,6 +492,37 @@ def test_ranks_without_nccl_that_wait_for_another_rank_are_not_accused():
     verdict = only(report)
     assert (verdict.ranks, verdict.victims, verdict.causes[0].cause.name) == ([2], [0, 1, 3], "host_compute")
     assert any("wait for rank 2" in str(remark["what"]) for remark in report.benign)
+
+
+def test_ranks_that_poll_for_messages_on_the_cpu_wait_for_the_rank_that_polls_less():
+    """MPI polls shared memory, so that the ledger has no wait."""
+    line = "/job/train.py:8 exchange"
+    polls = {Category.ON_CPU: 0.8, Category.DEVICE: 0.2}
+    sleeps = {Category.SLEEP: 0.4, Category.ON_CPU: 0.4, Category.DEVICE: 0.2}
+    polling, writing = gpu(Category.ON_CPU, line, n=8), gpu(Category.SLEEP, "/job/train.py:4 write_log", n=4)
+    report = report_of(
+        ranks_of((polls, [polling]), (sleeps, [writing, gpu(Category.ON_CPU, line, n=4)]), (polls, [polling]))
+    )
+    verdict = only(report)
+    assert (verdict.ranks, verdict.victims) == ([1], [0, 2])
+    assert [cause.cause.name for cause in verdict.causes] == ["host_sleep"]
+    assert (verdict.evidence.share, verdict.evidence.line) == (
+        pytest.approx(0.4),
+        "/job/train.py:4 write_log",
+    )
+
+
+def test_ranks_at_different_rates_do_not_wait_for_each_other():
+    """Several jobs that the launcher gave the variables of one."""
+    line = "/job/train.py:8 encode"
+    samples = [gpu(Category.ON_CPU, line, n=8)]
+    trace = ranks_of(
+        ({Category.ON_CPU: 0.8, Category.DEVICE: 0.2}, samples),
+        ({Category.ON_CPU: 0.5, Category.DEVICE: 0.5}, [gpu(Category.ON_CPU, line, n=5)]),
+    )
+    trace.operations["n"][trace.operations["pid"] == PID + 1] *= 2
+    report = report_of(trace)
+    assert {verdict.causes[0].cause.name for verdict in report.verdicts} == {"host_compute"}
 
 
 def test_ranks_without_nccl_that_all_wait_are_reported_as_they_are():

@@ -217,7 +217,8 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     is_start = _is_start(n_calls)
     is_start[: max(_n_importing(trace, node, pid, end_ns), int(len(is_start) >= _ENOUGH_INTERVALS))] = True
     is_idle = _idle(spent_ns, n_calls) & ~is_start
-    paused_ns = np.minimum(_paused_ns(trace, node, pid, begin_ns, end_ns), spent_ns[:, Category.SLEEP - 1])
+    sleep_ns = spent_ns[:, Category.SLEEP - 1]
+    paused_ns = np.minimum(_paused_ns(trace, node, pid, begin_ns, end_ns, sleep_ns), sleep_ns)
     spent_ns[:, Category.SLEEP - 1] -= paused_ns
     active = ~is_idle & ~is_start
     spent = spent_ns[active].sum(axis=0).astype(np.float64)
@@ -320,11 +321,24 @@ def _idle(spent_ns: Array, n_calls: Array) -> Array:
     return is_idle if not is_idle.all() else np.zeros(len(is_idle), bool)
 
 
-def _paused_ns(trace: Trace, node: int, pid: int, begin_ns: Array, end_ns: Array) -> Array:
-    """Time in sleeps of a second and more, in each interval: (n,). A sleep of this length is intended."""
+def _paused_ns(trace: Trace, node: int, pid: int, begin_ns: Array, end_ns: Array, sleep_ns: Array) -> Array:
+    """Time in sleeps of a second and more, in each interval: (n,). A sleep of this length is intended.
+
+    A sleep is recorded at its end. In a process that pauses, the sleep at the end of the trace is a pause as well.
+    sleep_ns: all sleep by the ledger.
+    """
     rows = trace.offcpu
     rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["category"] == Category.SLEEP)]
-    rows = rows[rows["duration_ns"] >= _PAUSE_NS]
+    pauses = rows[rows["duration_ns"] >= _PAUSE_NS]
+    paused_ns = _overlap_ns(pauses, begin_ns, end_ns)
+    if len(pauses):
+        unfinished_ns = sleep_ns[-1] - _overlap_ns(rows, begin_ns[-1:], end_ns[-1:])[0]
+        paused_ns[-1] += max(unfinished_ns, 0)
+    return paused_ns
+
+
+def _overlap_ns(rows: Array, begin_ns: Array, end_ns: Array) -> Array:
+    """The time that rows share with each interval: int64 (n,)."""
     first, last = rows["ts_ns"], rows["ts_ns"] + rows["duration_ns"]
     overlap = np.minimum(last[:, None], end_ns[None, :]) - np.maximum(first[:, None], begin_ns[None, :])
     return np.maximum(overlap, 0).sum(axis=0).astype(np.int64)

@@ -47,7 +47,10 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     verdicts: list[Verdict] = []
     benign: list[dict[str, object]] = []
     calls = outermost(trace.calls)
-    known = {(each.node, each.pid): each for each in activities(trace)}
+    known = {
+        (each.node, each.pid): each
+        for each in without_nccl.with_polling_as_waits(trace, list(activities(trace)))
+    }
     all_steps = [*steps_of_rounds(trace)]
     has_rounds = {(steps.node, steps.pid) for steps in all_steps}
     all_steps += [each for each in steps_of(trace, calls) if (each.node, each.pid) not in has_rounds]

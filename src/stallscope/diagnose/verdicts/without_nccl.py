@@ -3,6 +3,9 @@
 Such ranks meet in waits for sockets, for the library's threads or for child processes. A rank that waits far less than
 the others is the rank that the others wait for: their waits are not faults of their own. Shares of whole runs are
 compared, so only a rank that is slow for most of the time is named.
+
+MPI and UCX wait for messages in a loop on the CPU. Ranks that make GPU calls at one rate, and pass the same line, wait
+at the line at which one rank spends far less time than the others.
 """
 
 from dataclasses import replace
@@ -10,13 +13,17 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.diagnose.processes.activity import Activity
+from stallscope.diagnose.processes.code_locations import is_own, user_line
 from stallscope.diagnose.report.verdict import Verdict
+from stallscope.events.layout import Array
+from stallscope.events.names import Category, SampleRole
 from stallscope.events.trace import Trace
 
 _WAITS = ("locks", "network", "child", "other")
 _CAUSES_OF_WAITS = frozenset(
     ("lock_contention", "network_wait", "blocked", "child_program", "input_starvation")
 )
+_SAME_RATE = 0.05
 _LESS = 0.15
 """A rank that waits for this share of the time less than the median of the others is the rank that they wait for."""
 
@@ -25,6 +32,59 @@ def is_for(trace: Trace, activities: list[Activity]) -> bool:
     """Whether several processes are ranks of one job by their launcher, without a collective."""
     ranks = {activity.rank for activity in activities if activity.rank >= 0}
     return len(ranks) > 1 and not len(trace.collectives) and bool((trace.processes["nranks"] > 1).any())
+
+
+def with_polling_as_waits(trace: Trace, activities: list[Activity]) -> list[Activity]:
+    """The activities with waits that poll on the CPU as waits for messages. Others than is_for() stay unchanged."""
+    ranks = [activity for activity in activities if activity.rank >= 0]
+    if not is_for(trace, activities) or not _is_in_step(ranks):
+        return activities
+    shares = [_shares_by_line(activity) for activity in ranks]
+    gaps = {
+        line: float(np.median(sorted(of_line)[1:]) - min(of_line))
+        for line in set.intersection(*map(set, shares))
+        if (of_line := [each[line] for each in shares])
+    }
+    line = max(gaps, key=gaps.__getitem__, default="")
+    if not line or gaps[line] < _LESS:
+        return activities
+    return [_polling_at(line, activity) if activity.rank >= 0 else activity for activity in activities]
+
+
+def _is_in_step(ranks: list[Activity]) -> bool:
+    rates = [activity.calls["synchronise"].per_second for activity in ranks]
+    return min(rates) > 0 and max(rates) - min(rates) <= _SAME_RATE * max(rates)
+
+
+def _is_on_cpu(rows: Array) -> Array:
+    return np.isin(rows["category"], (Category.ON_CPU, Category.PREEMPTED))
+
+
+def _shares_by_line(activity: Activity) -> dict[str, float]:
+    """The share of the samples on the CPU, or ready to run, at each line of the user's code."""
+    rows = activity.of_role(SampleRole.GPU)
+    shares: dict[str, float] = {}
+    for row in rows[_is_on_cpu(rows)]:
+        if is_own(line := user_line(activity.frames(row))):
+            shares[line] = shares.get(line, 0.0) + float(row["n"]) / max(activity.n_samples, 1)
+    return shares
+
+
+def _polling_at(line: str, activity: Activity) -> Activity:
+    """The activity with its time on the CPU at a line as a wait for messages."""
+    samples, spent_ns, budget = activity.samples.copy(), activity.spent_ns.copy(), dict(activity.budget)
+    is_gpu_thread = samples["role"] == SampleRole.GPU
+    is_there = is_gpu_thread & [user_line(activity.frames(row)) == line for row in samples]
+    for category, item in ((Category.ON_CPU, "on_cpu"), (Category.PREEMPTED, "preempted")):
+        is_in = is_gpu_thread & (samples["category"] == category)
+        part = samples["n"][is_in & is_there].sum() / max(samples["n"][is_in].sum(), 1)
+        moved_ns = spent_ns[:, category - 1] * part
+        spent_ns[:, category - 1] -= moved_ns
+        spent_ns[:, Category.NET - 1] += moved_ns
+        budget["network"] += budget[item] * part
+        budget[item] *= 1 - part
+    samples["category"][is_there & _is_on_cpu(samples)] = Category.NET
+    return replace(activity, samples=samples, spent_ns=spent_ns, budget=budget)
 
 
 def attributed(
@@ -50,9 +110,29 @@ def attributed(
     )
     kept = [verdict for verdict in verdicts if not _is_wait_of(verdict, victims)]
     return [
-        replace(verdict, victims=victims) if ranks[slow].rank in verdict.ranks else verdict
-        for verdict in kept
+        _of_slow_rank(verdict, victims) if ranks[slow].rank in verdict.ranks else verdict for verdict in kept
     ], [remark]
+
+
+def _of_slow_rank(verdict: Verdict, victims: list[int]) -> Verdict:
+    """The verdict on the rank that the others wait for, without its own waits for them if it has other causes."""
+    own = [cause for cause in verdict.causes if cause.cause.name not in _CAUSES_OF_WAITS]
+    if not own:
+        return replace(verdict, victims=victims)
+    first, cost = own[0], verdict.cost
+    return replace(
+        verdict,
+        victims=victims,
+        causes=own,
+        cost=cost.times(first.excess_ns / verdict.causes[0].excess_ns) if cost else None,
+        advice=first.cause.advice(first.evidence),
+        evidence=replace(
+            verdict.evidence,
+            line=first.evidence.line,
+            share=first.share,
+            gain_at_most=first.evidence.gain_at_most,
+        ),
+    )
 
 
 def _is_wait_of(verdict: Verdict, victims: list[int]) -> bool:
