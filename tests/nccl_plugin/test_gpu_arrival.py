@@ -146,3 +146,27 @@ def test_a_healthy_answer_needs_the_times_of_all_gpus_where_hosts_run_ahead(reco
     else:
         assert report.answer == "inconclusive" and report.verdicts == []
         assert [gap for gap in report.gaps if "stallscope plugin" in gap.action], report.gaps
+
+
+def with_full_queue(whole: Trace, rank: int) -> Trace:
+    """The host of a rank spins in launches, since its GPU is slow: it arrives late by the time on the CPU."""
+    rows = whole.collectives.copy()
+    own = (rows["pid"] == 100 + rank) & (rows["seq"] % 4 == 0)
+    spun_ns = np.cumsum(np.where(rows["pid"] == 100 + rank, own * 4_000_000, 0))
+    rows["ledger_ns"][:, Category.ON_CPU - 1] += np.where(rows["pid"] == 100 + rank, spun_ns, 0)
+    rows["ts_ns"] += own * 4_000_000
+    return replace(whole, collectives=rows)
+
+
+def test_a_host_that_spins_because_its_gpu_is_slow_leaves_the_verdict_to_the_gpu():
+    whole = with_full_queue(trace(Fault(2, 4)), 2)
+    hosts_only = diagnose(replace(whole, gpu_kernels=whole.gpu_kernels[:0]))
+    assert named(hosts_only) == [("straggler", [2], ["host_compute"])]
+    assert named(diagnose(whole)) == [("device", [2], ["gpu_slow"])]
+
+
+def test_a_host_that_enqueues_late_keeps_its_verdict_whatever_its_cause():
+    """The kernels start late because their calls are late."""
+    whole = trace(Fault(1, 4, on_host=True), runs_ahead=False)
+    whole.collectives["ledger_ns"][:, Category.SLEEP - 1] = 0
+    assert named(diagnose(whole)) == [("straggler", [1], ["unknown"])]

@@ -27,6 +27,9 @@ _CLOCK_SHARE = 0.85
 
 _LOWERED_SHARE = 0.95  # of a GPU's own clock before, from which a clock is lower
 
+_READING_NS = 500_000_000  # a reading shows the time before it
+_BUSY_PERCENT = 20
+
 _FEW = 0.5  # share of the GPUs up to which a state is not normal for the job
 
 _FAULTS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
@@ -244,14 +247,16 @@ def _reference_mhz(
         if _max_mhz(of_other) != _max_mhz(rows):
             continue
         during, weight = _during(of_other, *periods[gpu[0]])
-        is_busy = (during["sm_mhz"] != UNKNOWN) & (during["utilization_percent"] >= 20)
+        is_busy = (during["sm_mhz"] != UNKNOWN) & (during["utilization_percent"] >= _BUSY_PERCENT)
         if weight[is_busy].sum():
             clocks.append(float(np.average(during["sm_mhz"][is_busy], weights=weight[is_busy])))
     if clocks:
         return float(np.median(clocks))
     begin_ns, _ = periods[gpus[rank][0]]
     before = rows[
-        (rows["ts_ns"] < begin_ns) & (rows["sm_mhz"] != UNKNOWN) & (rows["utilization_percent"] >= 20)
+        (rows["ts_ns"] < begin_ns)
+        & (rows["sm_mhz"] != UNKNOWN)
+        & (rows["utilization_percent"] >= _BUSY_PERCENT)
     ]
     return float(np.median(before["sm_mhz"])) if len(before) else None
 
@@ -283,10 +288,11 @@ def lowered_clocks(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verd
     for rank, gpu in gpus.items():
         rows, (begin_ns, end_ns) = _of(trace.gpus, *gpu), periods[gpu[0]]
         calls_ns = trace.collectives["ts_ns"][trace.collectives["node"] == gpu[0]]
-        end_ns = min(
-            end_ns, int(calls_ns.max(initial=-_EVER))
-        )  # a GPU that idles after the job has a high clock
-        held = _held_clock(*_during(rows, begin_ns, end_ns))
+        end_ns = min(end_ns, int(calls_ns.max(initial=-_EVER)) + _READING_NS)
+        # A row may be older than the change, and a GPU that idles after the job has a high clock.
+        inside = rows[(rows["ts_ns"] >= begin_ns) & (rows["ts_ns"] <= end_ns)]
+        inside = inside[inside["utilization_percent"] >= _BUSY_PERCENT]
+        held = _held_clock(inside, np.ones(len(inside)))
         before, weight = _during(rows, -_EVER, begin_ns)
         earlier_mhz = known_mean(before["sm_mhz"], weight)
         if held and earlier_mhz and held.mhz <= _LOWERED_SHARE * earlier_mhz:

@@ -87,6 +87,16 @@ def host_ns(kernels: Array) -> Array:
     return out
 
 
+def are_calls_known(kernels: Array) -> bool:
+    """Whether the calls belong to their kernels: no kernel starts before its call. kernels: of one process."""
+    has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
+    return bool(len(kernels)) and not _are_early(host_ns(kernels)[has_times], kernels["ts_ns"][has_times])
+
+
+def _are_early(arrive_ns: Array, called_ns: Array) -> bool:
+    return bool((arrive_ns < called_ns - _MAX_EARLY_NS).mean() > _MAX_EARLY) if len(called_ns) else False
+
+
 def has_repeated_number(rows: Array) -> Array:
     """Whether a process recorded an operation of the same communicator and number twice: bool (n,).
 
@@ -142,7 +152,7 @@ def _hash_of_op(op: Array) -> Array:
 def _add_times(rows: Array, kernels: Array, arrive_ns: Array) -> None:
     """The arrivals on the GPU, on the host's clock, and the ledger at each arrival."""
     called_ns = kernels["ts_ns"]
-    if (arrive_ns < called_ns - _MAX_EARLY_NS).mean() > _MAX_EARLY:
+    if _are_early(arrive_ns, called_ns):
         called_ns = np.full(len(kernels), np.iinfo(np.int64).min)
     else:
         arrive_ns = np.maximum(arrive_ns, called_ns)

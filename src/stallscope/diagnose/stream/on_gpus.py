@@ -29,13 +29,21 @@ def with_gpu_arrivals(
     if not len(trace.gpu_kernels) and not known:
         return list(shown)
     case = gpu_arrival.gpu_case(trace, result.case.limits, result.case.usd_per_gpu_hour)
-    new = known if case is None else _candidates(trace, case, shown)
+    if case is None:
+        new = known
+    else:
+        on_gpus = engine.report(findings(case)).verdicts
+        by_gpu = gpu_arrival.held_by_gpu(trace, on_gpus)
+        shown = [each for each in shown if not gpu_arrival.is_of_full_queue(each.verdict, by_gpu)]
+        new = _candidates(trace, case, shown, on_gpus)
     is_replaced = any(candidate.processes for candidate in new)
     kept = [each for each in shown if not (is_replaced and each.sort in _REPLACED)]
     return [*kept, *new]
 
 
-def _candidates(trace: Trace, case: Case, shown: Sequence[Candidate]) -> list[Candidate]:
+def _candidates(
+    trace: Trace, case: Case, shown: Sequence[Candidate], on_gpus: Sequence[Verdict]
+) -> list[Candidate]:
     named = {rank for candidate in shown for rank in candidate.verdict.ranks}
     process_of = {int(rank): case.process_key(p) for p, rank in enumerate(case.timeline.rank.tolist())}
 
@@ -43,5 +51,4 @@ def _candidates(trace: Trace, case: Case, shown: Sequence[Candidate]) -> list[Ca
         processes = frozenset(process_of[rank] for rank in verdict.ranks if rank in process_of)
         return Candidate(GPU, processes, worded(verdict), -1, MIN_QUIET_STEPS)
 
-    on_gpus = engine.report(findings(case)).verdicts
     return [candidate(verdict) for verdict in gpu_arrival.verdicts(trace, case, on_gpus, named)]

@@ -14,17 +14,23 @@ import numpy as np
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
-from stallscope.diagnose.gpu.gpu_rounds import gpu_trace, is_pause, n_unnumbered
+from stallscope.diagnose.gpu.gpu_rounds import are_calls_known, gpu_trace, is_pause, n_unnumbered
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.verdicts import gpu_network
+from stallscope.events.layout import Array
 from stallscope.events.names import GpuKernelFlag
 from stallscope.events.trace import Gap, Trace
 
 _NAMES_A_RANK = ("straggler", "device")
 _MIN_ROUNDS = 16  # fewer rounds show no pattern
 _MAX_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
+_SPINNING = (
+    "host_compute",
+    "launch_bound",
+    "unknown",
+)  # causes of a host that waits for room in its launch queue
 _MOSTLY_REPLAYS = 0.5  # share of a rank's operations
 _SEEN_BY = "start of the collectives' kernels on the GPUs"
 
@@ -43,13 +49,21 @@ def _before_replays(trace: Trace, verdict: Verdict) -> Verdict:
     first = verdict.causes[0] if len(verdict.causes) == 1 else None
     if len(verdict.ranks) != 1 or first is None or first.cause.name != "not_recorded":
         return verdict
-    pids = trace.processes["pid"][trace.processes["rank"] == verdict.ranks[0]]
-    flags = trace.gpu_kernels["flags"][np.isin(trace.gpu_kernels["pid"], pids)]
-    if (flags & GpuKernelFlag.IS_REPLAY != 0).mean() < _MOSTLY_REPLAYS:
+    flags = _kernels_of(trace, verdict.ranks[0])["flags"]
+    if not len(flags) or (flags & GpuKernelFlag.IS_REPLAY != 0).mean() < _MOSTLY_REPLAYS:
         return verdict
     evidence = merged(first.evidence, CauseEvidence(before_replays=True))
     part = replace(first, evidence=evidence)
     return replace(verdict, causes=[part], advice=part.cause.advice(evidence), summary="")
+
+
+def _kernels_of(trace: Trace, rank: int) -> Array:
+    """The operations of a rank; of several processes that claim the rank, those of the first."""
+    for node, pid in trace.processes[["node", "pid"]][trace.processes["rank"] == rank].tolist():
+        rows = trace.gpu_kernels
+        if len(own := rows[(rows["node"] == node) & (rows["pid"] == pid)]):
+            return own
+    return trace.gpu_kernels[:0]
 
 
 def gpu_case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case | None:
@@ -83,12 +97,32 @@ def joined(trace: Trace, case: Case, on_hosts: Report, on_gpus: Report) -> Repor
     """
     if on_hosts.examined.get("n_steps", 0) < _MIN_ROUNDS <= on_gpus.examined.get("n_steps", 0):
         on_hosts = replace(on_hosts, examined=on_gpus.examined, evidence=on_gpus.evidence)
-    named = {rank for verdict in on_hosts.verdicts for rank in verdict.ranks}
+    by_gpu = held_by_gpu(trace, on_gpus.verdicts)
+    of_hosts = [verdict for verdict in on_hosts.verdicts if not is_of_full_queue(verdict, by_gpu)]
+    named = {rank for verdict in of_hosts for rank in verdict.ranks}
     new = verdicts(trace, case, on_gpus.verdicts, named)
     if not new:
         return on_hosts
-    kept = [verdict for verdict in on_hosts.verdicts if not is_undecided(verdict)]
-    return replace(on_hosts, verdicts=[*kept, *new])
+    return replace(on_hosts, verdicts=[*(each for each in of_hosts if not is_undecided(each)), *new])
+
+
+def held_by_gpu(trace: Trace, on_gpus: Sequence[Verdict]) -> set[int]:
+    """The ranks whose kernels were enqueued in time, and waited on the GPU."""
+    ranks = {
+        verdict.ranks[0]
+        for verdict in on_gpus
+        if len(verdict.ranks) == 1 and verdict.causes and verdict.causes[0].cause.name == "gpu_slow"
+    }
+    return {rank for rank in ranks if are_calls_known(_kernels_of(trace, rank))}
+
+
+def is_of_full_queue(verdict: Verdict, by_gpu: set[int]) -> bool:
+    """Whether a host is late because its GPU is: it spins in a launch until its launch queue has room.
+
+    by_gpu: see held_by_gpu().
+    """
+    is_spinning = bool(verdict.causes) and verdict.causes[0].cause.name in _SPINNING
+    return verdict.kind == "straggler" and is_spinning and set(verdict.ranks) <= by_gpu
 
 
 def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
