@@ -51,6 +51,9 @@ from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.store_protocol import Store
 
 _GRACE_S = 5.0
+_TOKENS_RECHECK_S = 0.5
+"""A system call for each request would cost a hub with many small requests 9 % of its time."""
+
 _MIN_MEMORY = 500_000_000
 _MAX_PROCESSES = 8
 _MAX_STRAGGLERS = 20
@@ -119,7 +122,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             )
         else:
             store, diagnosis = stack.enter_context(closing(shared)).store, shared.diagnosis
-        tokens = Tokens(options.db / TOKENS_FILE)  # shared by all hubs if the store is shared
+        tokens = Tokens(options.db / TOKENS_FILE, recheck_s=_TOKENS_RECHECK_S)  # of all hubs of a shared store
         alert_state = AlertState(state_path(options.db))
         is_raising = shared.is_first if shared else lambda: True  # only one of several hubs raises alerts
         raising = stack.enter_context(

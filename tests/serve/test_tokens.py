@@ -10,6 +10,8 @@ import pytest
 from stallscope.errors import BadInput, NotAllowed, NotAuthenticated, NotFound, StorageFailed
 from stallscope.serve.tokens import FILE_NAME, SCOPES, Identity, Tokens, bearer, token_in
 
+from ..patience import until
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -32,6 +34,34 @@ def test_a_running_hub_applies_revocations_by_another_process(path: Path):
     of_the_command.revoke(token_id)
     with pytest.raises(NotAuthenticated, match="is revoked"):
         of_the_hub.identity(bearer(token))
+
+
+def test_a_hub_that_checks_the_file_at_intervals_accepts_a_new_token_at_once(path: Path):
+    of_the_hub, of_the_command = Tokens(path, recheck_s=3600), Tokens(path)
+    old, new = of_the_command.create(["read"], "a"), of_the_command.create(["read"], "a")
+    old_id = of_the_hub.identity(bearer(old)).token_id
+    of_the_command.revoke(old_id)
+    newest = of_the_command.create(["read"], "a")
+    assert of_the_hub.identity(bearer(new)).tenant == "a"
+    assert of_the_hub.identity(bearer(old)).tenant == "a"  # not checked again yet
+    assert of_the_hub.identity(bearer(newest)).tenant == "a"  # unknown, so the file is read
+    with pytest.raises(NotAuthenticated, match="is revoked"):
+        of_the_hub.identity(bearer(old))
+
+
+def test_a_hub_that_checks_the_file_at_intervals_applies_a_revocation_after_the_interval(path: Path):
+    of_the_hub, of_the_command = Tokens(path, recheck_s=0.01), Tokens(path)
+    token = of_the_command.create(["read"], "a")
+    of_the_command.revoke(of_the_hub.identity(bearer(token)).token_id)
+
+    def is_refused() -> bool:
+        try:
+            of_the_hub.identity(bearer(token))
+        except NotAuthenticated:
+            return True
+        return False
+
+    until(is_refused)
 
 
 def test_a_token_ends_when_its_time_is_over(path: Path):

@@ -91,13 +91,16 @@ class Tokens:
         now_s: Callable[[], float] = time.time,
         *,
         remedy: str = "stallscope hub token create creates a new token",
+        recheck_s: float = 0.0,
     ):
-        """path: the file; a missing file has no tokens. remedy: for clients with an invalid token.
+        """path: the file; a missing file has no tokens. remedy: for clients with an invalid token. recheck_s: a change
+        of a known token, such as its revocation, may take effect this much later.
 
         Raises StorageFailed when others can write it.
         """
         self.path, self._remedy = path, remedy
-        self._now_s = now_s
+        self._now_s, self._recheck_s = now_s, recheck_s
+        self._checked_s = -recheck_s
         self._lock = threading.Lock()
         self._state: tuple[int, int, int, int] | None = None
         self._reported: tuple[int, int, int, int] | None = None
@@ -117,7 +120,8 @@ class Tokens:
             raise NotAuthenticated(
                 "malformed Authorization header; send the header `Authorization: Bearer <token>`"
             )
-        self._refresh()
+        if match[1] not in self._entries or time.monotonic() - self._checked_s >= self._recheck_s:
+            self._refresh()
         entry = self._entries.get(match[1])
         # Compared even for an unknown id, so that the timing does not reveal which ids exist.
         is_right = hmac.compare_digest(_sha256(match[2]), entry.sha256 if entry else _NOBODY)
@@ -223,8 +227,10 @@ class Tokens:
             except FileNotFoundError:
                 self._state, self._entries = None, {}
                 return
+            checked_s = time.monotonic()
             state = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
             if state == self._state:
+                self._checked_s = checked_s
                 return
             try:
                 _check_mode(self.path, status)
@@ -234,7 +240,7 @@ class Tokens:
                     self._reported = state
                     _LOG.error("every token is refused: %s", error)
                 raise
-            self._state, self._reported = state, None
+            self._state, self._reported, self._checked_s = state, None, checked_s
 
 
 def bearer(token: str) -> str:
