@@ -222,10 +222,10 @@ def test_requests_that_arrive_during_a_turn_are_the_next_turn():
     gathering = MicroBatches(store, room=room)
     first = gathering.submit(0, "a", n_bytes=1)
     assert begun.wait(20)
-    later = [gathering.submit(number, "a", n_bytes=1) for number in range(1, 100)]
+    later = [gathering.submit(number, "a", n_bytes=1) for number in range(1, 300)]
     may_end.set()
-    assert [each.result(20).received_us for each in [first, *later]] == list(range(100))
-    assert sizes == [1, 64, 35]
+    assert [each.result(20).received_us for each in [first, *later]] == list(range(300))
+    assert sizes == [1, 256, 43]
 
 
 def test_an_overloaded_request_is_refused_and_later_requests_are_decoded():

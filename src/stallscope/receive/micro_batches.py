@@ -21,7 +21,7 @@ SMALL_BYTES = 1 << 18
 """Larger requests are decoded alone: decoding them together would not be faster."""
 
 _MAX_BYTES = 1 << 21  # of requests that are decoded together
-_MAX_REQUESTS = 64
+_MAX_REQUESTS = 256
 _GATHER_S, _PAUSE_S, _CHECK_EVERY_S = 0.02, 0.006, 0.001
 """If several requests came together before, the thread waits until as many have arrived, or none arrives for a while:
 senders that get their answers together send together again."""
