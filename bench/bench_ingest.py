@@ -1,13 +1,15 @@
 """The ingest rate of the hub: rows a second, acknowledged after the commit, with sender and hub on one machine.
 
-The hub is a process of its own (its gRPC port, store on disk, housekeeping running); senders are threads of another.
-Requests are encoded before the clock starts: a few of them, and each is sent many times under an identity of its own,
-so that the sender costs what sending costs. At the end every row is counted in the hub. Both forms of the wire, at
-100, 1,000 and 5,000 rows a request, with 1 and 16 senders; about two minutes.
+The hub is a process of its own (its gRPC port, tokens, store on disk, housekeeping running); senders are threads of
+another, each with its own connection. Requests are encoded before the clock starts: a few of them, and each is sent
+many times under an identity of its own, so that the sender costs what sending costs. At the end every row is counted in
+the hub. Both forms of the wire, at 100, 1,000 and 5,000 rows a request, with 1 and 16 senders, and small requests with
+128, because each sender waits for its answer. Then the real command with 500 agents, each with a request of 100 rows a
+second. About three minutes.
 
-With --only some of the loads: that is printed, and no result is kept.
+With --only some of the loads, or --only agents:FORM: that is printed, and no result is kept.
 
-python bench/bench_ingest.py [--seconds S] [--only FORM:ROWS:SENDERS ...]
+python bench/bench_ingest.py [--seconds S] [--only FORM:ROWS:SENDERS|agents:FORM ...]
 """
 
 import argparse
@@ -19,6 +21,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +30,15 @@ import grpc
 import numpy as np
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from report import report
+from served_hub import cpu_s, served_hub
 
 from stallscope.events import layout
 from stallscope.events.names import Datatype, Op
 from stallscope.exporters import hub_arrow
+from stallscope.serve.tokens import bearer
 
 SIZES = (100, 1_000, 5_000)
-SENDERS = (1, 16)
+SENDERS = {100: (1, 16, 128), 1_000: (1, 16), 5_000: (1, 16)}
 LARGE = "arrow:20000:16"
 """A request of 20,000 rows, what an agent sends that was away from its hub for a while."""
 
@@ -49,15 +55,13 @@ __main__.__file__ = "a hub"  # without one DuckDB takes us for a person, and dra
 from pathlib import Path
 from stallscope.receive import grpc_port
 from stallscope.receive.receiver import Receiver
+from stallscope.serve.tokens import Tokens
 from stallscope.store.hub.store import HubStore
 
-class Anyone:
-    tenant = "bench"
-    def require(self, scope):
-        return None
-
 store = HubStore.open(Path(sys.argv[1]))
-receiver = Receiver(store, lambda headers: Anyone())
+tokens = Tokens(Path(sys.argv[1]) / "tokens.json", recheck_s=0.5)
+print(tokens.create(["ingest"], "bench"), flush=True)
+receiver = Receiver(store, lambda headers: tokens.identity(headers.get("authorization")))
 server, port = grpc_port.server(receiver, "127.0.0.1:0")
 server.start()
 print(port, flush=True)
@@ -155,6 +159,7 @@ FORMS = {
     "arrow": (hub_arrow.METHOD, arrow_request, arrow_again),
 }
 N_BODIES, N_WARM = 8, 3
+N_AGENTS, AGENTS_S = 500, 20.0
 
 
 def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[str, Any]:
@@ -168,14 +173,16 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
         ) as hub,
     ):
         assert hub.stdin and hub.stdout
+        metadata = [("authorization", bearer(hub.stdout.readline().strip()))]
         target = f"127.0.0.1:{hub.stdout.readline().strip()}"
         times_ms: list[float] = []
+        refused: list[grpc.StatusCode] = []
         numbers = itertools.count()
         with grpc.insecure_channel(
             target
         ) as channel:  # the first requests load libraries, so they are not measured
             for _ in range(N_WARM):
-                channel.unary_unary(method)(again(bodies[0], next(numbers)), timeout=60)
+                channel.unary_unary(method)(again(bodies[0], next(numbers)), metadata=metadata, timeout=60)
         end_s = time.monotonic() + seconds
 
         def send() -> None:
@@ -185,7 +192,12 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
                     number = next(numbers)
                     body = again(bodies[number % N_BODIES], number)
                     begin_s = time.perf_counter()
-                    call(body, timeout=60)
+                    try:
+                        call(body, metadata=metadata, timeout=60)
+                    except grpc.RpcError as error:
+                        refused.append(error.code())
+                        time.sleep(0.5)
+                        continue
                     times_ms.append((time.perf_counter() - begin_s) * 1000)
 
         threads = [threading.Thread(target=send) for _ in range(n_senders)]
@@ -213,6 +225,7 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
         "target_rows_per_s": TARGETS.get((form, n_rows)),
         "answer_ms_median": round(float(np.median(times_ms)), 1),
         "answer_ms_p99": round(float(np.quantile(times_ms, 0.99)), 1),
+        "refused": len(refused),
         "hub_cores": round(hub_s / took_s, 2),
         "hub_cpu_us_per_row": round(hub_s * 1e6 / n_sent, 2),
         "hub_cpu_us_per_request": round(hub_s * 1e6 / len(times_ms)),
@@ -226,10 +239,74 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
     }
 
 
-def cpu_s(pid: int) -> float:
-    """Processor time that a process has used, in itself and in the kernel: proc(5), stat, fields 14 and 15."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def agents(form: str, *, seconds: float) -> dict[str, Any]:
+    """The real command with its diagnosis, and N_AGENTS connections with a request of 100 rows a second each."""
+    method, make, again = FORMS[form]
+    bodies = [make(100, number) for number in range(N_BODIES)]
+    with tempfile.TemporaryDirectory() as folder, served_hub(Path(folder)) as hub, ExitStack() as stack:
+        metadata = [("authorization", bearer(hub.token_file.read_text()))]
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{hub.grpc}", options=options))
+            for _ in range(N_AGENTS)
+        ]
+        calls = [channel.unary_unary(method) for channel in channels]
+        for call in calls:
+            call(again(bodies[0], -1), metadata=metadata, timeout=60, wait_for_ready=True)
+        sent: list[tuple[float, Any]] = []
+        ended_s: dict[int, float] = {}
+        begin_s = time.monotonic()
+        hub_begin_s = hub.cpu_s()
+        n_requests = round(seconds * N_AGENTS)
+        for number in range(n_requests):
+            due_s = begin_s + number / N_AGENTS
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            body = again(bodies[number % N_BODIES], number)
+            future = calls[number % N_AGENTS].future(body, metadata=metadata, timeout=30)
+            future.add_done_callback(lambda _, number=number: ended_s.setdefault(number, time.monotonic()))
+            sent.append((due_s, future))
+        codes = [future.code() for _, future in sent]  # waits for the answer
+        took_s = time.monotonic() - begin_s
+        used_s = {name: used - hub_begin_s[name] for name, used in hub.cpu_s().items()}
+        while len(ended_s) < n_requests:
+            time.sleep(0.01)
+    times_ms = [
+        (ended_s[number] - due_s) * 1000
+        for number, (due_s, _) in enumerate(sent)
+        if codes[number] is grpc.StatusCode.OK
+    ]
+    return {
+        "form": form,
+        "agents": N_AGENTS,
+        "rows_a_request": 100,
+        "requests": n_requests,
+        "requests_per_s": round(n_requests / took_s),
+        "refused": n_requests - len(times_ms),
+        "answer_ms_median": round(float(np.median(times_ms)), 1),
+        "answer_ms_p99": round(float(np.quantile(times_ms, 0.99)), 1),
+        "answer_ms_max": round(max(times_ms), 1),
+        "hub_cpu_us_per_request": round(used_s["hub"] * 1e6 / n_requests),
+        "diagnosis_cpu_us_per_request": round(used_s["diagnosis"] * 1e6 / n_requests),
+    }
+
+
+def small_to_large(loads: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """For each form: the best rate with requests of 100 rows divided by the best rate with 5,000, and the same of the
+    rows for a second of the hub's processor time.
+    """
+
+    def best(form: str, n_rows: int, key: str, choose: Callable[[list[float]], float]) -> float:
+        return choose([x[key] for x in loads if x["form"] == form and x["rows_a_request"] == n_rows])
+
+    return {
+        form: {
+            "by_rate": round(best(form, 100, "rows_per_s", max) / best(form, 5_000, "rows_per_s", max), 2),
+            "by_cpu": round(
+                best(form, 5_000, "hub_cpu_us_per_row", min) / best(form, 100, "hub_cpu_us_per_row", min), 2
+            ),
+        }
+        for form in FORMS
+    }
 
 
 def main() -> None:
@@ -238,16 +315,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--only", nargs="*", metavar="FORM:ROWS:SENDERS")
     asked = parser.parse_args()
-    every = [f"{form}:{n_rows}:{n_senders}" for form in FORMS for n_rows in SIZES for n_senders in SENDERS]
+    every = [
+        f"{form}:{n_rows}:{n_senders}" for form in FORMS for n_rows in SIZES for n_senders in SENDERS[n_rows]
+    ]
     every.append(LARGE)
     loads = []
     for load in asked.only or every:
+        if load.startswith("agents:"):
+            print(json.dumps(agents(load.removeprefix("agents:"), seconds=asked.seconds)), flush=True)
+            continue
         form, n_rows, n_senders = load.split(":")
         loads.append(measured(form, int(n_rows), int(n_senders), seconds=asked.seconds))
         if asked.only:
             print(json.dumps(loads[-1]), flush=True)
     if not asked.only:
-        report("ingest", {"loads": loads, "lost_rows": 0})
+        of_agents = [agents(form, seconds=AGENTS_S) for form in FORMS]
+        ratios = small_to_large(loads)
+        report("ingest", {"loads": loads, "small_to_large": ratios, "agents": of_agents, "lost_rows": 0})
 
 
 if __name__ == "__main__":
