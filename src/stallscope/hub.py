@@ -122,7 +122,9 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
             )
         else:
             store, diagnosis = stack.enter_context(closing(shared)).store, shared.diagnosis
-        tokens = Tokens(options.db / TOKENS_FILE, recheck_s=_TOKENS_RECHECK_S)  # of all hubs of a shared store
+        tokens = Tokens(
+            options.db / TOKENS_FILE, recheck_s=_TOKENS_RECHECK_S
+        )  # of all hubs of a shared store
         alert_state = AlertState(state_path(options.db))
         is_raising = shared.is_first if shared else lambda: True  # only one of several hubs raises alerts
         raising = stack.enter_context(

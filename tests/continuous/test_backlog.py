@@ -1,13 +1,15 @@
 """Turns of clusters: fair under a flood, many batches at once, bounded, with omitted rows counted."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, in_parts
+from stallscope.continuous.backlog import MAX_CLUSTERS, Backlog, BacklogLimits, ClusterTurn, in_parts
 from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch
+from stallscope.store.hub.unexamined import OTHERS
 
 BOUNDS = BacklogLimits(turn_rows=10, behind_s=2.0, calm_s=10.0, max_every=4, max_rows=50, max_rows_in=1_000)
 
@@ -195,3 +197,25 @@ def test_stored_rows_are_divided_by_the_time_of_their_commits_without_loss():
     begins = [min(rows["received_at"].to_pylist()[0] for rows in part.values()) for part in parts]
     assert all(end < begin for end, begin in zip(ends, begins[1:], strict=False)), "no commit is in two parts"
     assert list(in_parts(tables, 1000)) == [tables]
+
+
+def test_rows_with_an_empty_cluster_name_and_rows_without_a_name_are_examined_together(backlog: Backlog):
+    backlog.add(batch(2, "", None, "c"))
+    found = {turn.key[1]: turn.n_rows for turn in turns(backlog)}
+    assert found == {"": 4, "c": 2}
+
+
+def test_the_clusters_of_a_tenant_are_bounded_and_the_rows_of_the_others_are_reported(clock: Hand):
+    skipped: Counter[tuple[str, str]] = Counter()
+
+    def skip(key: tuple[str, str], n_rows: int) -> None:
+        skipped[key] += n_rows
+
+    backlog = Backlog(replace(BOUNDS, max_rows_in=10_000, max_rows_all=10_000), skipped=skip, clock_s=clock)
+    names = [f"c{number}" for number in range(MAX_CLUSTERS + 50)]
+    backlog.add(batch(2, *names))
+    backlog.add(batch(1, "one more"))
+    backlog.add(batch(1, "honest", tenant="u"))
+    examined = [turn.key for turn in turns(backlog)]
+    assert len(examined) == MAX_CLUSTERS + 1 and ("u", "honest") in examined
+    assert skipped == {("t", OTHERS): 100, ("t", "one more"): 1}

@@ -70,3 +70,15 @@ def test_unexamined_rows_are_counted_per_tenant_and_expire():
     assert "7 rows" in unexamined.reason("a", None) and unexamined.reason("b", None) == ""
     now_s = 901.0
     assert unexamined.reason("a", None) == ""
+
+
+def test_the_named_clusters_of_a_tenant_are_bounded_and_the_others_are_counted_together():
+    unexamined = Unexamined()
+    for number in range(1_000):
+        unexamined.add("attacker", f"c{number}", n_rows=2)
+    unexamined.add("honest", "mine", n_rows=3)
+    assert unexamined.n_rows("attacker", None) == 2_000
+    assert unexamined.n_rows("attacker", "c0") == 2
+    assert "further clusters" in unexamined.reason("attacker", "c999")
+    assert "further clusters" not in unexamined.reason("attacker", "c0")
+    assert len(unexamined.known()) < 300 and "'mine'" in unexamined.reason("honest", "mine")

@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from stallscope.continuous import machine_incidents
 from stallscope.store.hub import traces
 from stallscope.store.hub.store import Batch
+from stallscope.store.hub.unexamined import OTHERS
 
 Key = tuple[str, str]
 """Tenant and cluster."""
@@ -26,6 +26,9 @@ Key = tuple[str, str]
 Tables = Mapping[str, pa.Table]
 
 _TABLES = (*traces.TABLES, traces.LOSSES, machine_incidents.TABLE)
+MAX_CLUSTERS = 1_000
+"""Of a batch, and waiting clusters of a tenant: as many as there are streams."""
+
 _ALWAYS_KEPT = (
     *("processes", "communicators", "owners", "idle_gpus"),
     *(traces.LOSSES, machine_incidents.TABLE),
@@ -102,6 +105,10 @@ class _Order:
     def add(self, key: Key) -> None:
         self._of.setdefault(key[0], deque()).append(key)
 
+    def n_of(self, tenant: str) -> int:
+        """Number of the tenant's clusters."""
+        return len(self._of.get(tenant, ()))
+
     def pop(self) -> Key:
         tenant = next(iter(self._of))
         keys = self._of.pop(tenant)
@@ -119,10 +126,14 @@ class Backlog:
         bounds: BacklogLimits | None = None,
         *,
         owns: Callable[[Key], bool] = lambda key: True,
+        skipped: Callable[[Key, int], None] = lambda key, n_rows: None,
         clock_s: Callable[[], float] = time.monotonic,
     ):
-        """owns: the clusters whose rows are kept."""
+        """owns: the clusters whose rows are kept. skipped: called with the rows of a cluster, or of OTHERS, that are
+        left out because the tenant has too many clusters.
+        """
         self._bounds, self._owns, self._clock_s = bounds or BacklogLimits(), owns, clock_s
+        self._skipped = skipped
         self._changed = threading.Condition()
         self._came: deque[tuple[Batch, float]] = deque()
         self._n_in = 0
@@ -218,11 +229,17 @@ class Backlog:
         with self._changed:
             came, self._came = self._came, deque()
         for batch, at_s in came:
-            parts = {key: tables for key, tables in by_cluster(batch).items() if self._owns(key)}
+            all_parts = by_cluster(batch)
+            parts = {key: tables for key, tables in all_parts.items() if self._owns(key)}
+            if (n_skipped := n_further(batch, all_parts)) and self._owns((batch.tenant, OTHERS)):
+                self._skipped((batch.tenant, OTHERS), n_skipped)
             with self._changed:
                 self._n_in -= _n_rows(batch.tables)
                 for key, tables in parts.items():
                     if key not in self._lanes:
+                        if self._order.n_of(key[0]) >= MAX_CLUSTERS:
+                            self._skipped(key, _n_rows(tables))
+                            continue
                         self._lanes[key] = _Queue()
                         self._order.add(key)
                     lane, sample = self._lanes[key], self._samples.get(key)
@@ -307,16 +324,19 @@ def _sampled(part: _Part, every: int) -> _Part:
 
 
 def by_cluster(batch: Batch) -> dict[Key, dict[str, pa.Table]]:
-    """The rows of a batch by tenant and cluster, and by table."""
+    """The rows of a batch by tenant and cluster, and by table. Rows without a cluster are of the cluster "".
+
+    At most MAX_CLUSTERS clusters: senders choose the names, and each cluster costs as much as thousands of rows.
+    """
     by_key: dict[Key, dict[str, pa.Table]] = {}
     for name in _TABLES:
         rows = batch.tables.get(name)
         if rows is None or not len(rows):
             continue
-        clusters = pc.unique(rows["cluster_id"]).to_pylist()
-        for cluster in clusters:
-            cluster_rows = rows if len(clusters) == 1 else rows.filter(_is_of(rows["cluster_id"], cluster))
-            by_key.setdefault((batch.tenant, cluster or ""), {})[name] = cluster_rows
+        for cluster, cluster_rows in _split(rows):
+            key = (batch.tenant, cluster)
+            if key in by_key or len(by_key) < MAX_CLUSTERS:
+                by_key.setdefault(key, {})[name] = cluster_rows
     return by_key
 
 
@@ -342,8 +362,24 @@ def in_parts(tables: Tables, max_rows: int) -> Iterator[dict[str, pa.Table]]:
             yield part
 
 
-def _is_of(clusters: pa.ChunkedArray, cluster: str | None) -> Any:
-    return clusters.is_null() if cluster is None else pc.equal(clusters, cluster)
+def n_further(batch: Batch, parts: Mapping[Key, Tables]) -> int:
+    """The rows of a batch beyond MAX_CLUSTERS clusters. parts: see by_cluster()."""
+    return _n_rows(batch.tables) - sum(map(_n_rows, parts.values()))
+
+
+def _split(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each cluster."""
+    coded = pc.fill_null(rows["cluster_id"].combine_chunks(), "").dictionary_encode()
+    clusters = coded.dictionary.to_pylist()
+    if len(clusters) == 1:
+        yield clusters[0], rows
+        return
+    codes = np.asarray(coded.indices)
+    order = np.argsort(codes, kind="stable")
+    ordered = rows.take(pa.array(order))
+    begins = np.searchsorted(codes[order], np.arange(min(len(clusters), MAX_CLUSTERS) + 1)).tolist()
+    for cluster, begin, end in zip(clusters, begins, begins[1:], strict=False):
+        yield cluster, ordered.slice(begin, end - begin)
 
 
 def _joined(parts: list[_Part]) -> dict[str, pa.Table]:

@@ -19,7 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.continuous import machine_incidents
-from stallscope.continuous.backlog import Backlog, BacklogLimits, ClusterTurn, Key, by_cluster, in_parts
+from stallscope.continuous.backlog import (
+    Backlog,
+    BacklogLimits,
+    ClusterTurn,
+    Key,
+    by_cluster,
+    in_parts,
+    n_further,
+)
 from stallscope.continuous.continued import GRACE_S, ContinuedIncidents
 from stallscope.continuous.job_rows import JobRows, as_examined
 from stallscope.continuous.stream_process import ProcessEnded, StepFailed
@@ -30,6 +38,7 @@ from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces
 from stallscope.store.hub.batches import Batch, Receipt
 from stallscope.store.hub.store_protocol import Store
+from stallscope.store.hub.unexamined import OTHERS
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.25
@@ -77,7 +86,7 @@ class Shard:
         self._job_rows = JobRows()
         self._unwritten_jobs: dict[Key, dict[str, dict[str, Any]]] = {}
         self._jobs_under_way: dict[Key, tuple[Future[Receipt], dict[str, dict[str, Any]]]] = {}
-        self._backlog = Backlog(bounds, owns=owns)
+        self._backlog = Backlog(bounds, owns=owns, skipped=self._skip)
         self._ticked_s = 0.0
         self._resumed_s = time.monotonic()
         self._is_interrupted = False
@@ -106,11 +115,16 @@ class Shard:
     def add(self, batch: Batch) -> None:
         """Take a committed batch; called in the writer's thread."""
         if self._backlog.add(batch):
-            for key, tables in by_cluster(batch).items():
-                if self._owns(key):
-                    n_rows = sum(map(len, tables.values()))
-                    self.numbers.diagnosis_rows_left_out += n_rows
-                    self._store.unexamined.add(*key, n_rows=n_rows)
+            parts = by_cluster(batch)
+            of_parts = {key: sum(map(len, tables.values())) for key, tables in parts.items()}
+            for key, n_rows in (of_parts | {(batch.tenant, OTHERS): n_further(batch, parts)}).items():
+                if n_rows and self._owns(key):
+                    self._skip(key, n_rows)
+
+    def _skip(self, key: Key, n_rows: int) -> None:
+        """Count rows that will not be examined."""
+        self.numbers.diagnosis_rows_left_out += n_rows
+        self._store.unexamined.add(*key, n_rows=n_rows)
 
     def _run(self, tail: Iterator[Batch]) -> None:
         self._guarded(None, lambda: self._resume(tail))
@@ -203,8 +217,7 @@ class Shard:
             is_behind=turn.is_behind,
         )
         if changes is None:
-            self.numbers.diagnosis_rows_left_out += turn.n_rows
-            self._store.unexamined.add(*turn.key, n_rows=turn.n_rows)
+            self._skip(turn.key, turn.n_rows)
             return
         self.numbers.diagnosis_rows += turn.n_rows
         self._continued.rows_arrived(*turn.key, now_s=time.monotonic())

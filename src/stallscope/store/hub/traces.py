@@ -46,7 +46,7 @@ def trace(tables: Mapping[str, pa.Table]) -> Trace:
         for table in layout.SENT_TABLES
         if table.name in tables
     }
-    latest = [_latest(arrays, number) for number in range(len(nodes))]
+    latest = _latest(arrays, len(nodes))
     clocks = tuple(Clock(number, ts_ns, ts_ns) for number, ts_ns in enumerate(latest) if ts_ns != UNKNOWN)
     # Our agents report the state of their processes every second, so silence is meaningful.
     has_snapshots = set(np.unique(arrays["snapshots"]["node"]).tolist()) if "snapshots" in arrays else set()
@@ -162,13 +162,12 @@ def _symbols(calls: pa.Table | None) -> dict[str, int]:
     return {word: number for number, word in enumerate(["", *(word for word in words if word)])}
 
 
-def _latest(arrays: Mapping[str, Any], node: int) -> int:
-    """The time of a node's latest row, or the latest end of a process, which its agent has noticed."""
-    ended = arrays["processes"] if "processes" in arrays else layout.empty(layout.PROCESSES)
-    times = ended["ended_ns"][ended["node"] == node].tolist()
-    times += [
-        int(rows["ts_ns"][rows["node"] == node].max())
-        for name, rows in arrays.items()
-        if name not in ("processes", "communicators", "owners", "idle_gpus") and (rows["node"] == node).any()
-    ]
-    return max(times, default=UNKNOWN)
+def _latest(arrays: Mapping[str, Any], n_nodes: int) -> list[int]:
+    """For each node the time of its latest row, or the latest end of a process, which its agent has noticed."""
+    nothing = np.iinfo(np.int64).min
+    latest = np.full(n_nodes, nothing)
+    for name, rows in arrays.items():
+        if name not in ("communicators", "owners", "idle_gpus"):
+            times = rows["ended_ns" if name == "processes" else "ts_ns"]
+            np.maximum.at(latest, rows["node"], times.astype(np.int64))
+    return np.where(latest == nothing, UNKNOWN, latest).tolist()

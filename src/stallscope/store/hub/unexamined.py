@@ -8,6 +8,12 @@ from dataclasses import dataclass
 _KEPT_S = 900.0
 """How long a failure is reported: most queries are about the last minutes."""
 
+_MAX_CLUSTERS = 200
+"""Named clusters of a tenant, because senders choose the names; the rows of further clusters are counted together."""
+
+OTHERS = "\0"
+"""Stands for the further clusters of a tenant."""
+
 
 @dataclass
 class _Cluster:
@@ -30,6 +36,7 @@ class Unexamined:
         """Record unexamined rows, or a failed evaluation with its reason. every: every k-th round was examined."""
         with self._lock:
             now_s = self._clock_s()
+            cluster = self._name(tenant, cluster, now_s)
             known = self._clusters.get((tenant, cluster))
             if known is None or now_s - known.last_s > _KEPT_S:
                 known = self._clusters[tenant, cluster] = _Cluster(now_s)
@@ -37,6 +44,18 @@ class Unexamined:
             known.n_rows += n_rows
             known.failure = failure or known.failure
             known.every = max(known.every, every)
+
+    def _name(self, tenant: str, cluster: str, now_s: float) -> str:
+        """The cluster; OTHERS if the tenant has too many clusters already."""
+        if (tenant, cluster) in self._clusters or self._n_of(tenant) < _MAX_CLUSTERS:
+            return cluster
+        self._clusters = {
+            key: known for key, known in self._clusters.items() if now_s - known.last_s <= _KEPT_S
+        }
+        return cluster if self._n_of(tenant) < _MAX_CLUSTERS else OTHERS
+
+    def _n_of(self, tenant: str) -> int:
+        return sum(owner == tenant for owner, _ in self._clusters)
 
     def known(self) -> list[tuple[str, str, int, str, int]]:
         """(tenant, cluster, rows, failure, every) of the last minutes, for other hubs."""
@@ -64,7 +83,7 @@ class Unexamined:
             return sum(
                 known.n_rows
                 for (owner, name), known in self._all()
-                if owner == tenant and cluster in (None, name) and known.last_s >= border_s
+                if owner == tenant and self._is_about(owner, name, cluster) and known.last_s >= border_s
             )
 
     def reason(self, tenant: str, cluster: str | None) -> str:
@@ -74,9 +93,13 @@ class Unexamined:
             parts = [
                 _sentence(name, known)
                 for (owner, name), known in sorted(self._all(), key=lambda each: each[0])
-                if owner == tenant and cluster in (None, name) and known.last_s >= border_s
+                if owner == tenant and self._is_about(owner, name, cluster) and known.last_s >= border_s
             ]
         return " ".join(parts)
+
+    def _is_about(self, tenant: str, name: str, cluster: str | None) -> bool:
+        """Whether an entry with this name is about a cluster (None: any)."""
+        return cluster in (None, name) or (name == OTHERS and (tenant, cluster) not in self._clusters)
 
     def _all(self) -> list[tuple[tuple[str, str], _Cluster]]:
         return [*self._clusters.items(), *self._others.items()]
@@ -89,4 +112,5 @@ def _sentence(name: str, known: _Cluster) -> str:
     if known.n_rows:
         sample = f" (only every {known.every}th round was)" if known.every > 1 else ""
         parts.append(f"{known.n_rows:,} rows were not examined{sample}")
-    return f"For cluster {name!r} the diagnosis is incomplete: {' and '.join(parts)} in the last minutes."
+    clusters = "further clusters" if name == OTHERS else f"cluster {name!r}"
+    return f"For {clusters} the diagnosis is incomplete: {' and '.join(parts)} in the last minutes."
