@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from stallscope.store.hub import schema
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import Batch, HubStore
 
+from ...patience import until
 from .conftest import Place
 from .rows import NOW_NS, appended, collectives, events, files, maintained, sql, without_commits
 
@@ -49,6 +51,21 @@ def test_a_batch_that_comes_again_is_stored_once_also_after_a_restart(store: Hub
         receipts.append(again.append(batch).result(30))
         assert [receipt.is_duplicate for receipt in receipts] == [False, True, True]
         assert n_rows(again) == 1
+
+
+def test_the_ids_of_a_tenant_that_sends_very_many_batches_are_bounded(tmp_path: Path):
+    limits = Limits(max_batch_ids=20, maintenance_s=0.02)
+    with closing(HubStore.open(tmp_path, limits)) as hub_store:
+        appended(hub_store, tenant="b", batch_id="honest", events=events(["x"]))
+        for number in range(60):
+            appended(hub_store, batch_id=f"b{number}", events=events([f"e{number}"]))
+        until(lambda: not hub_store.has_too_many_batch_ids())
+        newest = Batch("b59", "a", {"events": events(["e59"])})
+        assert hub_store.append(newest).result(30).is_duplicate
+        assert hub_store.append(Batch("honest", "b", {"events": events(["x"])})).result(30).is_duplicate
+    with closing(HubStore.open(tmp_path, limits)) as again:
+        assert not again.has_too_many_batch_ids()
+        assert again.append(newest).result(30).is_duplicate
 
 
 def test_many_rows_and_few_that_are_committed_together_are_there_after_a_restart(

@@ -103,7 +103,7 @@ class Compactor:
                 self._seal_what_is_due()
                 self._merge_small()
             self._sum_files()
-            if time.monotonic() - self._expired_s > _EXPIRE_EVERY_S:
+            if time.monotonic() - self._expired_s > _EXPIRE_EVERY_S or self.writer.has_too_many_ids():
                 self._expired_s = time.monotonic()
                 self.expire()
             self._remove_retired()

@@ -160,10 +160,12 @@ class DuckJournal:
             "SELECT tenant, batch_id, received_us FROM batches ORDER BY received_us"
         ).fetchall()
 
-    def forget_batches(self, before_us: int) -> None:
-        """Forget ids of batches received before this time."""
+    def forget_batches(self, before_us: int, tenant: str = "") -> None:
+        """Forget ids of batches received before this time. tenant: "" for all tenants."""
         with self.transaction() as db:
-            db.execute("DELETE FROM batches WHERE received_us < ?", [before_us])
+            db.execute(
+                "DELETE FROM batches WHERE received_us < $1 AND ($2 = '' OR tenant = $2)", [before_us, tenant]
+            )
 
     def segments(self) -> list[Segment]:
         """The current sealed files."""

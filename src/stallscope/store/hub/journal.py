@@ -85,8 +85,8 @@ class Journal(Protocol):
     def batch_ids(self) -> list[tuple[str, str, int]]:
         """(tenant, batch id, received_us) of the batches that the writer must remember, oldest first."""
 
-    def forget_batches(self, before_us: int) -> None:
-        """Forget ids of batches received before this time."""
+    def forget_batches(self, before_us: int, tenant: str = "") -> None:
+        """Forget ids of batches received before this time. tenant: "" for all tenants."""
 
     def segments(self) -> list[Segment]:
         """The current sealed files."""

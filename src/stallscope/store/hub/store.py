@@ -228,6 +228,10 @@ class HubStore:
         """The time of the newest commit."""
         return self._writer.latest_us
 
+    def has_too_many_batch_ids(self) -> bool:
+        """Whether ids of batches beyond the limit wait for the housekeeping to forget them."""
+        return self._writer.has_too_many_ids()
+
     def subscribe(self, listener: Listener) -> None:
         """Call the listener with each committed batch, in the writer's thread; it must not block."""
         self._writer.subscribe(listener)

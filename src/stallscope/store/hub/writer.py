@@ -6,11 +6,12 @@ rows wait than the limits allow, a batch is refused at once.
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -408,7 +409,7 @@ class Writer:
             self._kept |= {name: self._journal.kept(name) for name in ("jobs", "verdicts", "causal_chains")}
 
     def forget_batches(self, before_us: int) -> None:
-        """Forget old batch ids, in the writer's thread."""
+        """Forget old batch ids, and the oldest beyond the limit, in the writer's thread."""
         n_old = 0
         for received_us in self._known_ids.values():
             if received_us >= before_us:
@@ -418,6 +419,26 @@ class Writer:
             self._journal.forget_batches(before_us)
             for _ in range(n_old):
                 self._known_ids.popitem(last=False)
+        while self.has_too_many_ids():
+            self._forget_oldest_ids()
+
+    def has_too_many_ids(self) -> bool:
+        """Whether forget_batches() would forget ids beyond the limit."""
+        return len(self._known_ids) > self._limits.max_batch_ids
+
+    def _forget_oldest_ids(self) -> None:
+        """Forget ids of the tenant with most ids: no tenant's ids are forgotten for the requests of another tenant."""
+        n_of = Counter(tenant for tenant, _ in self._known_ids)
+        ((tenant, n),) = n_of.most_common(1)
+        most = self._limits.max_batch_ids
+        n_excess = len(self._known_ids) - most + most // 10  # not again at once
+        n_gone = max(1, min(n_excess, n - most // (2 * len(n_of))))
+        times_us = (us for (owner, _), us in self._known_ids.items() if owner == tenant)
+        until_us = next(islice(times_us, n_gone - 1, None))
+        self._journal.forget_batches(until_us + 1, tenant)
+        gone = [key for key, us in self._known_ids.items() if key[0] == tenant and us <= until_us]
+        for key in gone:
+            del self._known_ids[key]
 
 
 def _fulfil(future: "Future[Any]", job: Callable[[], Any]) -> None:

@@ -234,11 +234,12 @@ class PostgresJournal:
         )
         return [(tenant, batch_id, received_us) for tenant, batch_id, received_us in reversed(rows)]
 
-    def forget_batches(self, before_us: int) -> None:
-        """Forget ids of batches received before this time."""
+    def forget_batches(self, before_us: int, tenant: str = "") -> None:
+        """Forget ids of batches received before this time. tenant: "" for all tenants."""
         with self.transaction() as db:
             db.execute(
-                "DELETE FROM batches WHERE slot = %s AND received_us < %s", [self.lease.slot, before_us]
+                "DELETE FROM batches WHERE slot = %s AND received_us < %s AND (%s = '' OR tenant = %s)",
+                [self.lease.slot, before_us, tenant, tenant],
             )
 
     def segments(self) -> list[Segment]:
