@@ -22,9 +22,12 @@ SMALL_BYTES = 1 << 18
 
 _MAX_BYTES = 1 << 21  # of requests that are decoded together
 _MAX_REQUESTS = 256
-_GATHER_S, _PAUSE_S, _CHECK_EVERY_S = 0.02, 0.006, 0.001
-"""If several requests came together before, the thread waits until as many have arrived, or none arrives for a while:
-senders that get their answers together send together again."""
+_GATHER_S, _MAX_GATHER_S, _GATHER_SHARE = 0.02, 0.1, 3.0
+_PAUSE_S, _SHORT_PAUSE_S, _CHECK_EVERY_S = 0.006, 0.003, 0.001
+"""If several requests came together before, the thread waits until none arrives for a while: senders that get their
+answers together send together again. It waits for a multiple of the time of the last group at most: at a high rate of
+requests of many senders, larger groups cost less.
+"""
 
 _IDLE_S = 10.0
 
@@ -42,11 +45,14 @@ class Waiting(Generic[Request]):
 
 @dataclass(eq=False)
 class _Line(Generic[Request]):
-    """A tenant's requests. n_last: size of the last group. is_idle: whether its thread waits for a request."""
+    """A tenant's requests. n_last, last_s: size and time of the last group. is_idle: whether its thread waits for a
+    request.
+    """
 
     waiting: deque[Waiting[Request]] = field(default_factory=deque)
     changed: threading.Condition = field(default_factory=threading.Condition)
     n_last: int = 0
+    last_s: float = 0.0
     is_idle: bool = False
     has_thread: bool = False
 
@@ -94,8 +100,9 @@ class MicroBatches(Generic[Request]):
         while _has_requests(line):
             with self._announced():
                 _gather(line)
-                while group := _next_group(line):
-                    self._settle(group, tenant)
+                begin_s = time.monotonic()
+                self._settle(_next_group(line), tenant)
+                line.last_s = time.monotonic() - begin_s
 
     def _settle(self, group: list[Waiting[Request]], tenant: str) -> None:
         try:
@@ -122,16 +129,22 @@ def _has_requests(line: _Line[Request]) -> bool:
 
 def _gather(line: _Line[Request]) -> None:
     """Wait briefly while requests arrive, if the last group had several."""
-    begin_s = last_s = time.monotonic()
+    if line.n_last < 2:
+        return
+    begin_s = last_s = now_s = time.monotonic()
+    end_s = begin_s + min(max(_GATHER_S, _GATHER_SHARE * line.last_s), _MAX_GATHER_S)
     n_before = len(line.waiting)
-    while n_before < line.n_last and last_s - begin_s < _GATHER_S and time.monotonic() - last_s < _PAUSE_S:
+    while now_s < end_s and n_before < _MAX_REQUESTS:
+        if now_s - last_s >= (_PAUSE_S if n_before < line.n_last else _SHORT_PAUSE_S):
+            return
         time.sleep(_CHECK_EVERY_S)
+        now_s = time.monotonic()
         if len(line.waiting) > n_before:
-            n_before, last_s = len(line.waiting), time.monotonic()
+            n_before, last_s = len(line.waiting), now_s
 
 
 def _next_group(line: _Line[Request]) -> list[Waiting[Request]]:
-    """The requests to decode next, if any."""
+    """The requests to decode next."""
     group: list[Waiting[Request]] = []
     n_bytes = 0
     with line.changed:
@@ -143,6 +156,5 @@ def _next_group(line: _Line[Request]) -> list[Waiting[Request]]:
         ):
             group.append(waiting.popleft())
             n_bytes += group[-1].n_bytes
-        if group:
-            line.n_last = len(group)
+        line.n_last = len(group)
     return group
