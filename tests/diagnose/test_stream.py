@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from stallscope.demo.recorded_job import recorded
 from stallscope.diagnose.cost.delays import delays_by_process, total
 from stallscope.diagnose.findings import findings
-from stallscope.diagnose.report.verdict import Answer
+from stallscope.diagnose.report.verdict import Answer, Verdict
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.history import quiet_steps
+from stallscope.diagnose.stream.incidents import UNSURE, Candidate, Incidents
 from stallscope.diagnose.stream.window import complete
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import case_of
@@ -460,6 +461,20 @@ def test_delays_of_two_stretches_add_up_to_those_of_both():
 @pytest.mark.parametrize(("steps", "wanted"), [([3], 20), ([3, 4, 5], 20), ([0, 14, 28, 42], 56)])
 def test_a_rank_is_over_it_after_several_times_the_usual_distance_of_its_delays(steps, wanted):
     assert quiet_steps(np.array(steps)) == wanted
+
+
+def test_a_verdict_replaces_the_uncertain_steps_that_it_explains():
+    def of_rank(rank: int) -> Candidate:
+        verdict = Verdict(kind="straggler", summary=f"rank {rank}", confidence=0.9, ranks=[rank])
+        return Candidate("rank", frozenset({(0, rank)}), verdict, 20, 64)
+
+    doubt = Verdict(kind="inconclusive", summary="coincidence?", confidence=0.5)
+    incidents = Incidents()
+    (opened,) = incidents.open_or_update([Candidate(UNSURE, frozenset(), doubt, -1, 64)], 10, 1, job="j")
+    named, other = incidents.open_or_update([of_rank(5), of_rank(7)], 20, 2, job="j")
+    assert (opened.kind, named.kind, other.kind) == ("opened", "updated", "opened")
+    assert named.incident_id == opened.incident_id != other.incident_id
+    assert [incident.candidate.verdict.kind for incident in incidents.open] == ["straggler"] * 2
 
 
 def test_an_empty_batch_produces_no_changes():

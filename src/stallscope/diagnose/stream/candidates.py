@@ -7,7 +7,7 @@ from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import evaluation as evaluations
 from stallscope.diagnose.stream.evaluation import Evaluation
 from stallscope.diagnose.stream.history import MIN_QUIET_STEPS, History, quiet_steps
-from stallscope.diagnose.stream.incidents import Candidate, Incidents, worded
+from stallscope.diagnose.stream.incidents import UNSURE, Candidate, Incidents, worded
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.verdicts import (
     change,
@@ -21,7 +21,6 @@ from stallscope.diagnose.verdicts import (
 from stallscope.diagnose.verdicts._late import between, late_ranks
 
 RANK, MOVES, STAGE, SLOW, HANG, FAILED = "rank", "moves", "stage", "slow", "hang", "failed"
-UNSURE = "unsure"
 CLAIMED = "claimed"
 _CONFIRM_STEPS = 4  # an incident opens when its candidate is still there this many steps later
 _CONFIRM_SMALL_STEPS = 16  # hosts vary over time, so small delays must persist longer

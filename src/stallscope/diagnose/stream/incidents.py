@@ -16,6 +16,9 @@ NO_MORE_EVENTS = "the job sent no more events"
 EVENTS_ENDED = "the events have ended"
 TRACE_ENDED = "the trace has ended"
 _UNOBSERVED = frozenset({NO_MORE_EVENTS, EVENTS_ENDED, TRACE_ENDED})
+UNSURE = "unsure"
+"""The sort of late steps that may be chance: reported only while no other verdict explains them."""
+
 _MAX_CLOSED = 256  # ids of closed incidents that are kept: none of these incidents opens again
 
 
@@ -128,7 +131,7 @@ class Incidents:
         grown = _GROWN_EXACTLY if is_exact else _GROWN
         changes = []
         for candidate in candidates:
-            known = self.of(candidate.sort, candidate.processes)
+            known = self.of(candidate.sort, candidate.processes) or self._explained(candidate)
             if known is None:
                 known = Incident(_id(job, candidate), candidate, candidate.verdict, step)
                 if known.id in self._over:
@@ -141,6 +144,12 @@ class Incidents:
             known.candidate, known.seen_step, known.confirmed_ns = candidate, step, at_ns
             changes += self._absorbed(known, candidates, at_ns)
         return changes
+
+    def _explained(self, candidate: Candidate) -> Incident | None:
+        """The open incident of uncertain late steps, which a verdict that is certain replaces."""
+        if candidate.verdict.kind == "inconclusive":
+            return None
+        return next((incident for incident in self.open if incident.candidate.sort == UNSURE), None)
 
     def end(
         self, at_ns: int, reason: str, closing: Callable[[Incident, str], None], *, sort: str | None = None
