@@ -26,6 +26,14 @@ from stallscope.store.hub.segments import orphans
 _AT_ONCE = 64
 """Entries per statement: a statement costs as much as writing 100 KB."""
 
+_REPLAY_BYTES = 16 << 20
+"""The replay of the log at a start keeps the rows in memory until a checkpoint writes them to the file. So the memory
+limit is larger until then: a hub must start with every log that it has written.
+"""
+
+_READ_BYTES = 8 << 20
+"""Bytes of commits that are read together at a start."""
+
 FILE_NAME = "hub.duckdb"
 
 
@@ -55,12 +63,13 @@ class DuckJournal:
                     f"it is missing or empty, but the folder has {n_files:,} sealed files, which `stallscope hub check"
                     f" {folder} --repair` lists again"
                 )
+            n_replayed = _size(path.with_name(f"{FILE_NAME}.wal"))
             # Checkpoints run at quiet moments; a small threshold would stop ingest for up to a second.
             db = duckdb.connect(
                 str(path),
                 config={
                     "checkpoint_threshold": "4GB",
-                    "memory_limit": f"{memory_bytes}B",
+                    "memory_limit": f"{max(memory_bytes, 2 * n_replayed + _REPLAY_BYTES)}B",
                     "threads": threads,
                     "autoinstall_known_extensions": False,
                     "autoload_known_extensions": False,
@@ -68,6 +77,10 @@ class DuckJournal:
                 },
             )
             db.execute("SET enable_progress_bar = false")  # it would write to the hub's output
+            if n_replayed > _REPLAY_BYTES:
+                db.execute("CHECKPOINT")
+            with suppress(duckdb.Error):  # more is in memory: the limit of the replay stays
+                db.execute(f"SET memory_limit = '{memory_bytes}B'")
         except (duckdb.Error, OSError) as error:
             os.close(lock)
             raise StorageFailed(
@@ -134,13 +147,22 @@ class DuckJournal:
                     replace(db, name, rows)
 
     def entries(self) -> Iterator[Entry]:
-        """The unsealed rows, oldest first."""
-        journal_rows = self._db.execute(
-            "SELECT received_us, tenant, table_name, ipc FROM journal ORDER BY received_us"
-        )
-        while rows := journal_rows.fetchmany(64):
-            for received_us, tenant, table, ipc in rows:
-                yield Entry(received_us, tenant, table, unpacked(ipc))
+        """The unsealed rows, oldest first. Raises StorageFailed.
+
+        Some commits at a time: sorting all rows at once would need memory for all of them.
+        """
+        with _storage(self.folder):
+            sizes = self._db.execute(
+                "SELECT received_us, sum(octet_length(ipc)) FROM journal GROUP BY ALL ORDER BY received_us"
+            ).fetchall()
+            for first_us, last_us in _commits_at_once(sizes):
+                rows = self._db.execute(
+                    "SELECT received_us, tenant, table_name, ipc FROM journal"
+                    " WHERE received_us BETWEEN ? AND ? ORDER BY received_us",
+                    [first_us, last_us],
+                ).fetchall()
+                for received_us, tenant, table, ipc in rows:
+                    yield Entry(received_us, tenant, table, unpacked(ipc))
 
     def checked_entries(self) -> Iterator[tuple[str, int, str]]:
         """For each entry its key, its rows, and why it is unreadable; "" if it is readable."""
@@ -255,10 +277,7 @@ class DuckJournal:
 
     def wal_bytes(self) -> int:
         """Size of the write-ahead log."""
-        try:
-            return (self.folder / f"{FILE_NAME}.wal").stat().st_size
-        except FileNotFoundError:
-            return 0
+        return _size(self.folder / f"{FILE_NAME}.wal")
 
     def checkpoint(self) -> None:
         """Write the write-ahead log into the file. Raises StorageFailed."""
@@ -292,6 +311,31 @@ def _add(db: duckdb.DuckDBPyConnection, segment: Segment) -> None:
             segment.sealed_us,
         ],
     )
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, 0 for a missing file."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _commits_at_once(sizes: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """First and last time of commits that are read together. sizes: time and bytes of each commit, oldest first."""
+    first_us = last_us = None
+    n_bytes = 0
+    for received_us, size in sizes:
+        if first_us is not None and last_us is not None and n_bytes + size > _READ_BYTES:
+            yield first_us, last_us
+            first_us, n_bytes = None, 0
+        first_us, last_us, n_bytes = (
+            received_us if first_us is None else first_us,
+            received_us,
+            n_bytes + size,
+        )
+    if first_us is not None and last_us is not None:
+        yield first_us, last_us
 
 
 def _owner_only(*paths: Path) -> None:

@@ -19,6 +19,8 @@ class Limits:
     Files: small files are merged up to merge_rows; files older than max_age_s, and the oldest files beyond max_bytes,
     are removed. Closed verdicts and ended jobs are removed after max_age_s. Owners: removed after owner_max_age_s,
     whether or not their jobs stay; None: with the other rows.
+    The journal keeps the rows since its last checkpoint in memory, about wal_bytes. Beyond journal_memory_bytes commits
+    fail until the next checkpoint, so that limit is several times as large.
     Ids of batches are in memory. They are forgotten after batch_ids_s, and beyond max_batch_ids the oldest ids of the
     tenant with most ids.
     """
@@ -62,7 +64,8 @@ class Limits:
             max_batch_ids=min(cls.max_batch_ids, eighth // _BATCH_ID_BYTES),
             max_age_s=max_age_s,
             owner_max_age_s=owner_max_age_s,
-            journal_memory_bytes=min(cls.journal_memory_bytes, eighth),
+            wal_bytes=min(cls.wal_bytes, eighth // 2),
+            journal_memory_bytes=min(cls.journal_memory_bytes, 4 * eighth),
             sealer_memory_bytes=min(cls.sealer_memory_bytes, eighth),
             reader_memory_bytes=min(cls.reader_memory_bytes, eighth),
         )
