@@ -109,7 +109,8 @@ class Server:
         if self.n_starts == N_STARTS:
             raise SystemExit(f"{self.kind} does not listen")
         # PyTriton gives up if its processes do not find each other in time, which happens on a loaded machine.
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.start()
         self.wait()
