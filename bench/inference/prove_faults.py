@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -384,7 +384,7 @@ def _wall_ns(text: str) -> int:
 
 
 def is_right(
-    answer: dict[str, object], expected: Truth, pids: dict[str, int], engine_pids: list[int]
+    answer: dict[str, object], expected: Truth, pids: dict[str, int], engine_pids: Collection[int] = ()
 ) -> bool:
     verdicts = answer.get("verdicts") or [{}]
     first = next((each for each in verdicts if each.get("kind") == expected.kind), verdicts[0])

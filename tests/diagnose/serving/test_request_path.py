@@ -218,6 +218,26 @@ def test_a_thread_with_the_interpreter_lock_that_also_takes_the_cpu_is_named():
     assert verdict.evidence.line == "/srv/stats.py:3 squares"
 
 
+def test_a_preempted_thread_with_the_interpreter_lock_is_not_the_cause():
+    """The serving thread waits for the lock of a thread whose CPU another program has."""
+    engine = EngineTrace()
+    holder = {"tid": THREAD + 1}
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.LOCK, waker_pid=PID, waker_tid=THREAD + 1)
+        engine.off(
+            begin_ns + 5 * MS, begin_ns + 180 * MS, Category.PREEMPTED, by_pid=9, by_comm=b"hog", **holder
+        )
+        engine.off(
+            begin_ns + 185 * MS, end_ns - 5 * MS, Category.PREEMPTED, by_pid=9, by_comm=b"hog", **holder
+        )
+        engine.off(begin_ns - 20 * MS, begin_ns - 10 * MS, Category.SLEEP, **holder)
+        engine.sample(begin_ns, Category.PREEMPTED, "/srv/engine.py:79 step", **holder)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert verdict.causes[0].cause.name == "cpu_preemption"
+    assert verdict.causes[0].evidence.by == ["hog"]
+
+
 def test_a_slow_client_is_a_part_of_the_path():
     engine = EngineTrace()
     for i in LATE:

@@ -55,11 +55,30 @@ def preemption(delay: Delay) -> Reason | None:
     foreign = delay.foreign
     if delay.longest_ns(foreign) < delay.min_ns or delay.is_late_by_work:
         return None
+    return _preempted_by_others(delay, delay.pid_of(foreign))
+
+
+def preempted_holder(delay: Delay) -> Reason | None:
+    """Another program had the CPU of the threads that held the request, one after the other.
+
+    A thread that waits for the interpreter lock of a preempted thread waits for the CPU.
+    """
+    times = Counter[int]()
+    for each in delay.path:
+        if each.category == Category.PREEMPTED and each.by_pid > 0 and each.by_pid not in delay.threads.pids:
+            times[each.pid] += each.ns
+    if times.total() < delay.min_ns or delay.is_late_by_work:
+        return None
+    return _preempted_by_others(delay, times.most_common(1)[0][0])
+
+
+def _preempted_by_others(delay: Delay, pid: int) -> Reason:
+    foreign = delay.foreign
     names = Counter[str]()
     for row, ns in zip(foreign, overlap_ns(foreign, delay.begin_ns, delay.end_ns).tolist(), strict=True):
         names[text_of(row, "by_comm")] += ns if row["by_comm"] else 0
     by = [name for name, ns in names.most_common(3) if ns]
-    return Reason("cpu_preemption", delay.pid_of(foreign), CauseEvidence(by=by or None))
+    return Reason("cpu_preemption", pid, CauseEvidence(by=by or None))
 
 
 def slow_client(delay: Delay) -> Reason | None:
@@ -323,6 +342,7 @@ RULES: tuple[Callable[[Delay], Reason | None], ...] = (
     long_prompt,
     kv_cache,
     capacity,
+    preempted_holder,
     interpreter_lock,
     own_thread,
     preemption,

@@ -35,7 +35,8 @@ PARTS = ("client", "front_end", "hand_over", "queue", "prefill", "decode")
 class Segment:
     """An interval in which a thread held a request. category: NONE where the state of the thread is not known.
 
-    is_pickup: the thread had a message of another process and did not run yet.
+    by_pid: the process that got the CPU of a preempted thread. is_pickup: the thread had a message of another process
+    and did not run yet.
     """
 
     pid: int
@@ -44,6 +45,7 @@ class Segment:
     end_ns: int
     category: Category
     syscall_nr: int = UNKNOWN
+    by_pid: int = UNKNOWN
     is_pickup: bool = False
 
     @property
@@ -109,11 +111,18 @@ def path(
     """The segments of an interval, disjoint and in order. pids: of the engine. thread: at its end."""
     (pid, tid), at_ns, out = thread, end_ns, list[Segment]()
 
-    def held(since_ns: int, category: Category, *, syscall_nr: int = UNKNOWN, is_pickup: bool = False) -> int:
+    def held(
+        since_ns: int,
+        category: Category,
+        *,
+        syscall_nr: int = UNKNOWN,
+        by_pid: int = UNKNOWN,
+        is_pickup: bool = False,
+    ) -> int:
         """Add the time since a moment. Returns the moment at which the path continues."""
         start_ns = max(since_ns, begin_ns)
         if start_ns < at_ns:
-            out.append(Segment(pid, tid, start_ns, at_ns, category, syscall_nr, is_pickup))
+            out.append(Segment(pid, tid, start_ns, at_ns, category, syscall_nr, by_pid, is_pickup))
         return min(start_ns, at_ns)
 
     for _ in range(_MAX_STEPS):
@@ -131,7 +140,8 @@ def path(
         if is_handed_over and at_ns == ready_ns:
             pid, tid = waker_pid, waker_tid
         else:
-            at_ns = held(int(row["ts_ns"]), Category(category), syscall_nr=int(row["syscall_nr"]))
+            by_pid, syscall_nr = int(row["by_pid"]), int(row["syscall_nr"])
+            at_ns = held(int(row["ts_ns"]), Category(category), syscall_nr=syscall_nr, by_pid=by_pid)
     held(begin_ns, Category.NONE)
     return out[::-1]
 
