@@ -99,5 +99,7 @@ def artefacts() -> str:
         seconds = f"{each['first_verdict_s']} s" if "first_verdict_s" in each else ""
         lines.append(f"| {each['artefact']} | {each['bytes'] / 1e6:,.1f} MB | {seconds} |")
     origin = f"commit {result['commit']}, {result['python']}, on 2 shared CPUs"
+    if loads := [each["load"] for each in result["artefacts"] if "load" in each]:
+        origin += f" with a load of {min(loads):.0f} to {max(loads):.0f}"
     tail = f"Sizes, and times printed by `setup/prove_install.sh`, at {origin}."
     return "\n".join([*lines, "", tail]) + "\n"
