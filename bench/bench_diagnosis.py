@@ -1,8 +1,8 @@
 """Ingest with the diagnosis on: a paced load without and with a late rank, on one machine with the hub.
 
 The hub is the real command. Loads come from `stallscope stress`. For each load: rows that the diagnosis left out, the
-time from the first late round to the verdict, and the processor time per row of the receiver with its store and of the
-diagnosis. A load is sustained if no row was left out and all rows were acknowledged at the rate.
+time from the first late round to the verdict, and the processor time per row of the receiver with its store and per
+examined row of the diagnosis. A load is sustained if no row was left out and all rows were acknowledged at the rate.
 
 python bench/bench_diagnosis.py [--seconds S] [--only RANKS:RATE:STRAGGLER ...]
 """
@@ -70,7 +70,9 @@ def measured(load: str, *, seconds: float) -> dict[str, Any]:
         "verdict_s": opened_s,
         "n_verdicts": n_verdicts,
         "storage_cpu_us_per_row": round((after["hub"] - before["hub"]) / n_events * 1e6, 2),
-        "diagnosis_cpu_us_per_row": round((after["diagnosis"] - before["diagnosis"]) / n_events * 1e6, 2),
+        "diagnosis_cpu_us_per_row": round(
+            (after["diagnosis"] - before["diagnosis"]) / max(n_events - left_out, 1) * 1e6, 2
+        ),
         "rss_mb": rss_mb,
     }
 

@@ -77,22 +77,35 @@ SHOWN = (
     ),
     Number(
         "ingest",
-        "loads.5.rows_per_s",
+        "loads.6.rows_per_s",
         "uniform OTLP log records that a hub stores durably before it answers, in requests of "
-        "{loads[5][rows_a_request]:,}, senders on the same machine",
+        "{loads[6][rows_a_request]:,}, senders on the same machine",
         "{:,.0f} a second",
     ),
     Number(
         "ingest",
-        "loads.12.rows_per_s",
-        "rows of agents that a hub stores the same way, in requests of {loads[12][rows_a_request]:,}",
+        "loads.14.rows_per_s",
+        "rows of agents that a hub stores the same way, in requests of {loads[14][rows_a_request]:,}",
         "{:,.0f} a second",
     ),
     Number(
         "ingest",
-        "loads.7.rows_per_s",
-        "the same in requests of {loads[7][rows_a_request]:,}",
+        "loads.9.rows_per_s",
+        "the same in requests of {loads[9][rows_a_request]:,}, from {loads[9][senders]} senders",
         "{:,.0f} a second",
+    ),
+    Number(
+        "ingest",
+        "agents.0.answer_ms_p99",
+        "99 % of the answers to {agents[0][agents]} agents with a request of 100 rows a second each, "
+        "{agents[0][refused]:,} refused (OTLP)",
+        "within {:,.0f} ms",
+    ),
+    Number(
+        "ingest",
+        "agents.1.answer_ms_p99",
+        "the same on the Arrow endpoint, {agents[1][refused]:,} of {agents[1][requests]:,} refused",
+        "within {:,.0f} ms",
     ),
     Number(
         "diagnosis",
@@ -110,7 +123,7 @@ SHOWN = (
     Number(
         "diagnosis",
         "loads.3.diagnosis_cpu_us_per_row",
-        "processor time to diagnose one of these rows",
+        "processor time to diagnose one of the examined rows",
         "{:.1f} us",
     ),
     Number(
