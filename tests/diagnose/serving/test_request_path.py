@@ -238,6 +238,25 @@ def test_a_preempted_thread_with_the_interpreter_lock_is_not_the_cause():
     assert verdict.causes[0].evidence.by == ["hog"]
 
 
+def test_a_thread_of_a_pool_that_reads_a_request_late_is_not_at_work_before():
+    """The thread is followed only since it has read the request; the other threads show that the CPU was taken."""
+    engine = EngineTrace()
+    for i in LATE:
+        ts_ns = int(engine.requests["ts_ns"][i])
+        engine.late_first(i, DELAY_NS + 20 * MS)
+        engine.requests["read_ns"][i] = ts_ns + DELAY_NS
+        engine.off(ts_ns - 50 * MS, ts_ns - 40 * MS, Category.NET)
+        engine.off(ts_ns + DELAY_NS - MS // 10, ts_ns + DELAY_NS, Category.PREEMPTED, by_pid=PID)
+        engine.off(ts_ns, ts_ns + DELAY_NS, Category.PREEMPTED, by_pid=9, by_comm=b"hog", tid=THREAD + 1)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert verdict.causes[0].cause.name == "cpu_preemption"
+    assert verdict.evidence.part == "pickup"
+    assert (verdict.evidence.parts or [])[0].states == {
+        "unknown": pytest.approx(DELAY_NS / MS, abs=0.2),
+        "preempted": 0.1,
+    }
+
+
 def test_a_slow_client_is_a_part_of_the_path():
     engine = EngineTrace()
     for i in LATE:

@@ -1,7 +1,7 @@
 """A late part of a request with the activity of the engine in this time."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -63,7 +63,9 @@ class Delay:
         is_off = (off["pid"] == row["pid"]) & (off["tid"] == tid)
         is_sampled = (sampled["owner_pid"] == row["pid"]) & (sampled["tid"] == tid)
         busy_ns = int(sampled["ns"][is_sampled & np.isin(sampled["category"], BUSY)].sum())
-        return bool(is_off.any() or 4 * busy_ns >= self.min_ns)
+        is_sampled_at_work = 4 * busy_ns >= self.min_ns
+        # A thread of a pool is often followed only since it has read the request: nothing is known of it before.
+        return bool(is_sampled_at_work or (self.late.part != "pickup" and is_off.any()))
 
     @cached_property
     def path(self) -> list[Segment]:
@@ -71,7 +73,13 @@ class Delay:
         row = self.late.request
         tid = row["tid"] if self.late.part == "pickup" else row["writer_tid"] or row["tid"]
         thread = int(row["pid"]), int(tid)
-        return path(self.threads.waits, self.threads.pids, thread, self.begin_ns, self.end_ns)
+        segments = path(self.threads.waits, self.threads.pids, thread, self.begin_ns, self.end_ns)
+        if self.late.part != "pickup" or self.is_holder_known:
+            return segments
+        return [
+            replace(each, category=Category.NONE) if each.category == Category.ON_CPU else each
+            for each in segments
+        ]
 
     @property
     def leaves_front_end(self) -> bool:
