@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.process.unix_peer import unix_peer
-from stallscope.capture.process.wait_objects import TIMER, BlockedCall, WaitObjects
+from stallscope.capture.process.wait_objects import CLIENT, TIMER, BlockedCall, WaitObjects
 
 _WAITING = {
     "unix": "s = socket.socket(socket.AF_UNIX); s.connect(at); s.recv(1)",
     "tcp": "socket.create_connection(('127.0.0.1', int(at))).recv(1)",
+    "server": "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); "
+    "s.accept()[0].recv(1)",
     "fifo": "open(at).read(1)",
     "shell": "subprocess.run(['sh', '-c', 'sleep 30; true'])",
     "timer": "asyncio.run(asyncio.sleep(30))",
@@ -82,6 +84,12 @@ def test_the_process_at_the_other_end_of_a_local_connection_is_named():
             with connection:
                 text = blocked_call(pid, f"connection to 127.0.0.1:{port}").object
                 assert f" {os.getpid()}" in text
+
+
+@pytest.mark.live
+def test_a_server_waits_for_its_client():
+    with waiting("server", "") as pid:
+        assert blocked_call(pid, "127.0.0.1").object.startswith(CLIENT)
 
 
 @pytest.mark.live

@@ -75,6 +75,9 @@ _STARTERS = frozenset(
 _LISTENING = b"0A"  # TCP_LISTEN in /proc/net/tcp
 _READABLE = 0x1  # EPOLLIN
 
+CLIENT = "client connection from"
+"""How the object of a wait for a client begins: the connection's own port has a listening socket."""
+
 TIMER = "a timer of an event loop"
 """The object of a wait of an event loop that has no connection, pipe or process to wait for."""
 
@@ -281,7 +284,12 @@ class WaitObjects:
         for words in rows:
             if words[9] == inode.encode():
                 remote = [other[9].decode() for other in rows if (other[1], other[2]) == (words[2], words[1])]
-                return f"connection to {_address(words[2].decode())}{self._of_peer(pid, *remote[:1])}"
+                port = words[1].rpartition(b":")[2]
+                is_server = any(
+                    other[3] == _LISTENING and other[1].rpartition(b":")[2] == port for other in rows
+                )
+                way = CLIENT if is_server else "connection to"
+                return f"{way} {_address(words[2].decode())}{self._of_peer(pid, *remote[:1])}"
         return "a Unix socket"
 
     def _of_peer(self, pid: int, inode: str = "0") -> str:

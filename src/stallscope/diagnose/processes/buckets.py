@@ -106,6 +106,9 @@ class Threads(NamedTuple):
     is_working: bool
 
 
+CLIENT = "client connection from"
+"""How the object of a server's wait for its clients begins, as the capture writes it. It is not a fault."""
+
 TIMER = "a timer of an event loop"
 """The object of a wait of an event loop without connections, as the capture writes it."""
 
@@ -383,6 +386,8 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], thre
         return "input_starvation"
     if name.startswith("pipe"):
         return "child_wait"
+    if name.startswith(CLIENT):
+        return "request_wait"
     if item == "sleep":
         return "host_sleep"
     if item == "locks":
