@@ -39,6 +39,7 @@ _MAX_QUIET = 256
 _FEWEST_GAPS = 4
 _FEWEST_DELAYS = 3  # delays that show what a delay costs where a part of the last delay is cut off
 _REGULAR = 0.75  # share of the distances between delays that must be about multiples of a period
+_STEADY = 1.02  # ratio of the lengths of steps up to which a job has not become slower
 _BY_DELAYS = 0.5  # share of a change of all steps by which delays must grow to be its cause
 _NORMAL = 1.1  # times the median self time up to which a warm-up step is like the others
 
@@ -583,7 +584,9 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
     for process, own in excess.items():  # a single long delay has a verdict of its own
         kept &= (own < case.limits.one_off_ns) | (delay[process] > 0)
     kept &= ~_is_cut_off(kept, np.sum([np.zeros(n), *delay.values()], axis=0))
-    is_after = _after_change(case, np.max([np.zeros(n), *delay.values()], axis=0))
+    is_after = np.zeros(n, bool)
+    if _may_have_changed(total[kept] / n_known[kept]):
+        is_after = _after_change(case, np.max([np.zeros(n), *delay.values()], axis=0))
     begin_ns = np.full(n, np.inf)
     np.minimum.at(begin_ns, table.step, case.arrival_ns[table.first_row])
     parts = Stretches(
@@ -602,6 +605,15 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
         most_ns=np.full(int(kept.sum()), np.inf),
     )
     return replace(parts, step_at_most_ns=_shortest_warm_up(parts, is_normal[kept]))
+
+
+def _may_have_changed(length_ns: Array) -> bool:
+    """Whether the shorter steps of the last third are longer than those of the first: a search takes far longer."""
+    third = len(length_ns) // 3
+    if third < _FEWEST_FREE:
+        return False
+    first, last = (float(np.quantile(part, 0.25)) for part in (length_ns[:third], length_ns[-third:]))
+    return last > _STEADY * first
 
 
 def _after_change(case: Case, delay_ns: Array) -> Array:
