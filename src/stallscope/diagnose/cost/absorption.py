@@ -59,7 +59,7 @@ def _absorbed_alone(case: Case, named: Late, slow_gpus: Late, *, is_exact: bool)
     late = [
         late_step for by_process in (named, slow_gpus) for own in by_process.values() for late_step in own
     ]
-    parts = stretches(case, late)
+    parts = stretches(case, late, slow_gpus={*slow_gpus, *(() if is_exact else named)})
     if parts is None:
         return Absorption()
     least = case.limits.min_late_steps

@@ -341,15 +341,14 @@ def device_cost(
     """
     counted = list({late_step.step: late_step for late_step in [*late, *among]}.values())
     delays, throughout = device_delays(case, process, late), _throughout(case, process, counted)
-    parts = stretches(case, throughout, baseline)
+    parts = stretches(case, throughout, baseline, slow_gpus=[process])
     grown = growth(parts, [process], is_exact=False) if parts else None
     if parts and grown and grown.is_measured:
         longer = growth(with_longer_delays(parts, [process], _AFTER_CALLS), [process], is_exact=False)
         grown = longer if longer and longer.is_measured else grown
     elif grown:
-        parts = stretches(
-            case, [replace(late_step, late_ns=late_step.excess_ns) for late_step in throughout], baseline
-        )
+        by_excess = [replace(late_step, late_ns=late_step.excess_ns) for late_step in throughout]
+        parts = stretches(case, by_excess, baseline, slow_gpus=[process])
         grown = growth(parts, [process], is_exact=False) if parts else None
     share = sum(late_step.late_ns for late_step in late) / max(
         sum(late_step.late_ns for late_step in counted), 1.0

@@ -147,12 +147,19 @@ class Baseline:
     step_at_most_ns: float
 
 
-def stretches(case: Case, late: Sequence[LateStep], baseline: Baseline | None = None) -> Stretches | None:
+def stretches(
+    case: Case,
+    late: Sequence[LateStep],
+    baseline: Baseline | None = None,
+    *,
+    slow_gpus: Collection[int] = (),
+) -> Stretches | None:
     """The stretches of a job. late: late steps of all named ranks. baseline: of the same job, before the rows.
+    slow_gpus: processes whose late steps are of their GPUs.
 
     None without comparable stretches: the steps of a host that never waits do not show the time on its GPU.
     """
-    parts = _stretches(case, late) if late else None
+    parts = _stretches(case, late, slow_gpus) if late else None
     if parts is None or baseline is None or baseline.is_step != parts.is_step:
         return parts
     nothing = np.zeros(len(baseline.n_steps))
@@ -182,7 +189,7 @@ def baseline_before(
 
     late: all late steps. known: the baseline before these rows.
     """
-    parts = _stretches(case, late)
+    parts = _stretches(case, late, ())
     if parts is None or (known is not None and known.is_step != parts.is_step):
         return known
     in_all = parts.delay_of(parts.delay_ns.keys())
@@ -201,13 +208,13 @@ def baseline_before(
     )
 
 
-def _stretches(case: Case, late: Sequence[LateStep]) -> Stretches | None:
+def _stretches(case: Case, late: Sequence[LateStep], slow_gpus: Collection[int]) -> Stretches | None:
     if len(case.table.step) < 2 or not case.waits.in_each_step:
         return None
     n_releases = len(case.waits.released_ns)
     if n_releases == 1 or (case.hosts_run_ahead and not n_releases):
         return None
-    return _releases(case, late) if n_releases else _steps(case, late)
+    return _releases(case, late, slow_gpus) if n_releases else _steps(case, late)
 
 
 def growth(
@@ -734,7 +741,7 @@ def _shortest_warm_up(parts: Stretches, is_normal: Array) -> float:
     return float(parts.length_ns[is_free].min(initial=np.inf))
 
 
-def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
+def _releases(case: Case, late: Sequence[LateStep], slow_gpus: Collection[int]) -> Stretches:
     """The time from each release to the next, for hosts that run ahead of their GPUs."""
     when, n_steps = case.waits.released_ns, np.diff(case.waits.released_in)
     delay = {late_step.process: np.zeros(len(n_steps)) for late_step in late}
@@ -747,6 +754,10 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
         in_all[late_step.process] += max(size, late_step.excess_ns)
         if 0 <= k < len(n_steps):
             delay[late_step.process][k] += max(size, late_step.excess_ns)
+    most_ns = _most_between_releases(case, sorted(delay))
+    for process in delay.keys() & set(slow_gpus):  # a slow GPU has work all the time
+        most_ns[delay[process] > 0] = np.inf
+    hosts = [late_step for late_step in late if late_step.process not in slow_gpus]
     return Stretches(
         begin_ns=when[:-1].astype(np.float64),
         n_steps=n_steps,
@@ -760,8 +771,8 @@ def _releases(case: Case, late: Sequence[LateStep]) -> Stretches:
         n_waiting=case.timeline.n_processes - len(delay),
         in_all_ns=in_all,
         others_ns=np.full(len(n_steps), np.nan),
-        most_ns=_most_between_releases(case, sorted(delay)),
-        unhidden_ns=max((max(each.late_ns, each.excess_ns) for each in late), default=0.0),
+        most_ns=most_ns,
+        unhidden_ns=max((max(each.late_ns, each.excess_ns) for each in hosts), default=0.0),
     )
 
 
