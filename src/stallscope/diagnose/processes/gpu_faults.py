@@ -50,7 +50,7 @@ def pageable_copies(case: Case) -> Fault | None:
     return Fault(
         "pageable_copy",
         f"copies from or to memory that is not pinned ({rate:.1f} GB/s)",
-        min(share, max(bucket.share, share)),
+        min(share, activity.budget["copies"]),
         bucket.line,
         ["Pin the memory (pin_memory=True) and copy with non_blocking=True."],
         replace(
