@@ -110,7 +110,7 @@ def judged(mode: str, fault: str, db: Path, pid: int) -> dict[str, object]:
     is_healthy = "verdicts" in answer and not {"latency", "dead_server"} & set(
         kinds
     )  # it may be launch-bound
-    right = is_right(answer, truth, {"api": pid}) if truth else is_healthy
+    right = is_right(answer, truth, {"api": pid}, [pid]) if truth else is_healthy
     return {"mode": mode, "fault": fault, "is_right": right, **answer}
 
 
