@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.process.unix_peer import unix_peer
-from stallscope.capture.process.wait_objects import CLIENT, TIMER, BlockedCall, WaitObjects
+from stallscope.capture.process.wait_objects import CLIENT, NEW_CONNECTIONS, TIMER, BlockedCall, WaitObjects
 
 _WAITING = {
     "unix": "s = socket.socket(socket.AF_UNIX); s.connect(at); s.recv(1)",
     "tcp": "socket.create_connection(('127.0.0.1', int(at))).recv(1)",
     "server": "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); "
     "s.accept()[0].recv(1)",
+    "accept": "socket.create_server(('127.0.0.1', 0)).accept()",
+    "accept_unix": "s = socket.socket(socket.AF_UNIX); s.bind(at); s.listen(); s.accept()",
     "fifo": "open(at).read(1)",
     "shell": "subprocess.run(['sh', '-c', 'sleep 30; true'])",
     "timer": "asyncio.run(asyncio.sleep(30))",
@@ -110,6 +112,13 @@ def test_the_program_that_a_shell_runs_is_named(tmp_path: Path):
 def test_an_event_loop_without_connections_waits_for_a_timer():
     with waiting("timer", "") as pid:
         assert blocked_call(pid, TIMER).object == TIMER
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("kind", ["accept", "accept_unix"])
+def test_a_server_without_clients_waits_for_new_connections(kind: str, tmp_path: Path):
+    with waiting(kind, str(tmp_path / "socket")) as pid:
+        assert blocked_call(pid, NEW_CONNECTIONS).object == NEW_CONNECTIONS
 
 
 @pytest.mark.live

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.processes.activity import activities
-from stallscope.diagnose.processes.buckets import CLIENT, LEFT, TIMER
+from stallscope.diagnose.processes.buckets import CLIENT, LEFT, NEW_CONNECTIONS, TIMER
 from stallscope.diagnose.processes.budget_summary import as_data, lines
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import as_json
@@ -161,8 +161,9 @@ def test_a_loop_in_a_function_that_is_named_after_checkpoints_does_not_save_all_
     assert [cause.cause.name for cause in verdict.causes] == ["host_compute"]
 
 
-def test_a_server_that_waits_for_requests_has_no_fault():
-    request = gpu(Category.NET, "/job/serve.py:5 next_request", nr=45, waits_for=f"{CLIENT} 10.0.0.1:80", n=9)
+@pytest.mark.parametrize("waits_for", [f"{CLIENT} 10.0.0.1:80", NEW_CONNECTIONS])
+def test_a_server_that_waits_for_requests_has_no_fault(waits_for):
+    request = gpu(Category.NET, "/job/serve.py:5 next_request", nr=45, waits_for=waits_for, n=9)
     trace = process({Category.NET: 0.9, Category.DEVICE: 0.1}, [request, gpu(Category.DEVICE)])
     assert {verdict.kind for verdict in report_of(trace).verdicts} <= {"inconclusive"}
 

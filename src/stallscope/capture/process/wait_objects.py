@@ -73,6 +73,7 @@ _STARTERS = frozenset(
 """Programs that start another program, whose name is of more use."""
 
 _LISTENING = b"0A"  # TCP_LISTEN in /proc/net/tcp
+_ACCEPTS = 0x10000  # __SO_ACCEPTCON in the flags of /proc/net/unix
 _READABLE = 0x1  # EPOLLIN
 
 CLIENT = "client connection from"
@@ -80,6 +81,9 @@ CLIENT = "client connection from"
 
 TIMER = "a timer of an event loop"
 """The object of a wait of an event loop that has no connection, pipe or process to wait for."""
+
+NEW_CONNECTIONS = "new connections"
+"""The object of a wait of a server for its next client."""
 
 _MAX_PEERS = 2
 _STANDARD = 2  # descriptors 0 to 2: input, output and errors of a program
@@ -283,6 +287,8 @@ class WaitObjects:
         rows = self._connections(pid)
         for words in rows:
             if words[9] == inode.encode():
+                if words[3] == _LISTENING:
+                    return NEW_CONNECTIONS
                 remote = [other[9].decode() for other in rows if (other[1], other[2]) == (words[2], words[1])]
                 port = words[1].rpartition(b":")[2]
                 is_server = any(
@@ -290,7 +296,15 @@ class WaitObjects:
                 )
                 way = CLIENT if is_server else "connection to"
                 return f"{way} {_address(words[2].decode())}{self._of_peer(pid, *remote[:1])}"
-        return "a Unix socket"
+        return NEW_CONNECTIONS if self._is_listening(pid, inode) else "a Unix socket"
+
+    def _is_listening(self, pid: int, inode: str) -> bool:
+        """Whether a Unix socket waits for clients: a flag in /proc/net/unix, in the namespace of the process."""
+        for line in _file_bytes(self.proc / str(pid) / "net" / "unix").splitlines()[1:]:
+            words = line.split()
+            if len(words) > 6 and words[6] == inode.encode():
+                return bool(int(words[3], 16) & _ACCEPTS)
+        return False
 
     def _of_peer(self, pid: int, inode: str = "0") -> str:
         """ " of PROGRAM" for the other end of a socket, if another process of this machine has it open."""

@@ -112,6 +112,9 @@ CLIENT = "client connection from"
 TIMER = "a timer of an event loop"
 """The object of a wait of an event loop without connections, as the capture writes it."""
 
+NEW_CONNECTIONS = "new connections"
+"""The object of a server's wait for its next client, as the capture writes it. It is not a fault either."""
+
 
 def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
@@ -142,7 +145,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.seconds.add(int(row["ts_ns"]) // 10**9)
         if line := user_line(frames):
             bucket.lines.add(line, weight)
-        if (text := text_of(row, "object")) and text != TIMER:
+        if (text := text_of(row, "object")) and text not in (TIMER, NEW_CONNECTIONS):
             bucket.objects.add(text, weight)
         bucket.parts.add(part, weight)
     for item, share in _unsampled(activity).items():
@@ -386,7 +389,7 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], thre
         return "input_starvation"
     if name.startswith("pipe"):
         return "child_wait"
-    if name.startswith(CLIENT):
+    if name.startswith((CLIENT, NEW_CONNECTIONS)):
         return "request_wait"
     if item == "sleep":
         return "host_sleep"
