@@ -124,6 +124,17 @@ def test_a_program_that_the_engine_starts_is_named():
     assert verdict.causes[0].cause.name == "child_program"
 
 
+def test_threads_that_get_the_cpu_from_each_other_and_do_not_run_lack_the_cpu():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.LOCK, waker_pid=PID, waker_tid=PID + 1)
+        flags = OffCpuFlag.PREEMPTED
+        engine.off(begin_ns, end_ns - 5 * MS, Category.PREEMPTED, tid=PID + 1, flags=flags, by_pid=PID)
+        engine.sample(begin_ns, Category.PREEMPTED, "/srv/app.py:3 work", tid=PID + 1)
+    assert the_verdict(engine).causes[0].cause.name == "cpu_preemption"
+
+
 def test_a_thread_that_holds_the_interpreter_lock_is_named_with_its_line():
     engine = EngineTrace()
     for i in LATE:

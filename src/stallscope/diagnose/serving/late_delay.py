@@ -160,6 +160,26 @@ class Delay:
         return rows[~np.isin(rows["by_pid"], self.threads.pids)]
 
     @cached_property
+    def waits_for_cpu_ns(self) -> Counter[int]:
+        """Time in which the holder of the request waited for a CPU that no thread of the engine used, by process.
+
+        The kernel names the thread that got the CPU first, which other programs may have interrupted at once. Empty if
+        the ledger follows only one thread of the engine: then another thread may have used the CPU.
+        """
+        waits_ns = Counter[int]()
+        for each in self.path:
+            waits_ns[each.pid] += each.ns * (each.category == Category.PREEMPTED)
+        waits = self.threads.waits
+        ran_ns = [
+            waits.running_ns(tid, self.begin_ns, self.end_ns)
+            for _, tid, (since_ns, until_ns) in waits.threads()
+            if since_ns < self.end_ns and until_ns > self.begin_ns
+        ]
+        if len(ran_ns) < 2:
+            return Counter()
+        return Counter({pid: max(ns - sum(ran_ns), 0) for pid, ns in waits_ns.items()})
+
+    @cached_property
     def full_pipes(self) -> list[bytes]:
         """The full pipes of the samples in the late interval, each with its reader."""
         rows = self.threads.sampled(self.begin_ns, self.end_ns)

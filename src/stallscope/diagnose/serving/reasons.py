@@ -67,6 +67,8 @@ def preempted_holder(delay: Delay) -> Reason | None:
     for each in delay.path:
         if each.category == Category.PREEMPTED and each.by_pid > 0 and each.by_pid not in delay.threads.pids:
             times[each.pid] += each.ns
+    if times.total() < delay.min_ns:
+        times = delay.waits_for_cpu_ns
     if times.total() < delay.min_ns or delay.is_late_by_work:
         return None
     return _preempted_by_others(delay, times.most_common(1)[0][0])
