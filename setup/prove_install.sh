@@ -22,7 +22,7 @@ verdict='^(\[[0-9]+/[0-9]+\] )?Rank 2 \(host'
 caps=(BPF PERFMON SYS_PTRACE DAC_READ_SEARCH CHECKPOINT_RESTORE)
 
 row() { # row NAME FILE MORE: one row of the result
-	python3 "$setup/install_row.py" "$result" "$commit" "{\"artefact\": \"$1\", \"commit\": \"$commit\", \"bytes\": $(stat -c %s "$2"), \"load\": $(cut -d ' ' -f 1 /proc/loadavg)$3}"
+	python3 "$setup/install_row.py" "$result" "$commit" "{\"artefact\": \"$1\", \"commit\": \"$commit\", \"bytes\": $(stat -L -c %s "$2"), \"load\": $(cut -d ' ' -f 1 /proc/loadavg)$3}"
 }
 machine() { # machine RELEASE FOLDER [PACKAGE,...]: an empty Debian without a compiler
 	archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
