@@ -22,10 +22,11 @@ from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
 _MOST = 0.5  # share of a delay
+_TOGETHER = 0.25  # in healthy jobs whose ranks vary on their own, this ratio is 0.4 to 1
 _WIDE, _DEVIATIONS = (
     0.9,
     1.645,
-)  # quantile of the distances from the median, and its value for a normal distribution
+)  # quantile of the distances from the median; its value for a normal distribution
 _WANDERING = 2.5  # 1.25 for a median, doubled since 60 % of a deviation persists in the next step
 
 
@@ -53,13 +54,14 @@ class LateStep:
 
 
 def noise_ns(timeline: Timeline, table: Cells) -> float:
-    """The variation of a quiet rank from step to step (robust standard deviation): of its self time, or of its excess
-    over its peers where that varies less, since the work of all ranks may vary together.
+    """The variation of a quiet rank's self time from step to step (robust standard deviation).
 
-    The median over the ranks; with few ranks the lower quartile, which a single slow rank of two cannot raise.
+    The variation of its excess over its peers counts instead where it is far smaller: the work of all ranks varies
+    together. The median over the ranks; with few ranks the lower quartile, which one slow rank of two cannot raise.
     """
     own = _of_quiet_rank(timeline, table, table.self_ns, spread)
-    return min(own, _of_quiet_rank(timeline, table, table.excess_ns, _wide_spread))
+    apart = _of_quiet_rank(timeline, table, table.excess_ns, _wide_spread)
+    return apart if apart < _TOGETHER * own else own
 
 
 def _of_quiet_rank(
