@@ -35,8 +35,8 @@ def answer(report: Report, truth: Truth) -> Answer:
     """The marks of a report."""
     text = "; ".join(map(_short, report.verdicts)) or ("healthy" if report.healthy else _gaps(report))
     named = {rank for verdict in _accusing(report) for rank in verdict.ranks}
-    fault = truth.fault
-    if fault is None or (truth.cost_share < MUST_NAME_SHARE and fault.ranks and not named):
+    fault, is_small = truth.fault, truth.cost_share < MUST_NAME_SHARE
+    if fault is None or (fault.ranks and not named and (is_small or _was_over(truth))):
         return Answer(_of_healthy(report, truth, named), "", "", None, text)
     if named - set(fault.ranks) - truth.may_name or _blames_more_work(report, truth, fault.ranks):
         return Answer("wrong", "", "", None, text)
@@ -45,7 +45,7 @@ def answer(report: Report, truth: Truth) -> Answer:
     if set(fault.ranks) <= named:
         cost, ratio = _cost(report, truth)
         return Answer("right", _cause(report, truth), cost, ratio, text)
-    if truth.cost_share < MUST_NAME_SHARE:
+    if is_small:
         return Answer("right", "", "", None, text)
     if not named - truth.may_name and _is_unknowable(truth) and (_is_at_times(truth) or not report.healthy):
         return Answer("right", "", "", None, text)
@@ -89,6 +89,11 @@ def _is_unknowable(truth: Truth) -> bool:
     if truth.fault and truth.fault.kind == "slow_link":
         return True
     return bool(truth.fault and truth.fault.slow_gpus and not truth.has_gpu_times)
+
+
+def _was_over(truth: Truth) -> bool:
+    """Whether the fault cost nothing while all agents watched, as a stop before the last agent was attached."""
+    return truth.recorded_gpu_s < MUST_NAME_SHARE * truth.cost_gpu_s
 
 
 def _is_at_times(truth: Truth) -> bool:

@@ -133,6 +133,8 @@ def test_the_judge_distinguishes_the_marks() -> None:
         "inconclusive",
     ]
     assert mark(truth, straggler, innocent) == "wrong"
+    assert mark(truth) == "missed"
+    assert mark(replace(truth, recorded_gpu_s=0.0)) == "right"
     assert mark(healthy, innocent) == "accused"
     assert mark(healthy, unknown) == "inconclusive"
     slow_gpu = Verdict("device", "", ranks=[0])
