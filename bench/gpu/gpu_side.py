@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STALLSCOPE = (sys.executable, "-c", "from stallscope.cli import main; main()")
 _ON_S = 8.0  # the agent switches the plugin on within seconds
-_SCENARIO_S = 25.0  # time that a scenario needs at most, but for long ones
+_SCENARIO_S = 25.0  # maximum time of a scenario, except of long scenarios
 _LOOK_ROUNDS = 1500
 _EXPLAIN_S = 90.0
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs several parts on a machine that has GPUs, one after the other: sh bench/gpu/parts.sh "NAME SECONDS ARGUMENTS" ...
-# ARGUMENTS are those of run_there.sh. A part that fails or exceeds its SECONDS leaves the other parts. All output of a
+# ARGUMENTS are those of run_there.sh. A part that fails or exceeds its SECONDS does not stop the other parts. All output of a
 # part is in $OUT/NAME.tgz.00, .01, ...: cat NAME.tgz.* | tar xz
 set -u
 here=$(dirname "$0")

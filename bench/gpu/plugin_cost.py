@@ -1,4 +1,4 @@
-"""The cost of NCCL's profiler plugin for a collective, by alternating windows of jobs that are the same but for it.
+"""The cost of NCCL's profiler plugin for a collective, by alternating windows of jobs that differ only in the plugin.
 
 Three jobs are on the GPUs, and one of them runs at a time: with the plugin, without it, and again without it. The two
 jobs without the plugin differ by the error of a comparison of jobs (A/A), and two windows with the plugin off by the

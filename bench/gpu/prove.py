@@ -223,7 +223,7 @@ def prove(proof: Proof) -> None:
 
 
 def measures_hooks(chosen: argparse.Namespace) -> bool:
-    """Whether the cost of the hooks is a part: only with the whole plan."""
+    """Whether the cost of the probes is a part: only with the whole plan."""
     is_part = chosen.emulated or chosen.only or chosen.first or chosen.one_gpu
     return not is_part and not any(word in "hook cost" for word in chosen.skip)
 

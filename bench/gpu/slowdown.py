@@ -52,7 +52,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """How often the BPF programs ran in a window, by what hooks them, and for how long.
+    """How often the BPF programs ran in a window, by their type of attachment, and for how long.
 
     programs: runs and ns of each program.
     """

@@ -14,7 +14,7 @@ from stallscope.diagnose.findings import findings
 from stallscope.diagnose.report.verdict import Answer, Verdict
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.history import quiet_steps
-from stallscope.diagnose.stream.incidents import UNSURE, Candidate, Incidents
+from stallscope.diagnose.stream.incidents import UNCERTAIN, Candidate, Incidents
 from stallscope.diagnose.stream.window import complete
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import case_of
@@ -359,7 +359,7 @@ def test_a_job_with_a_silent_agent_is_inconclusive_while_other_agents_report():
     assert Answer.HEALTHY in {state.answer for state in answers}
     assert answers[-1].answer == Answer.INCONCLUSIVE
     reason = answers[-1].reasons[0].reason
-    assert reason.startswith("host-b has reported nothing for") and "2 of 4 ranks" in reason
+    assert reason.startswith("host-b has sent no rows for") and "2 of 4 ranks" in reason
 
 
 def test_a_hang_is_over_when_its_ranks_go_on():
@@ -470,7 +470,7 @@ def test_a_verdict_replaces_the_uncertain_steps_that_it_explains():
 
     doubt = Verdict(kind="inconclusive", summary="coincidence?", confidence=0.5)
     incidents = Incidents()
-    (opened,) = incidents.open_or_update([Candidate(UNSURE, frozenset(), doubt, -1, 64)], 10, 1, job="j")
+    (opened,) = incidents.open_or_update([Candidate(UNCERTAIN, frozenset(), doubt, -1, 64)], 10, 1, job="j")
     named, other = incidents.open_or_update([of_rank(5), of_rank(7)], 20, 2, job="j")
     assert (opened.kind, named.kind, other.kind) == ("opened", "updated", "opened")
     assert named.incident_id == opened.incident_id != other.incident_id

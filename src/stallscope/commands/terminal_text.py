@@ -26,7 +26,7 @@ def echo_text(text: str, *, err: bool = False, newline: bool = True) -> None:
 
 
 def terminal_width(*, err: bool = False) -> int | None:
-    """The columns of standard output (or standard error); None if that is no terminal."""
+    """The columns of standard output (or standard error); None if that is not a terminal."""
     stream = sys.stderr if err else sys.stdout
     return shutil.get_terminal_size().columns if stream.isatty() else None
 

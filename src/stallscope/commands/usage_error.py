@@ -22,7 +22,7 @@ def usage_line(error: Any) -> str:
     complaint = complaint.replace("Value error, ", "").replace("(s)", "")
     given = _given(error)
     complaint += f", not {given}" if given and given not in complaint else ""
-    complaint += _place_of_the_trace(error, complaint)
+    complaint += _path_remedy(error, complaint)
     words = command.partition(" ")[2]
     end = "" if complaint.endswith("?") else ";"
     return f"{words + ': ' if words else ''}{complaint}{end} `{command} --help` lists the {_list(error)}"
@@ -35,18 +35,18 @@ def _given(error: Any) -> str:
     return f"{str(value)[:80]!r}" if isinstance(value, str | int | float) else ""
 
 
-def _place_of_the_trace(error: Any, complaint: str) -> str:
-    """Where the command takes the path that was given as an argument, or with --db; empty for other complaints."""
+def _path_remedy(error: Any, complaint: str) -> str:
+    """How to pass a path that was given as an argument, or with --db; empty for other complaints."""
     parameters = getattr(getattr(error.ctx, "command", None), "params", ())
     kinds = {each.name: each.param_type_name for each in parameters}
     if "unexpected extra argument" in complaint and kinds.get("db") == "option":
-        return "; a trace is given with --db PATH"
+        return "; pass the trace with --db PATH"
     if not complaint.startswith("No such option: --db"):
         return ""
     if kinds.get("trace") == "option":
-        return "; a trace is given with --trace PATH"
+        return "; pass the trace with --trace PATH"
     is_argument = any(kinds.get(name) == "argument" for name in _PATH_ARGUMENTS)
-    return f"; the path is given without an option: {error.ctx.command_path} PATH" if is_argument else ""
+    return f"; pass the path without an option: {error.ctx.command_path} PATH" if is_argument else ""
 
 
 def _list(error: Any) -> str:

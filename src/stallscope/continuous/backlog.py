@@ -27,7 +27,7 @@ Tables = Mapping[str, pa.Table]
 
 _TABLES = (*traces.TABLES, traces.LOSSES, machine_incidents.TABLE)
 MAX_CLUSTERS = 1_000
-"""Of a batch, and waiting clusters of a tenant: as many as there are streams."""
+"""Limit of the clusters of a batch, and of the waiting clusters of a tenant; equal to the limit of streams."""
 
 _ALWAYS_KEPT = (
     *("processes", "communicators", "owners", "idle_gpus"),

@@ -109,7 +109,7 @@ class PooledStreams:
             n_ends_before, self._n_ends = self._n_ends, shared.n_ends
             if n_ends_before != shared.n_ends and self._keys:
                 self._keys.clear()
-                raise ProcessEnded("the process of the diagnosis ended with the rows of another cluster")
+                raise ProcessEnded("the diagnosis process ended while it examined rows of another cluster")
             try:
                 return step(shared.process)
             except ProcessEnded:

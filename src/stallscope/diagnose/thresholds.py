@@ -24,8 +24,8 @@ class Thresholds:
     """... and its lateness exceeds this many robust standard deviations of one step."""
 
     even_share: float = 0.85
-    """... or of the differences of all ranks, if it is late by more than these, or by half its median, in this share of
-    the steps."""
+    """... or of the differences between all ranks, if in this share of the steps the rank is late by more than these
+    differences, or by more than half of its own median lateness."""
 
     steady_share: float = 0.6
     """... in at least this share of the steps."""

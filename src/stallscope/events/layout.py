@@ -505,7 +505,7 @@ ENGINE_SPANS = Table(
         Field("model", "S64", "name of the model; empty if the span does not state it"),
         Field("id_hash", "i8", "FNV-1a hash of the id of the request, as in `requests`"),
         Field("queue_ns", "i8", "until the engine began to work on the request", True),
-        Field("prefill_ns", "i8", "from then on until the first token", True),
+        Field("prefill_ns", "i8", "from the begin of the engine's work until the first token", True),
         Field("decode_ns", "i8", "from the first token until the last", True),
         Field("first_ns", "i8", "from the arrival until the first token", True),
         Field("whole_ns", "i8", "from the arrival until the end"),

@@ -782,7 +782,7 @@ def _most_between_releases(case: Case, named: Sequence[int]) -> Array:
     A GPU that is never without work would have needed the same time. It lacks work until the last rank has enqueued the
     first step after a release, and whenever its queue runs empty. A step needs at least the time from the end of a
     step's calls on the last rank to the release, divided by the steps in between and this step itself. The time in
-    which the other ranks enqueue the first step is no delay.
+    which the other ranks enqueue the first step is not a delay.
     """
     when, released_in = case.waits.released_ns.astype(np.float64), case.waits.released_in
     table, n = case.table, int(case.table.step.max()) + 2

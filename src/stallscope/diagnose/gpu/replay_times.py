@@ -1,10 +1,10 @@
 """Replays of CUDA graphs for which NCCL reports the times of other kernels: they start when the stream reaches them.
 
-NCCL reads the times of a kernel from a place that it finds by a count of kernels. NCCL 2.27 to 2.30 do not count the
+NCCL reads the times of a kernel from a slot whose index is a count of kernels. NCCL 2.27 to 2.30 do not count the
 kernels of a graph's replays once another call was captured or enqueued on the communicator. Each operation of the graph
-then reads the same place, which the GPU writes again after 64 kernels: many operations have equal times. But NCCL
+then reads the same slot, which the GPU writes again after 64 kernels: many operations have equal times. But NCCL
 starts the events of a replay by a host function in the stream. The time of the event is the time at which the stream
-reaches the replay, within some 0.3 ms (two H200, NCCL 2.28.9).
+reaches the replay, within about 0.3 ms (two H200, NCCL 2.28.9).
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def with_replay_times(kernels: Array) -> tuple[Array, Array]:
 
     kernels: rows of GPU_KERNELS. Returns a copy, and bool (n,): the rows whose times are on the host's clock instead,
     from the arrival to the arrival of the last rank of the node. Where a round has both kinds of times, and where an
-    operation that is no replay has the times of another kernel, the times are removed.
+    operation that is not a replay has the times of another kernel, the times are removed.
     """
     is_stale = _has_times_of_others(kernels)
     if not is_stale.any():

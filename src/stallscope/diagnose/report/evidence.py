@@ -160,8 +160,9 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
         )
     if _hides(evidence.matching_error_ms, evidence, limits):
         yield Gap(
-            f"the agent was attached while the job ran, and its rounds are known only within "
-            f"{evidence.matching_error_ms:.1f} ms: a rank that is later than this in every step would not show",
+            f"the agent was attached while the job ran, so the rounds of its ranks are known only to within "
+            f"{evidence.matching_error_ms:.1f} ms: a rank that is late by less than twice this time in every step "
+            "would not be reported",
             "Trace from the start of the job, or read the value of the loss in every step while you trace.",
         )
     if evidence.n_steps is not None and evidence.n_steps < limits.steady_steps:

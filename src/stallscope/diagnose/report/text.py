@@ -194,7 +194,9 @@ def _own_times(verdict: Verdict) -> list[str]:
         return []
     own = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in facts.engine_ms.items())
     recorded = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in facts.recorded_ms.items())
-    return [f"its own spans of {counted(facts.n_spans or 0, 'request')}: {own}; recorded: {recorded}"]
+    return [
+        f"spans of {counted(facts.n_spans or 0, 'request')}: {own}; recorded times of the same requests: {recorded}"
+    ]
 
 
 def _victims(verdict: Verdict) -> str:

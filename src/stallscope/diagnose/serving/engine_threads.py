@@ -173,7 +173,7 @@ class Threads:
 
 
 def with_times(samples: Array) -> Array:
-    """Rows of SAMPLES with the columns begin_ns, the last samples before them, and ns, the time that they stand for.
+    """Rows of SAMPLES with two more columns. begin_ns: time of the previous sample. ns: the time that they represent.
 
     The sampler takes one thread of each process at a time, and the other threads of a few processes less often.
     """

@@ -7,7 +7,7 @@ from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import evaluation as evaluations
 from stallscope.diagnose.stream.evaluation import Evaluation
 from stallscope.diagnose.stream.history import MIN_QUIET_STEPS, History, quiet_steps
-from stallscope.diagnose.stream.incidents import UNSURE, Candidate, Incidents, worded
+from stallscope.diagnose.stream.incidents import UNCERTAIN, Candidate, Incidents, worded
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.verdicts import (
     change,
@@ -213,7 +213,7 @@ def _moves_on_devices(result: Evaluation) -> list[Candidate]:
 def _uncertain(result: Evaluation) -> list[Candidate]:
     """Candidates for clear late steps that may be chance; they must persist for many steps."""
     return [
-        Candidate(UNSURE, frozenset(), worded(verdict), -1, MIN_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
+        Candidate(UNCERTAIN, frozenset(), worded(verdict), -1, MIN_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
         for verdict in inconclusive.doubtful(result.faults, result.examined)
     ]
 

@@ -16,8 +16,8 @@ NO_MORE_EVENTS = "the job sent no more events"
 EVENTS_ENDED = "the events have ended"
 TRACE_ENDED = "the trace has ended"
 _UNOBSERVED = frozenset({NO_MORE_EVENTS, EVENTS_ENDED, TRACE_ENDED})
-UNSURE = "unsure"
-"""The sort of late steps that may be chance: reported only while no other verdict explains them."""
+UNCERTAIN = "uncertain"
+"""The sort of late steps that may be a coincidence: reported only while no other verdict explains them."""
 
 _MAX_CLOSED = 256  # ids of closed incidents that are kept: none of these incidents opens again
 
@@ -149,7 +149,7 @@ class Incidents:
         """The open incident of uncertain late steps, which a verdict that is certain replaces."""
         if candidate.verdict.kind == "inconclusive":
             return None
-        return next((incident for incident in self.open if incident.candidate.sort == UNSURE), None)
+        return next((incident for incident in self.open if incident.candidate.sort == UNCERTAIN), None)
 
     def end(
         self, at_ns: int, reason: str, closing: Callable[[Incident, str], None], *, sort: str | None = None

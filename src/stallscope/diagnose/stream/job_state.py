@@ -59,7 +59,7 @@ def silent_nodes(silent_ns: Mapping[str, int], *, n_ranks: int, n_all: int) -> l
     since_s = min(silent_ns.values()) // 1_000_000_000
     return [
         Gap(
-            f"{shown} {verb} reported nothing for {since_s} s, while other nodes of the job did: "
+            f"{shown} {verb} sent no rows for {since_s} s, while other nodes of the job sent rows: "
             f"{n_ranks} of {n_all} ranks are no longer examined",
             "Check the agent there: whether it runs, and whether it reaches the hub.",
         )

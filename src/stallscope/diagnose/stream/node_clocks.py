@@ -94,7 +94,7 @@ class Nodes:
         return at_ns + latest.wall_ns - latest.monotonic_ns
 
     def silent_ns(self, nodes: set[int]) -> dict[int, int]:
-        """By node, how much earlier its latest rows arrived than those of the others: ns of the stream's clock."""
+        """By node, how much earlier its latest rows arrived than the rows of other nodes: ns of the stream's clock."""
         arrived = {node: self._latest_at_ns[node] for node in nodes if node in self._latest_at_ns}
         newest = max(arrived.values(), default=0)
         return {node: newest - at_ns for node, at_ns in arrived.items()}

@@ -11,13 +11,13 @@ from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import candidates
 from stallscope.diagnose.stream.evaluation import Evaluation
 from stallscope.diagnose.stream.history import MIN_QUIET_STEPS
-from stallscope.diagnose.stream.incidents import UNSURE, Candidate, Incidents, worded
+from stallscope.diagnose.stream.incidents import UNCERTAIN, Candidate, Incidents, worded
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.verdicts import gpu_arrival
 from stallscope.events.trace import Trace
 
 GPU = "gpu"
-_REPLACED = (candidates.SLOW, UNSURE)
+_REPLACED = (candidates.SLOW, UNCERTAIN)
 """Sorts of verdicts that name no rank because hosts do not show the GPUs."""
 
 

@@ -189,7 +189,7 @@ def _steps_of_model(timeline: Timeline, by_length: Array, signature: Array) -> t
     """The rows of a process that all processes of its program resemble, and its steps.
 
     A faulty process makes additional synchronise calls and copies, which hide the beginnings of its steps. So the steps
-    of another process count if they begin with marks, and those of the process with the most rows do not.
+    of another process count if they begin with marks, and the steps of the process with the most rows do not.
     by_length: the processes of the program, the process with the most rows first.
     """
     models = by_length if len(by_length) >= _FEWEST_MODELS else by_length[:1]

@@ -25,7 +25,7 @@ _RELEASED_TOGETHER_NS = 100_000  # a collective ends on all ranks within this ti
 class Rounds:
     """round: int64 (n,) by row. n_arrived: int64 by round. late_ns: float64 (n,), arrival minus the median of the
     other ranks' arrivals; NaN for a rank alone in its round. arrival_ns: int64 (n,), on the common clock.
-    matching_error_ns: of the rounds of ranks attached late, below twice of which lateness counts as 0.
+    matching_error_ns: error of the rounds of ranks attached late; lateness below twice this error counts as 0.
     """
 
     round: Array
@@ -79,7 +79,7 @@ def _is_confirmed(timeline: Timeline) -> bool:
     """Whether the releases of all ranks confirm the rounds of ranks attached late, on one clock.
 
     A host that waits in most steps is never released before the last rank has entered the round. If a rank's rounds
-    were off by a step, either this rank or another rank would be: also with one rank that is late in every step.
+    were off by a step, this rank or another rank would be released too early, even if one rank is late in every step.
     """
     if timeline.n_processes == 0 or timeline.node.min() != timeline.node.max():
         return False

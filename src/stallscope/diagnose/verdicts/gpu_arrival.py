@@ -58,7 +58,7 @@ def _before_replays(trace: Trace, verdict: Verdict) -> Verdict:
 
 
 def _kernels_of(trace: Trace, rank: int) -> Array:
-    """The operations of a rank; of several processes that claim the rank, those of the first."""
+    """The operations of a rank; of several processes that claim the rank, the operations of the first process."""
     for node, pid in trace.processes[["node", "pid"]][trace.processes["rank"] == rank].tolist():
         rows = trace.gpu_kernels
         if len(own := rows[(rows["node"] == node) & (rows["pid"] == pid)]):

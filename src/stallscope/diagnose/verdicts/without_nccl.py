@@ -4,8 +4,8 @@ Such ranks meet in waits for sockets, for the library's threads or for child pro
 the others is the rank that the others wait for: their waits are not faults of their own. Shares of whole runs are
 compared, so only a rank that is slow for most of the time is named.
 
-MPI and UCX wait for messages in a loop on the CPU. Ranks that make GPU calls at one rate, and pass the same line, wait
-at the line at which one rank spends far less time than the others.
+MPI and UCX wait for messages in a loop on the CPU. Ranks that make GPU calls at one rate, and pass the same line, poll
+at the line at which one rank spends far less time than the other ranks.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ def is_for(trace: Trace, activities: list[Activity]) -> bool:
 
 
 def with_polling_as_waits(trace: Trace, activities: list[Activity]) -> list[Activity]:
-    """The activities with waits that poll on the CPU as waits for messages. Others than is_for() stay unchanged."""
+    """The activities, with polling on the CPU counted as waits for messages. Unchanged if is_for() is false."""
     ranks = [activity for activity in activities if activity.rank >= 0]
     if not is_for(trace, activities) or not _is_in_step(ranks):
         return activities

@@ -23,7 +23,7 @@ _MAX_NODES, _TENANT_SHARE = 100_000, 0.75
 """Limit of listed machines, because senders choose the names; the rows of further machines are still stored."""
 
 _MAX_NOTED, _MAX_WRITTEN = 20_000, 1_000
-"""Limits of a commit: machines that are noted, and machines that are written, of which later commits write the rest."""
+"""Limits of a commit: the machines noted, and the machines written. Later commits write the remaining machines."""
 
 Key = tuple[str, str, str]
 

@@ -228,7 +228,7 @@ class Membership:
         with self._changed:
             self._owners = {each.slot: each.owner for each in slots if each.expires_in_s > 0}
             self._members = {each.member.name: each for each in members}
-        # A foreign lease may be a dead hub's: the next turn is at its end, and soon again while nobody has the slot.
+        # A foreign lease may be a dead hub's: the next turn is at its end, and soon again while no hub has the slot.
         others = [each.expires_in_s for each in slots if each.owner not in ("", self.member.name)]
         first_s = min((max(each, _RETRY_S) for each in others), default=self._every_s)
         self._due_s = min(self._due_s, time.monotonic() + first_s + _MIN_WAIT_S)
