@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from stallscope.errors import BadTrace
 from stallscope.events.names import Category, Datatype, Op
 from stallscope.importers import importer_for
+from stallscope.importers.gloo_collectives import GlooCollectives
 from stallscope.importers.profiler_file import profiles_of
 from stallscope.importers.profiler_trace import IMPORTER
+from stallscope.importers.rank_profile import WORK
 from stallscope.store import node
 
 from ..diagnose.reports import only, report_of
@@ -196,6 +198,44 @@ def test_a_rank_that_is_late_for_collectives_of_gloo_is_named(tmp_path, has_own_
     verdict = only(report)
     assert (verdict.ranks, verdict.causes[0].cause.name) == ([2], "host_compute")
     assert verdict.victims == [0, 1, 3]
+
+
+GLOO_SPANS = [(1_040, 9_000), (11_040, 19_000), (21_040, 29_000)]
+CALLS_WITH_GLOO = [(1_000, 1_030), (11_000, 11_030), (21_000, 21_030)]
+CALLS_OF_NCCL = [(9_100, 9_130), (19_100, 19_130), (29_100, 29_130)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "spans", "begins_ns"),
+    [
+        (CALLS_WITH_GLOO, GLOO_SPANS, [1_000, 11_000, 21_000]),
+        (CALLS_WITH_GLOO[1:], GLOO_SPANS, [1_040, 11_000, 21_000]),
+        (CALLS_WITH_GLOO, GLOO_SPANS[:2], [1_000, 11_000]),
+        ([*CALLS_WITH_GLOO, *CALLS_OF_NCCL], GLOO_SPANS, [1_040, 11_040, 21_040]),
+        ([*CALLS_WITH_GLOO[1:], *CALLS_OF_NCCL], GLOO_SPANS, [1_040, 11_040, 21_040]),
+        ([], GLOO_SPANS, [1_040, 11_040, 21_040]),
+    ],
+    ids=[
+        "of gloo",
+        "first call cut off",
+        "last one cut off",
+        "of NCCL too",
+        "of NCCL, first cut off",
+        "none",
+    ],
+)
+def test_collectives_of_gloo_begin_at_their_own_calls(calls, spans, begins_ns):
+    """Calls of NCCL have the same name."""
+    gloo = GlooCollectives()
+    for begin_ns, end_ns in calls:
+        gloo.take("c10d::allreduce_", begin_ns, end_ns, 4000)
+    for begin_ns, end_ns in spans:
+        gloo.take("gloo:all_reduce", begin_ns, end_ns, 4001)
+    collectives = gloo.collectives(np.empty(0, WORK))
+    assert [each.begin_ns for each in collectives] == begins_ns
+    ends_ns = [end_ns for _, end_ns in spans]
+    assert [each.end_ns for each in collectives] == ends_ns
+    assert [each.begin_ns + each.wait_ns for each in collectives] == ends_ns
 
 
 def test_messages_of_gloo_are_counted_as_not_read(tmp_path):

@@ -1,7 +1,7 @@
 """Collectives of gloo in a PyTorch profile: operators without a kernel, which last until the completion.
 
 PyTorch records "gloo:all_reduce" in the calling thread or, from 2.8 on, in a thread of gloo; the call is then the
-operator "c10d::allreduce_" of the calling thread, in the same order.
+operator "c10d::allreduce_" of the calling thread, in the same order. Calls of other backends have that name too.
 """
 
 from collections import defaultdict
@@ -85,11 +85,18 @@ class GlooCollectives:
         ]
 
     def _pairs(self, op: Op) -> list[tuple[_Span, _Span]]:
-        """The call of each collective: from the last on, because the profile may begin between the two."""
+        """The call of each collective, or its own operator where the call is not certain.
+
+        Calls have the same name for all backends, so their number must be that of the collectives, without those that
+        the profile cuts off: collectives before the first call, and calls after the last collective.
+        """
         spans, calls = sorted(self._collectives[op]), sorted(self._calls[op])
-        if len(calls) < len(spans):
+        calls = [call for call in calls if call.begin_ns <= spans[-1].begin_ns]
+        n_cut = sum(span.begin_ns < calls[0].begin_ns for span in spans) if calls else len(spans)
+        pairs = list(zip(calls, spans[n_cut:], strict=False))
+        if len(calls) != len(spans) - n_cut or any(call.begin_ns > span.begin_ns for call, span in pairs):
             return [(span, span) for span in spans]
-        return list(zip(calls[len(calls) - len(spans) :], spans, strict=True))
+        return [*((span, span) for span in spans[:n_cut]), *pairs]
 
 
 def _next(begins_ns: Array, call: _Span, end_ns: int) -> int:
