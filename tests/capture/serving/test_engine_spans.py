@@ -2,10 +2,16 @@
 
 import gzip
 import http.client
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from tests.patience import until
 
+from stallscope.capture.serving import engine_spans
 from stallscope.capture.serving.engine_spans import PATH, EngineSpans, id_hash, span_rows
 from stallscope.errors import BadInput
 from stallscope.events.layout import UNKNOWN
@@ -95,3 +101,55 @@ def test_other_messages_are_refused(spans: EngineSpans, body: bytes, options: di
 def test_a_port_in_use_is_refused(spans: EngineSpans):
     with pytest.raises(BadInput, match="choose another port"):
         EngineSpans(spans.port)
+
+
+@contextmanager
+def slow_client(spans: EngineSpans) -> Iterator[threading.Thread]:
+    """Sends a long message byte by byte, until the server ends the connection."""
+    is_over = threading.Event()
+
+    def send(connection: socket.socket) -> None:
+        try:
+            while not is_over.wait(0.01):
+                connection.sendall(b"x")
+        except OSError:
+            pass
+
+    with socket.create_connection(("127.0.0.1", spans.port)) as connection:
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: 8000000\r\n\r\n"
+        )
+        connection.sendall(head.encode())
+        sender = threading.Thread(target=send, args=(connection,))
+        sender.start()
+        try:
+            yield sender
+        finally:
+            is_over.set()
+            sender.join()
+
+
+def test_a_slow_client_does_not_keep_the_port(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_spans, "_TIMEOUT_S", 0.5)
+    spans = EngineSpans(0)
+    with slow_client(spans) as sender:
+        until(lambda: not sender.is_alive(), state=lambda: "the connection is still served")
+    spans.close()
+
+
+def test_the_end_does_not_wait_for_a_slow_client(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_spans, "_TIMEOUT_S", 10_000.0)
+    spans = EngineSpans(0)
+    is_served = threading.Event()
+    respond = spans._server.finish_request
+
+    def served(*request: Any) -> None:
+        is_served.set()
+        respond(*request)
+
+    monkeypatch.setattr(spans._server, "finish_request", served)
+    with slow_client(spans):
+        until(is_served.is_set)
+        closing = threading.Thread(target=spans.close)
+        closing.start()
+        until(lambda: not closing.is_alive(), state=lambda: "close() waits for the client")

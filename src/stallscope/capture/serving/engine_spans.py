@@ -11,10 +11,13 @@ import gzip
 import http.server
 import io
 import re
+import socket
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +31,8 @@ _MAX_ROWS = 20_000
 """Kept until the next take(): a second of a very busy engine. Further spans are dropped and counted."""
 
 _TIMEOUT_S = 2.0
+"""For a whole request, since requests are served one after another."""
+
 _ID = "gen_ai.request.id"
 _MODELS = ("gen_ai.response.model", "gen_ai.request.model")
 _TIMES = {
@@ -106,7 +111,7 @@ class EngineSpans:
             trace_service_pb2.ExportTraceServiceResponse,
         )
         try:
-            self._server = http.server.HTTPServer(("127.0.0.1", self.port), _handler(self))
+            self._server = _Server(("127.0.0.1", self.port), _handler(self))
         except OSError as error:
             raise BadInput(f"engine_spans_port {self.port}: {error.strerror}; choose another port") from error
         self.port = self._server.server_port
@@ -114,7 +119,8 @@ class EngineSpans:
         self._thread.start()
 
     def close(self) -> None:
-        """End the listener."""
+        """End the listener, and the connection that it serves."""
+        self._server.end_connection()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -143,9 +149,66 @@ class EngineSpans:
         return bytes(self._response().SerializeToString())
 
 
+class _Server(http.server.HTTPServer):
+    """Serves one connection at a time, each for at most _TIMEOUT_S."""
+
+    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]):
+        self._connection_lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._is_ending = False
+        super().__init__(address, handler)
+
+    def end_connection(self) -> None:
+        """End the connection that is served now; further connections are not served."""
+        with self._connection_lock:
+            self._is_ending = True
+            if self._connection:
+                with suppress(OSError):
+                    self._connection.shutdown(socket.SHUT_RDWR)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._connection_lock:
+            self._connection = None if self._is_ending else request
+        if self._connection:
+            self.finish_request(request, client_address)
+        self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._connection_lock:
+            self._connection = None
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has closed its connection is not reported."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Reader(io.RawIOBase):
+    """The bytes of a connection until a deadline; then raises TimeoutError."""
+
+    def __init__(self, connection: socket.socket, timeout_s: float):
+        self._connection, self._end_s = connection, time.monotonic() + timeout_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        remaining_s = self._end_s - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(remaining_s)
+        return self._connection.recv_into(buffer)
+
+
 def _handler(spans: EngineSpans) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = _TIMEOUT_S
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile.close()
+            self.rfile = io.BufferedReader(_Reader(self.connection, _TIMEOUT_S))
 
         def do_POST(self) -> None:
             status, body = self._answer()
@@ -164,6 +227,8 @@ def _handler(spans: EngineSpans) -> type[http.server.BaseHTTPRequestHandler]:
             if not length.isdecimal() or int(length) > _MAX_BYTES:
                 return 413, b""
             body = self.rfile.read(int(length))
+            if len(body) < int(length):
+                return 400, b""
             try:
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = _unpacked(body)
