@@ -9,7 +9,7 @@ from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.processes.buckets import CLIENT, LEFT, NEW_CONNECTIONS, TIMER
 from stallscope.diagnose.processes.budget_summary import as_data, lines
 from stallscope.diagnose.report import text
-from stallscope.diagnose.report.verdict import as_json
+from stallscope.diagnose.report.verdict import Answer, as_json
 from stallscope.events import layout
 from stallscope.events.names import LOWERED_POWER_LIMIT, Category, Direction, HostMemory, Op, SampleRole
 from stallscope.events.trace import Trace
@@ -499,6 +499,20 @@ def test_ranks_without_nccl_that_wait_for_another_rank_are_not_accused():
     verdict = only(report)
     assert (verdict.ranks, verdict.victims, verdict.causes[0].cause.name) == ([2], [0, 1, 3], "host_compute")
     assert any("wait for rank 2" in str(remark["what"]) for remark in report.benign)
+
+
+@pytest.mark.parametrize(("category", "nr"), [(Category.NET, 232), (Category.ON_CPU, -1)])
+def test_ranks_that_wait_for_a_rank_without_a_fault_are_not_healthy(category, nr):
+    line = "/job/train.py:8 exchange"
+    computes = {category: 0.04, Category.DEVICE: 0.96}
+    waits = {category: 0.4, Category.DEVICE: 0.6}
+    waiting = [gpu(category, line, nr=nr, n=8), gpu(Category.DEVICE, n=12)]
+    computing = [gpu(category, line, nr=nr, n=1), gpu(Category.DEVICE, n=19)]
+    report = report_of(ranks_of((computes, computing), (waits, waiting), (waits, waiting)))
+    verdict = only(report)
+    assert report.answer is Answer.INCONCLUSIVE
+    assert (verdict.ranks, verdict.victims, verdict.evidence.wait_share) == ([0], [1, 2], pytest.approx(0.4))
+    assert f"wait 40% of the time for messages or other threads at {line}" in verdict.summary
 
 
 def test_ranks_that_poll_for_messages_on_the_cpu_wait_for_the_rank_that_polls_less():

@@ -133,7 +133,7 @@ class VerdictEvidence:
     on: str | None = None  # "the GPUs": the delays are not on the hosts
     more_work: list[int] | None = None  # ranks with more work than the others
     slow_stage: list[int] | None = None  # ranks of the pipeline stage with more work
-    wait_share: float | None = None  # part of a step in which the other stages wait
+    wait_share: float | None = None  # part of a step or of the time in which the other stages or ranks wait
     suspects: list[int] | None = (
         None  # suspected ranks; the data does not suffice to name one of them as the culprit
     )

@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.processes.activity import Activity
+from stallscope.diagnose.processes.budget_summary import word
 from stallscope.diagnose.processes.code_locations import is_own, user_line
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import Array
@@ -26,6 +28,7 @@ _CAUSES_OF_WAITS = frozenset(
 _SAME_RATE = 0.05
 _LESS = 0.15
 """A rank that waits for this share of the time less than the median of the others is the rank that they wait for."""
+_MAX_LINES = 3
 
 
 def is_for(trace: Trace, activities: list[Activity]) -> bool:
@@ -90,7 +93,10 @@ def _polling_at(line: str, activity: Activity) -> Activity:
 def attributed(
     trace: Trace, activities: list[Activity], verdicts: list[Verdict]
 ) -> tuple[list[Verdict], list[dict[str, object]]]:
-    """The verdicts without the waits for a slow rank, and a remark on the ranks. For traces for which is_for()."""
+    """The verdicts without the waits for a slow rank, and a remark on the ranks. For traces for which is_for().
+
+    If no verdict on the slow rank remains, an inconclusive one takes the place of the waits.
+    """
     ranks = [activity for activity in activities if activity.rank >= 0]
     waits = np.array([sum(activity.budget[item] for item in _WAITS) for activity in ranks])
     slow = int(waits.argmin())
@@ -109,9 +115,44 @@ def attributed(
         f"{waits[slow]:.0%}"
     )
     kept = [verdict for verdict in verdicts if not _is_wait_of(verdict, victims)]
+    removed = [verdict for verdict in verdicts if _is_wait_of(verdict, victims)]
+    if removed and not any(ranks[slow].rank in verdict.ranks for verdict in kept):
+        kept.append(_without_fault(trace, ranks[slow], float(waits[slow]), float(np.median(others)), removed))
     return [
         _of_slow_rank(verdict, victims) if ranks[slow].rank in verdict.ranks else verdict for verdict in kept
     ], [remark]
+
+
+def _without_fault(
+    trace: Trace, slow: Activity, own_wait: float, wait: float, waiting: list[Verdict]
+) -> Verdict:
+    """The answer where the rank that the others wait for has no known fault. waiting: the verdicts on the others."""
+    item, share = max(slow.budget.items(), key=lambda pair: pair[1])
+    lines = sorted({verdict.evidence.line for verdict in waiting if verdict.evidence.line})
+    return Verdict(
+        kind="inconclusive",
+        summary="",
+        ranks=[slow.rank],
+        nodes=[name] if (name := trace.nodes[slow.node]) else [],
+        confidence=0.5,
+        abstained_because=(
+            f"the other ranks wait {wait:.0%} of the time for messages or other threads"
+            f"{' at ' + ', '.join(lines[:_MAX_LINES]) if lines else ''}, and rank {slow.rank} {own_wait:.0%}, so they "
+            f"seem to wait for it; the largest item of its time budget is {word(item)} ({share:.0%})"
+        ),
+        advice=[
+            f"Compare the work of rank {slow.rank} with that of the other ranks: it may have more.",
+            "Look at the lines at which the other ranks wait: they may wait for something else.",
+        ],
+        evidence=VerdictEvidence(
+            pid=slow.pid,
+            command=slow.command,
+            largest_item=item,
+            share=round(share, 4),
+            wait_share=round(wait, 4),
+            gpu_busy=None if slow.gpu_busy is None else round(slow.gpu_busy, 3),
+        ),
+    )
 
 
 def _of_slow_rank(verdict: Verdict, victims: list[int]) -> Verdict:
