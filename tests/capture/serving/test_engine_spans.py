@@ -2,6 +2,7 @@
 
 import gzip
 import http.client
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -66,6 +67,30 @@ def test_a_span_without_the_id_of_a_request_is_left_out():
     assert len(span_rows(message(request_id=None), BOOT_NS)) == 0
 
 
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 1e20, 1e300, -1.0])
+def test_an_impossible_number_is_an_unknown_time(seconds: float):
+    (row,) = span_rows(message(e2e=seconds, time_to_first_token=seconds, time_in_queue=0.25), BOOT_NS)
+    assert (row["queue_ns"], row["first_ns"], row["whole_ns"]) == (250_000_000, UNKNOWN, 500_000_000)
+
+
+@pytest.mark.parametrize(
+    ("begin_ns", "end_ns"),
+    [
+        ((1 << 64) - 1, (1 << 64) - 1),
+        (ARRIVAL_NS, (1 << 64) - 1),
+        (ARRIVAL_NS, (1 << 63) - 1),
+        (ARRIVAL_NS, ARRIVAL_NS - 1),
+        (0, 0),
+    ],
+)
+def test_a_span_with_impossible_times_is_left_out(begin_ns: int, end_ns: int):
+    two = message()
+    two.MergeFrom(message(request_id="chatcmpl-8"))
+    span = two.resource_spans[0].scope_spans[0].spans[0]
+    span.start_time_unix_nano, span.end_time_unix_nano = begin_ns, end_ns
+    assert span_rows(two, BOOT_NS)["id_hash"].tolist() == [id_hash("chatcmpl-8")]
+
+
 def test_the_prompts_of_a_completion_have_the_id_of_its_response():
     assert id_hash("cmpl-7-0") == id_hash("cmpl-7")
     assert id_hash("chatcmpl-7-0") != id_hash("chatcmpl-7")
@@ -91,6 +116,7 @@ def test_spans_are_received_once(spans: EngineSpans):
         (b"{}", {"Content-Type": "application/json"}, 415),
         (b"", {"path": "/v1/metrics"}, 404),
         (b"", {"Content-Length": "99999999999"}, 413),
+        (b"", {"Content-Length": "9" * 5000}, 413),
     ],
 )
 def test_other_messages_are_refused(spans: EngineSpans, body: bytes, options: dict[str, str], status: int):

@@ -30,6 +30,9 @@ _MAX_BYTES = 8 << 20
 _MAX_ROWS = 20_000
 """Kept until the next take(): a second of a very busy engine. Further spans are dropped and counted."""
 
+_MAX_S = 366 * 86_400
+"""A request does not take longer: a greater number is a mistake."""
+
 _TIMEOUT_S = 2.0
 """For a whole request, since requests are served one after another."""
 
@@ -44,6 +47,7 @@ _TIMES = {
 }
 """Columns of ENGINE_SPANS, and the attributes of vLLM's spans, in seconds."""
 
+_LENGTH = re.compile("[0-9]{1,20}")
 _NUMBERED = re.compile(r"^(cmpl-.+)-\d+$")
 """vLLM numbers the prompts of a completion; the response has the id without the number."""
 
@@ -64,7 +68,11 @@ def span_rows(message: Any, wall_offset_ns: int) -> Array:
     spans = [
         span for resource in message.resource_spans for scope in resource.scope_spans for span in scope.spans
     ]
-    known = [(span, attributes) for span in spans if _ID in (attributes := _attributes(span.attributes))]
+    known = [
+        (span, attributes)
+        for span in spans
+        if _has_possible_times(span) and _ID in (attributes := _attributes(span.attributes))
+    ]
     rows = layout.empty(layout.ENGINE_SPANS, len(known))
     for row, (span, attributes) in zip(rows, known, strict=True):
         row["ts_ns"] = span.start_time_unix_nano - wall_offset_ns
@@ -73,11 +81,22 @@ def span_rows(message: Any, wall_offset_ns: int) -> Array:
             :64
         ]
         for column, name in _TIMES.items():
-            value = attributes.get(name)
-            row[column] = round(value * 1e9) if isinstance(value, int | float) else UNKNOWN
+            row[column] = _time_ns(attributes.get(name))
         if row["whole_ns"] == UNKNOWN:
             row["whole_ns"] = span.end_time_unix_nano - span.start_time_unix_nano
     return rows
+
+
+def _has_possible_times(span: Any) -> bool:
+    begin_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
+    return 0 < begin_ns <= end_ns < 1 << 63 and end_ns - begin_ns <= _MAX_S * 10**9
+
+
+def _time_ns(seconds: object) -> int:
+    """UNKNOWN for a value that is not the time of a request."""
+    if isinstance(seconds, int | float) and 0 <= seconds <= _MAX_S:  # false for NaN
+        return round(seconds * 1e9)
+    return UNKNOWN
 
 
 def _attributes(pairs: Iterable[Any]) -> dict[str, object]:
@@ -224,7 +243,7 @@ def _handler(spans: EngineSpans) -> type[http.server.BaseHTTPRequestHandler]:
                 return 404, b""
             if self.headers.get_content_type() != "application/x-protobuf":
                 return 415, b""
-            if not length.isdecimal() or int(length) > _MAX_BYTES:
+            if not _LENGTH.fullmatch(length) or int(length) > _MAX_BYTES:
                 return 413, b""
             body = self.rfile.read(int(length))
             if len(body) < int(length):
