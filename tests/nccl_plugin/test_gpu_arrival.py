@@ -11,6 +11,7 @@ from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, Datatype, Op
 from stallscope.events.trace import Clock, Trace
+from stallscope.exporters import hub_batches
 
 from .test_nccl_trace import N_RANKS, N_ROUNDS, Fault, job, trace_of
 
@@ -170,3 +171,13 @@ def test_a_host_that_enqueues_late_keeps_its_verdict_whatever_its_cause():
     whole = trace(Fault(1, 4, on_host=True), runs_ahead=False)
     whole.collectives["ledger_ns"][:, Category.SLEEP - 1] = 0
     assert named(diagnose(whole)) == [("straggler", [1], ["unknown"])]
+
+
+def test_a_hub_gets_calls_and_starts_on_the_same_clock():
+    """The host's times, by which arrivals on the GPUs of several machines are compared."""
+    rows = trace(Fault()).gpu_kernels
+    rows["noticed_ns"][0] = UNKNOWN
+    sent = hub_batches.on_wall_clock(layout.GPU_KERNELS, rows, Clock(0, 10**12, 10**18), ())
+    assert sent["noticed_ns"][0] == UNKNOWN
+    assert ((sent["noticed_ns"] - sent["ts_ns"]) == (rows["noticed_ns"] - rows["ts_ns"]))[1:].all()
+    assert (sent["start_ns"] == rows["start_ns"]).all()

@@ -55,7 +55,7 @@ A collective carries the ranks of its process, because queries on the hub select
 
 ON_MONOTONIC = frozenset(
     {"ts_ns", "ended_ns", "wait_enter_ns", "wait_leave_ns", "in_call_since_ns", "since_ns"}
-    | {"oldest_ns", "oldest_progress_ns", "progress_ns"}
+    | {"noticed_ns", "oldest_ns", "oldest_progress_ns", "progress_ns"}
 )
 """Times of the node's CLOCK_MONOTONIC. GPU times stay on the GPU's clock."""
 
