@@ -9,8 +9,8 @@ from stallscope.diagnose import diagnose
 from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
 from stallscope.diagnose.gpu.replay_times import with_replay_times
 from stallscope.events import layout
-from stallscope.events.layout import Array
-from stallscope.events.names import GpuKernelFlag
+from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.names import GpuKernelFlag, Op
 from stallscope.events.trace import Clock, Trace
 
 RECORDED = Path(__file__).parents[1] / "data/recorded/graph_replays.npz"
@@ -92,3 +92,33 @@ def test_operations_of_one_kernel_have_equal_times_of_their_own():
     rows["start_ns"] = rows["ts_ns"][group * PER_REPLAY] + 10_000
     rows["end_ns"] = rows["start_ns"] + 50_000
     assert not with_replay_times(rows)[1].any()
+
+
+def test_a_long_group_of_one_kernel_keeps_its_times():
+    """The host takes longer to call 64 operations than the GPU pauses; the kernel starts after the last call."""
+    n_steps, n_calls = 40, 64
+    rows = layout.empty(layout.GPU_KERNELS, 2 * n_steps * n_calls)
+    rank, step, call = np.unravel_index(np.arange(len(rows)), (2, n_steps, n_calls))
+    rows["pid"], rows["comm_rank"], rows["nranks"], rows["comm_hash"] = 100 + rank, rank, 2, 0xABC
+    rows["seq"], rows["op"], rows["peer_rank"] = step * n_calls + call, Op.ALL_GATHER, UNKNOWN
+    rows["flags"] = GpuKernelFlag.HAS_GPU_TIMES
+    rows["ts_ns"] = 10**12 + step * 30_000_000 + call * 20_000
+    called_ns = 10**12 + step * 30_000_000 + (n_calls - 1) * 20_000
+    rows["start_ns"] = called_ns + 50_000 + (rank == 1) * 20_000_000
+    rows["end_ns"] = called_ns + 21_000_000
+    rows["noticed_ns"] = rows["start_ns"] + 5_000 + call * 100
+    same, is_by_call = with_replay_times(rows)
+    assert same is rows and not is_by_call.any()
+    arrivals = gpu_arrivals(rows)
+    late_ns = [arrivals["ts_ns"][arrivals["comm_rank"] == each] for each in (0, 1)]
+    assert np.median(late_ns[1] - late_ns[0]) == pytest.approx(20e6, abs=1e5)
+
+
+def test_a_graph_with_one_operation_has_the_times_of_other_kernels():
+    """Equal times without other operations between them, as those of a group, but noticed before later calls."""
+    rows = recorded("ahead")
+    rows = rows[(rows["seq"] - rows["seq"].min()) % PER_REPLAY == 1]
+    rows = rows[np.lexsort((rows["seq"], rows["comm_rank"]))]
+    first = np.arange(len(rows)) // 64 * 64
+    rows["start_ns"], rows["end_ns"] = rows["start_ns"][first], rows["end_ns"][first]
+    assert with_replay_times(rows)[1].all()

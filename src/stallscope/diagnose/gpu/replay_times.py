@@ -5,6 +5,10 @@ kernels of a graph's replays once another call was captured or enqueued on the c
 then reads the same slot, which the GPU writes again after 64 kernels: many operations have equal times. But NCCL
 starts the events of a replay by a host function in the stream. The time of the event is the time at which the stream
 reaches the replay, within about 0.3 ms (two H200, NCCL 2.28.9).
+
+The operations of a group run in one kernel, and have equal times of their own. NCCL starts the events of all of them
+before its thread waits for their kernel. So if the thread noticed a start before a call with the same start, the times
+are of another kernel.
 """
 
 import numpy as np
@@ -14,8 +18,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import GpuKernelFlag
 
 _NEAR = 16  # operations before and after one that show the state of NCCL's count
-_GROUPED_NS = 1_000_000  # operations of one kernel are called within this time, and have equal times as well
-_MANY = 0.5  # share of the operations nearby with equal times
+_MANY = 0.5  # share of the operations nearby
 
 
 def with_replay_times(kernels: Array) -> tuple[Array, Array]:
@@ -46,7 +49,9 @@ def with_replay_times(kernels: Array) -> tuple[Array, Array]:
 
 
 def _has_times_of_others(kernels: Array) -> Array:
-    """Whether most operations near one, of its process, have the start of an earlier or later operation: bool (n,)."""
+    """Whether most operations near one, of its process, have a start that NCCL noticed before another call with the
+    same start: bool (n,).
+    """
     out = np.zeros(len(kernels), bool)
     is_known = (kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0) & (kernels["peer_rank"] == UNKNOWN)
     is_known &= kernels["flags"] & GpuKernelFlag.IS_NETWORK == 0
@@ -58,13 +63,15 @@ def _has_times_of_others(kernels: Array) -> Array:
         own = rows[process == each]
         own = own[np.argsort(kernels["ts_ns"][own], kind="stable")]
         _, which = np.unique(kernels["start_ns"][own], return_inverse=True)
-        first_ns, last_ns = np.full(len(own), np.iinfo(np.int64).max), np.zeros(len(own), np.int64)
-        np.minimum.at(first_ns, which, kernels["ts_ns"][own])
+        n_starts = int(which.max()) + 1
+        noticed_ns, last_ns = np.full(n_starts, np.iinfo(np.int64).max), np.zeros(n_starts, np.int64)
+        is_noticed = kernels["noticed_ns"][own] != UNKNOWN
+        np.minimum.at(noticed_ns, which[is_noticed], kernels["noticed_ns"][own][is_noticed])
         np.maximum.at(last_ns, which, kernels["ts_ns"][own])
-        n_equal = np.concatenate([[0], np.cumsum((last_ns - first_ns)[which] > _GROUPED_NS)])
+        n_others = np.concatenate([[0], np.cumsum((noticed_ns < last_ns)[which])])
         at = np.arange(len(own))
         begin, end = np.maximum(at - _NEAR, 0), np.minimum(at + _NEAR + 1, len(own))
-        out[own] = n_equal[end] - n_equal[begin] >= _MANY * (end - begin)
+        out[own] = n_others[end] - n_others[begin] >= _MANY * (end - begin)
     return out
 
 
