@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from tests.patience import until
 
 from stallscope.capture.serving import engine_spans
 from stallscope.capture.serving.engine_spans import PATH, EngineSpans, id_hash, span_rows
+from stallscope.capture.serving.request_capture import Serving
 from stallscope.errors import BadInput
+from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN
 
 trace_service_pb2 = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -105,6 +108,24 @@ def test_spans_are_received_once(spans: EngineSpans):
     assert rows["whole_ns"].tolist() == [10**9] * 2
     assert rows["node"].tolist() == [3, 3]
     assert len(spans.take(3)) == 0
+
+
+def test_only_rows_with_room_are_kept(spans: EngineSpans, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_spans, "_MAX_ROWS", 3)
+    two = message()
+    two.MergeFrom(message())
+    for _ in range(5):
+        assert post(spans, two.SerializeToString()) == 200
+    assert [len(rows if rows.base is None else rows.base) for rows in spans._rows] == [2, 1]
+    assert (len(spans.take(0)), spans.n_dropped) == (3, 7)
+
+
+def test_spans_are_delivered_if_requests_cannot_be_recorded(spans: EngineSpans):
+    probes: Any = SimpleNamespace(records_requests=False)
+    serving = Serving(3, probes, lambda: (), chosen=(), note=print, spans=spans)
+    assert post(spans, message().SerializeToString()) == 200
+    ((table, rows),) = serving.second(0)
+    assert (table, len(rows)) == (layout.ENGINE_SPANS, 1)
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,9 @@ class EngineSpans:
         with self._lock:
             room = max(_MAX_ROWS - self._n_rows, 0)
             self.n_dropped += max(len(rows) - room, 0)
-            self._rows.append(rows[:room])
-            self._n_rows += min(len(rows), room)
+            if kept := min(len(rows), room):
+                self._rows.append(rows[:kept].copy())  # a view would keep all rows in memory
+                self._n_rows += kept
         return bytes(self._response().SerializeToString())
 
 

@@ -66,6 +66,8 @@ class Serving:
 
     def second(self, now_ns: int) -> Iterator[tuple[Table, Array]]:
         """The rows of the last second."""
+        if self._spans:
+            yield layout.ENGINE_SPANS, self._spans.take(self._node)
         if not self._is_supported:
             return
         known = dict(self._engines.by_pid)
@@ -77,8 +79,6 @@ class Serving:
             yield from self._rows(now_ns, engines)
             self._metrics.watch(self._engines.by_pid)
             yield layout.ENGINE_METRICS, self._metrics.take(self._node)
-        if self._spans:
-            yield layout.ENGINE_SPANS, self._spans.take(self._node)
         if ended:
             self._probes.forget_engines(ended)
 
