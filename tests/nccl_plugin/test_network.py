@@ -9,6 +9,7 @@ import pytest
 from stallscope.capture.gpu.nccl_ring import PROXY, RECORD, RecordFlag
 from stallscope.diagnose import Report, diagnose
 from stallscope.events.layout import Array
+from stallscope.events.names import Op
 from stallscope.events.trace import Trace
 
 from .test_gpu_arrival import trace as job_trace
@@ -97,6 +98,20 @@ def test_transfers_that_are_slow_for_a_few_rounds_are_not_reported():
     is_slow = (rows["network_ns"] > 8 * _MS) & (rows["seq"] % 7 != 0)
     rows["network_ns"] = np.where(is_slow, 2 * _MS, rows["network_ns"])
     assert links(diagnose(trace)) == []
+
+
+def test_a_connection_that_becomes_slow_is_named_in_a_job_of_two_operations():
+    """Each operation has numbers of its own."""
+    trace = recorded({(1, 2): 4.0})
+    rows = trace.gpu_kernels
+    is_slow = (rows["network_ns"] > 7 * _MS) & (rows["seq"] < N_ROUNDS - 24)
+    rows["network_ns"] = np.where(is_slow, 2 * _MS, rows["network_ns"])
+    (one,) = diagnose(trace).verdicts
+    rows["op"] = np.where(rows["seq"] % 2, Op.ALL_GATHER, Op.REDUCE_SCATTER)
+    rows["seq"] //= 2
+    (both,) = diagnose(trace).verdicts
+    assert one.evidence.suspects == both.evidence.suspects == [1, 2]
+    assert one.n_late_rounds == both.n_late_rounds == 24
 
 
 def test_a_late_gpu_is_named_and_not_the_network():

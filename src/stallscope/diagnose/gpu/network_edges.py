@@ -62,12 +62,15 @@ def slow_connections(trace: Trace, limits: Thresholds) -> SlowConnections | None
     sends = _sends(trace.gpu_kernels)
     if not len(sends):
         return None
+    sends = sends[np.argsort(sends["ts_ns"], kind="stable")]
     connection, n_connections = numbered(sends["comm_hash"], sends["comm_rank"], sends["peer_rank"])
     number, n_rounds = numbered(sends["comm_hash"], sends["op"], sends["seq"])
     # The mean over the channels: a connection may have more channels than others.
     cell, n_cells = numbered(number, connection)
-    first = np.unique(cell, return_index=True)[1]
-    took_ns = by_group(cell, sends["network_ns"], n_cells, lambda table: table.mean(axis=1))
+    mean_ns = by_group(cell, sends["network_ns"], n_cells, lambda table: table.mean(axis=1))
+    # By time: numbers follow the operation first.
+    first = np.sort(np.unique(cell, return_index=True)[1])
+    took_ns = mean_ns[cell[first]]
     number, connection, sends = number[first], connection[first], sends[first]
     is_compared = (np.bincount(number, minlength=n_rounds) >= _MIN_CONNECTIONS)[number]
     number, connection, sends, took_ns = (
@@ -122,7 +125,7 @@ def _sends(kernels: Array) -> Array:
 
 
 def _lasts(is_slow: Array) -> bool:
-    """Whether a connection is slow in most of its rounds since the first slow round. is_slow: bool (n,), in order."""
+    """Whether a connection is slow in most of its rounds since the first slow round. is_slow: bool (n,), by time."""
     slow = np.flatnonzero(is_slow)
     return len(slow) >= _MIN_ROUNDS and len(slow) >= _LASTING * (len(is_slow) - slow[0])
 
