@@ -174,3 +174,22 @@ def test_requests_and_tokens_of_an_engine_are_histograms_by_model_and_path():
         (entry,) = series[f"gen_ai.server.{name}"]
         assert entry.values == ("vllm", "m", "/v1")
         assert (entry.histogram.n, entry.histogram.total) == (n, pytest.approx(total_s))
+
+
+def test_the_series_of_open_incidents_follow_an_incident_whose_kind_or_cause_changes():
+    updates = MetricUpdates(Meter(0))
+
+    def numbers(name: str) -> dict[tuple[str, ...], float]:
+        series = next(series for metric, series in updates.meter.read() if metric.name == name)
+        return {entry.values: entry.number for entry in series}
+
+    updates.incident("a", kind="inconclusive", cause="", is_open=True)
+    updates.incident("a", kind="inconclusive", cause="", is_open=True)
+    updates.incident("a", kind="straggler", cause="block_io", is_open=True)
+    updates.incident("b", kind="straggler", cause="block_io", is_open=True)
+    open_ = {("inconclusive", ""): 0, ("straggler", "block_io"): 2}
+    assert numbers("stallscope.incidents.open") == open_
+    assert numbers("stallscope.incidents") == {("inconclusive", ""): 1, ("straggler", "block_io"): 1}
+    updates.incident("a", kind="straggler", cause="page_fault", is_open=False)
+    updates.incident("b", kind="straggler", cause="block_io", is_open=False)
+    assert numbers("stallscope.incidents.open") == dict.fromkeys(open_, 0)

@@ -46,10 +46,9 @@ class Outputs:
 
     def incident(self, line: dict[str, Any]) -> None:
         """An incident opened, changed or closed: a line of live/incident_lines.py."""
-        if line["change"] != "updated":
-            self.updates.incident(
-                kind=line["kind"], cause=line["cause"], was_opened=line["change"] == "opened"
-            )
+        self.updates.incident(
+            line["incident"], kind=line["kind"], cause=line["cause"], is_open=line["state"] == "open"
+        )
         if line["change"] == "closed" and self.otlp:
             self.otlp.incident(
                 incident_id=line["incident"],

@@ -22,7 +22,7 @@ _COUNTED = {"n_syncs": "sync", "n_allocs": "alloc", "n_copies": "copy", "n_launc
 
 @dataclass
 class MetricUpdates:
-    """The state between two batches: running sums by process, open rounds."""
+    """The state between two batches: running sums by process, open rounds, open incidents."""
 
     meter: Meter
     _rank: dict[int, str] = field(default_factory=dict)
@@ -33,6 +33,7 @@ class MetricUpdates:
     _waited: dict[int, int] = field(default_factory=dict)
     _open: Array = field(default_factory=lambda: np.zeros(0, layout.dtype(layout.COLLECTIVES)))
     _members: dict[int, set[int]] = field(default_factory=dict)
+    _incidents: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def take(self, table: Table, rows: Array) -> None:
         """Count the rows of one batch."""
@@ -67,11 +68,19 @@ class MetricUpdates:
         """Lost records."""
         self.meter.add(table_of.LOST, n, kind)
 
-    def incident(self, *, kind: str, cause: str, was_opened: bool) -> None:
-        """An incident was opened or closed."""
-        if was_opened:
+    def incident(self, incident_id: str, *, kind: str, cause: str, is_open: bool) -> None:
+        """An incident was opened, updated or closed. Its kind and its cause may change while it is open."""
+        before, now = self._incidents.pop(incident_id, None), (kind, cause) if is_open else None
+        if now:
+            self._incidents[incident_id] = now
+        if now == before:
+            return
+        if before:
+            self.meter.add(table_of.INCIDENTS_OPEN, -1, *before)
+        else:
             self.meter.add(table_of.INCIDENTS, 1, kind, cause)
-        self.meter.add(table_of.INCIDENTS_OPEN, 1 if was_opened else -1, kind, cause)
+        if now:
+            self.meter.add(table_of.INCIDENTS_OPEN, 1, *now)
 
     def _named(self, rows: Array) -> None:
         for row in rows:
