@@ -2,10 +2,12 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from stallscope.errors import BadInput, Overloaded
 from stallscope.events import layout
 from stallscope.exporters import hub_arrow
-from stallscope.receive import arrow, arrow_batches, otlp_requests
+from stallscope.receive import arrow, arrow_batches, micro_batches, otlp_requests
 from stallscope.receive.admission import SharedLimit
 from stallscope.receive.micro_batches import MicroBatches, Waiting
 from stallscope.receive.otlp_requests import Decoded, DecodedTogether, Decoder
@@ -226,6 +228,32 @@ def test_requests_that_arrive_during_a_turn_are_the_next_turn():
     may_end.set()
     assert [each.result(20).received_us for each in [first, *later]] == list(range(300))
     assert sizes == [1, 256, 43]
+
+
+def test_a_full_group_is_decoded_without_waiting_for_more_requests(monkeypatch: pytest.MonkeyPatch):
+    n_bytes, sleeps, groups = 200_000, [], []
+    queued, begun = threading.Semaphore(0), threading.Semaphore(0)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=sleeps.append)
+    monkeypatch.setattr(micro_batches, "time", clock)
+
+    def store(group: list[Waiting[int]], tenant: str) -> None:
+        groups.append((len(group), len(sleeps)))
+        begun.release()
+        assert queued.acquire(timeout=20)
+        for entry in group:
+            entry.stored.set_result(Receipt(1, False, 1))
+
+    gathering = MicroBatches(store, room=SharedLimit(100 * n_bytes, "bytes"))
+    futures = []
+    for n_requests in (1, 3, 11):  # each part is queued while the store is busy with the part before
+        futures += [gathering.submit(number, "a", n_bytes=n_bytes) for number in range(n_requests)]
+        if n_requests > 1:
+            queued.release()
+        assert begun.acquire(timeout=20)
+    queued.release(2)
+    for each in futures:
+        each.result(20)
+    assert groups[:3] == [(1, 0), (3, 0), (10, 0)]
 
 
 def test_an_overloaded_request_is_refused_and_later_requests_are_decoded():

@@ -45,11 +45,12 @@ class Waiting(Generic[Request]):
 
 @dataclass(eq=False)
 class _Line(Generic[Request]):
-    """A tenant's requests. n_last, last_s: size and time of the last group. is_idle: whether its thread waits for a
-    request.
+    """A tenant's requests. n_bytes: of the waiting requests. n_last, last_s: size and time of the last group. is_idle:
+    whether its thread waits for a request.
     """
 
     waiting: deque[Waiting[Request]] = field(default_factory=deque)
+    n_bytes: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
     n_last: int = 0
     last_s: float = 0.0
@@ -86,6 +87,7 @@ class MicroBatches(Generic[Request]):
                 line = self._lines.setdefault(tenant, _Line())
         with line.changed:
             line.waiting.append(entry)
+            line.n_bytes += n_bytes
             if line.is_idle:
                 line.is_idle = False
                 line.changed.notify()
@@ -128,13 +130,13 @@ def _has_requests(line: _Line[Request]) -> bool:
 
 
 def _gather(line: _Line[Request]) -> None:
-    """Wait briefly while requests arrive, if the last group had several."""
+    """Wait briefly while requests arrive, if the last group had several and the next group is not full."""
     if line.n_last < 2:
         return
     begin_s = last_s = now_s = time.monotonic()
     end_s = begin_s + min(max(_GATHER_S, _GATHER_SHARE * line.last_s), _MAX_GATHER_S)
     n_before = len(line.waiting)
-    while now_s < end_s and n_before < _MAX_REQUESTS:
+    while now_s < end_s and n_before < _MAX_REQUESTS and line.n_bytes < _MAX_BYTES:
         if now_s - last_s >= (_PAUSE_S if n_before < line.n_last else _SHORT_PAUSE_S):
             return
         time.sleep(_CHECK_EVERY_S)
@@ -156,5 +158,6 @@ def _next_group(line: _Line[Request]) -> list[Waiting[Request]]:
         ):
             group.append(waiting.popleft())
             n_bytes += group[-1].n_bytes
+        line.n_bytes -= n_bytes
         line.n_last = len(group)
     return group
