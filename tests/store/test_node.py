@@ -480,6 +480,23 @@ def test_columns_that_an_earlier_version_lacks_are_unknown_and_added_on_write(db
     assert node.read(db).requests["id_hash"].tolist() == [UNKNOWN, 5]
 
 
+@pytest.mark.parametrize("n_rows", [1, 2000])
+def test_old_rows_are_read_after_an_upgrade_added_columns_without_an_unknown_value(db, n_rows):
+    rows = layout.empty(layout.REQUESTS, n_rows)
+    rows["ts_ns"], rows["node"], rows["engine"], rows["blocked_ns"] = np.arange(n_rows), 1, b"vllm", 7
+    with closing(NodeTrace(db)) as store:
+        store.append(layout.REQUESTS, rows)
+        store.commit()
+    with closing(sqlite3.connect(db)) as plain:
+        for name in ("blocked_ns", "engine"):
+            plain.execute(f"ALTER TABLE requests DROP COLUMN {name}")
+    before = node.read(db).requests
+    assert len(before) == n_rows
+    assert not before["engine"].any() and not before["blocked_ns"].any()
+    NodeTrace(db).close()
+    np.testing.assert_array_equal(node.read(db).requests, before)
+
+
 def test_a_clock_reading_is_kept_with_its_bracket_and_how_well_the_wall_clock_is_kept(tmp_path):
     path = tmp_path / "t.db"
     with closing(NodeTrace(path)) as store:

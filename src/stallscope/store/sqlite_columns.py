@@ -159,8 +159,8 @@ def _missing_value(field: Field) -> str:
 
 def _select_expression(field: Field, name: str) -> str:
     if field.format.startswith("S"):
-        return f"CAST({name} AS BLOB)"
-    return f"COALESCE({name}, {UNKNOWN})" if field.may_be_unknown else name
+        return f"COALESCE(CAST({name} AS BLOB), {_missing_value(field)})"
+    return f"COALESCE({name}, {_missing_value(field)})"
 
 
 @cache
