@@ -12,7 +12,7 @@ from stallscope.diagnose.report.text import report as text_of
 from stallscope.diagnose.serving.joined_spans import joined_spans
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import Category
+from stallscope.events.names import Category, RequestFlag
 from stallscope.events.trace import Trace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -60,6 +60,40 @@ def test_time_that_the_engine_does_not_see_is_reported():
     )
     remarks = [each["what"] for each in diagnose(with_spans(EngineTrace(), outside_ns=MS)).benign]
     assert not any("spans" in str(each) for each in remarks)
+
+
+def span_remarks(trace: Trace) -> list[str]:
+    return [
+        str(each["what"]) for each in diagnose(trace).benign if "in the engine's spans" in str(each["what"])
+    ]
+
+
+def test_the_first_byte_of_a_response_in_one_part_is_not_a_first_token():
+    engine = EngineTrace()
+    trace = with_spans(engine, outside_ns=0)
+    engine.requests["flags"] = 0
+    engine.requests["first_ns"] = engine.requests["end_ns"]
+    assert span_remarks(trace) == []
+
+
+def test_aborted_requests_are_not_compared():
+    engine = EngineTrace()
+    trace = with_spans(engine, outside_ns=0)
+    engine.requests["flags"] = RequestFlag.STREAMS | RequestFlag.ABORTED
+    engine.requests["end_ns"] += 1000 * MS
+    assert span_remarks(trace) == []
+
+
+def test_times_are_compared_of_the_same_requests():
+    engine = EngineTrace()
+    for i in range(0, 50, 2):
+        engine.late_first(i, DELAY_NS)
+    trace = with_spans(engine, outside_ns=0)
+    trace.engine_spans["first_ns"][trace.engine_spans["id_hash"] % 2 == 0] = UNKNOWN
+    joined = joined_spans(trace, engine.requests)
+    assert joined is not None
+    assert joined.own_ms["first"] == joined.recorded_ms["first"] == FIRST_NS / MS
+    assert (joined.n, joined.n_recorded) == (50, {"first": 25, "whole": 50})
 
 
 def requests_with(ids: list[int]) -> Array:

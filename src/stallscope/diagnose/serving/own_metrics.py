@@ -87,18 +87,16 @@ def span_differences(trace: Trace, node: int, pids: tuple[int, ...]) -> list[dic
     """Remarks on the means of the engine's spans that the recorded times of the same requests contradict."""
     rows = trace.requests[(trace.requests["node"] == node) & np.isin(trace.requests["pid"], pids)]
     spans = joined_spans(trace, rows)
-    if not spans or spans.n < _MIN_N:
+    if not spans:
         return []
     remarks = []
     for name, recorded_ms in spans.recorded_ms.items():
-        own_ms = spans.own_ms.get(name)
-        if own_ms is None:
+        n, own_ms = spans.n_recorded[name], spans.own_ms[name]
+        if n < _MIN_N:
             continue
         if abs(recorded_ms - own_ms) > max(_MIN_NS / 1e6, _MIN_SHARE * min(recorded_ms, own_ms)):
             what = f"The mean time {_WORDS[name]} in the engine's spans differs from the recorded time"
-            remarks.append(
-                {"what": what, "n_requests": spans.n, "in_spans_ms": own_ms, "recorded_ms": recorded_ms}
-            )
+            remarks.append({"what": what, "n_requests": n, "in_spans_ms": own_ms, "recorded_ms": recorded_ms})
     return remarks
 
 
