@@ -75,6 +75,17 @@ def test_a_collective_between_replays_is_left_out_where_replays_are_marked():
     assert len(arrivals) == len(rows) - 2 and set(rows["seq"][is_eager]).isdisjoint(arrivals["seq"])
 
 
+def test_rounds_with_the_times_of_other_kernels_on_some_ranks_leave_the_answer_open():
+    rows = recorded("ahead")
+    is_own = rows["comm_rank"] == 0
+    rows["start_ns"][is_own] = rows["ts_ns"][is_own] + 10_000
+    rows["end_ns"][is_own] = rows["start_ns"][is_own] + 50_000
+    report = diagnose(trace(rows))
+    assert report.answer == "inconclusive" and report.verdicts == []
+    (gap,) = [gap for gap in report.gaps if "times of other kernels" in gap.reason]
+    assert gap.reason.startswith(f"{len(rows)} collectives")
+
+
 def test_times_of_the_operations_themselves_are_kept():
     rows = recorded("ahead")
     rows["start_ns"] = rows["ts_ns"] + 10_000

@@ -106,7 +106,7 @@ def _whole_report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | No
     """The report on one job, with its failures and the state of its GPUs."""
     if SCHEDULE_FACT in trace.facts:
         limits = replace(limits, warm_up_steps=0)
-    trace = gpu_arrival.with_unnumbered(trace, limits)
+    trace = gpu_arrival.with_gaps(trace, limits)
     partial = with_gpu_arrivals(trace, _report(trace, limits, usd_per_gpu_hour), limits, usd_per_gpu_hour)
     return completed(trace, partial, limits)
 

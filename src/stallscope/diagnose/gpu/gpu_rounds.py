@@ -118,6 +118,17 @@ def n_unnumbered(kernels: Array) -> int:
     return int(has_repeated_number(kernels[is_collective]).sum())
 
 
+def n_without_times(kernels: Array) -> int:
+    """Collectives that are left out, since a rank of their round has the times of another kernel.
+
+    kernels: rows of GPU_KERNELS.
+    """
+    kernels = kernels[kernels["flags"] & GpuKernelFlag.IS_NETWORK == 0]
+    rows, _ = with_replay_times(kernels)
+    is_removed = kernels["flags"] & ~rows["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
+    return int(is_removed.sum())
+
+
 def _of_process(kernels: Array, is_by_call: Array) -> tuple[Array, Array]:
     """The collectives of one process, in the order of their kernels on the GPU, and their rows of is_by_call.
 

@@ -14,7 +14,13 @@ import numpy as np
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
-from stallscope.diagnose.gpu.gpu_rounds import are_calls_known, gpu_trace, is_pause, n_unnumbered
+from stallscope.diagnose.gpu.gpu_rounds import (
+    are_calls_known,
+    gpu_trace,
+    is_pause,
+    n_unnumbered,
+    n_without_times,
+)
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
@@ -32,6 +38,10 @@ _SPINNING = (
     "unknown",
 )  # causes of a host that waits for room in its launch queue
 _MOSTLY_REPLAYS = 0.5  # share of a rank's operations
+_COUNT_REPLAYS = "Set STALLSCOPE_NCCL_GRAPHS=1 in the job's environment, which makes NCCL count the replays."
+_WITHOUT_GRAPHS = (
+    "Record the job without CUDA graphs: NCCL then reports the times of each collective's own kernel."
+)
 _SEEN_BY = "start of the collectives' kernels on the GPUs"
 
 
@@ -77,16 +87,23 @@ def gpu_case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -
     return replace(case, table=case.table.without(pauses), judged=case.judged.without(pauses))
 
 
-def with_unnumbered(trace: Trace, limits: Thresholds) -> Trace:
-    """The trace with a gap if many collectives on the GPUs have no number of their own, so they form no rounds."""
-    n = n_unnumbered(trace.gpu_kernels)
-    if n <= limits.lost_share * len(trace.gpu_kernels):
-        return trace
-    gap = Gap(
-        f"{n:,} replays of collectives in CUDA graphs have no round numbers: the GPUs cannot be compared",
-        "Set STALLSCOPE_NCCL_GRAPHS=1 in the job's environment, which makes NCCL count the replays.",
-    )
-    return replace(trace, coverage=replace(trace.coverage, gaps=(*trace.coverage.gaps, gap)))
+def with_gaps(trace: Trace, limits: Thresholds) -> Trace:
+    """The trace with a gap for each reason why many collectives on the GPUs form no rounds: they have no number or no
+    times of their own.
+    """
+    min_n = limits.lost_share * len(trace.gpu_kernels)
+    gaps = trace.coverage.gaps
+    if (n := n_unnumbered(trace.gpu_kernels)) > min_n:
+        reason = (
+            f"{n:,} replays of collectives in CUDA graphs have no round numbers: the GPUs cannot be compared"
+        )
+        gaps += (Gap(reason, _COUNT_REPLAYS),)
+    if (n := n_without_times(trace.gpu_kernels)) > min_n:
+        reason = (
+            f"{n:,} collectives on the GPUs cannot be compared: some ranks have the times of other kernels"
+        )
+        gaps += (Gap(reason, _WITHOUT_GRAPHS),)
+    return replace(trace, coverage=replace(trace.coverage, gaps=gaps))
 
 
 def joined(trace: Trace, case: Case, on_hosts: Report, on_gpus: Report) -> Report:
