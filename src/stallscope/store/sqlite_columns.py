@@ -86,9 +86,9 @@ def existing_columns(db: sqlite3.Connection, table: Table) -> frozenset[str]:
 
 
 def add_statements(table: Table, existing: Collection[str]) -> list[str]:
-    """ALTER TABLE for each column that a file from an earlier version lacks."""
+    """ALTER TABLE for each column that a file from an earlier version lacks; older rows have the missing value."""
     return [
-        f"ALTER TABLE {table.name} ADD COLUMN {name} {_sql_type(field)}"
+        f"ALTER TABLE {table.name} ADD COLUMN {name} {_sql_type(field)}{_default(field)}"
         for field in table.fields
         for name in _names(field)
         if name not in existing
@@ -157,10 +157,17 @@ def _missing_value(field: Field) -> str:
     return str(UNKNOWN if field.may_be_unknown else 0)
 
 
+def _default(field: Field) -> str:
+    """The default of an added column. NULL is unknown; in other columns NULL is damage."""
+    if field.may_be_unknown:
+        return ""
+    return " DEFAULT ''" if field.format.startswith("S") else f" DEFAULT {_missing_value(field)}"
+
+
 def _select_expression(field: Field, name: str) -> str:
     if field.format.startswith("S"):
-        return f"COALESCE(CAST({name} AS BLOB), {_missing_value(field)})"
-    return f"COALESCE({name}, {_missing_value(field)})"
+        return f"CAST({name} AS BLOB)"
+    return f"COALESCE({name}, {UNKNOWN})" if field.may_be_unknown else name
 
 
 @cache
