@@ -463,18 +463,51 @@ def test_a_rank_is_over_it_after_several_times_the_usual_distance_of_its_delays(
     assert quiet_steps(np.array(steps)) == wanted
 
 
-def test_a_verdict_replaces_the_uncertain_steps_that_it_explains():
-    def of_rank(rank: int) -> Candidate:
-        verdict = Verdict(kind="straggler", summary=f"rank {rank}", confidence=0.9, ranks=[rank])
-        return Candidate("rank", frozenset({(0, rank)}), verdict, 20, 64)
+def uncertain(*suspects: int) -> Candidate:
+    """Late steps of these ranks that may be chance."""
+    verdict = Verdict(kind="inconclusive", summary="coincidence?", confidence=0.5)
+    verdict = replace(verdict, evidence=replace(verdict.evidence, suspects=list(suspects)))
+    return Candidate(UNCERTAIN, frozenset(), verdict, -1, 64)
 
-    doubt = Verdict(kind="inconclusive", summary="coincidence?", confidence=0.5)
+
+def candidate_on(
+    rank: int, kind: str = "straggler", *, sort: str = "rank", quiet_steps: int = 64
+) -> Candidate:
+    """A verdict on a rank."""
+    verdict = Verdict(kind=kind, summary=f"rank {rank}", confidence=0.9, ranks=[rank])
+    return Candidate(sort, frozenset({(0, rank)}), verdict, 20, quiet_steps)
+
+
+def test_a_verdict_replaces_the_uncertain_steps_that_it_explains():
     incidents = Incidents()
-    (opened,) = incidents.open_or_update([Candidate(UNCERTAIN, frozenset(), doubt, -1, 64)], 10, 1, job="j")
-    named, other = incidents.open_or_update([of_rank(5), of_rank(7)], 20, 2, job="j")
+    (opened,) = incidents.open_or_update([uncertain(5)], 10, 1, job="j")
+    named, other = incidents.open_or_update([candidate_on(5), candidate_on(7)], 20, 2, job="j")
     assert (opened.kind, named.kind, other.kind) == ("opened", "updated", "opened")
     assert named.incident_id == opened.incident_id != other.incident_id
     assert [incident.candidate.verdict.kind for incident in incidents.open] == ["straggler"] * 2
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        candidate_on(7),
+        candidate_on(7, "hang", sort="hang", quiet_steps=0),
+        candidate_on(3, "hang", sort="hang", quiet_steps=0),
+        candidate_on(3, "failure", sort="failed", quiet_steps=0),
+        candidate_on(3, "device", sort="failed", quiet_steps=0),
+        candidate_on(3, "mismatch", sort="mismatch 1 2"),
+    ],
+    ids=lambda candidate: f"{candidate.verdict.kind} {candidate.verdict.ranks}",
+)
+def test_a_verdict_that_does_not_explain_uncertain_steps_opens_its_own_incident(candidate: Candidate):
+    incidents = Incidents()
+    (uncertain_one,) = incidents.open_or_update([uncertain(3)], 10, 1, job="j")
+    (change,) = incidents.open_or_update([candidate], 20, 2, job="j")
+    assert change.kind == "opened" and change.incident_id != uncertain_one.incident_id
+    assert [incident.candidate.verdict.kind for incident in incidents.open] == [
+        "inconclusive",
+        candidate.verdict.kind,
+    ]
 
 
 def test_an_empty_batch_produces_no_changes():

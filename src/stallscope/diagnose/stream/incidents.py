@@ -19,6 +19,9 @@ _UNOBSERVED = frozenset({NO_MORE_EVENTS, EVENTS_ENDED, TRACE_ENDED})
 UNCERTAIN = "uncertain"
 """The sort of late steps that may be a coincidence: reported only while no other verdict explains them."""
 
+_ON_LATE_STEPS = frozenset({"straggler", "device", "imbalance"})
+"""Kinds of verdicts that explain late steps."""
+
 _MAX_CLOSED = 256  # ids of closed incidents that are kept: none of these incidents opens again
 
 
@@ -146,10 +149,22 @@ class Incidents:
         return changes
 
     def _explained(self, candidate: Candidate) -> Incident | None:
-        """The open incident of uncertain late steps, which a verdict that is certain replaces."""
-        if candidate.verdict.kind == "inconclusive":
+        """The open incident of uncertain late steps, if the candidate is a verdict on the lateness of these ranks.
+
+        A verdict on other ranks, or a verdict that does not depend on steps, is a separate incident.
+        """
+        verdict = candidate.verdict
+        if verdict.kind not in _ON_LATE_STEPS or not candidate.quiet_steps:
             return None
-        return next((incident for incident in self.open if incident.candidate.sort == UNCERTAIN), None)
+        return next(
+            (
+                incident
+                for incident in self.open
+                if incident.candidate.sort == UNCERTAIN
+                and not _late_ranks(verdict).isdisjoint(incident.candidate.verdict.evidence.suspects or ())
+            ),
+            None,
+        )
 
     def end(
         self, at_ns: int, reason: str, closing: Callable[[Incident, str], None], *, sort: str | None = None
@@ -208,6 +223,12 @@ class Incidents:
 def worded(verdict: Verdict) -> Verdict:
     """The verdict with its summary in words."""
     return replace(verdict, summary=text.summary(verdict))
+
+
+def _late_ranks(verdict: Verdict) -> set[int]:
+    """The ranks whose lateness a verdict explains."""
+    evidence = verdict.evidence
+    return {*verdict.ranks, *(evidence.more_work or ()), *map(int, evidence.late_steps_by_rank or ())}
 
 
 def _is_news(reported: Verdict, now: Verdict, grown: float) -> bool:
