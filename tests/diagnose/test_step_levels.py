@@ -1,5 +1,7 @@
 """Changes of steps that have a few typical lengths, as with batches of several lengths."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,3 +44,9 @@ def test_batches_of_random_lengths_are_not_a_change(seed: int) -> None:
 
 def test_steps_that_become_shorter_are_not_a_slowdown() -> None:
     assert shifted_levels(batches(100, seed=2, cut=45, factor=0.8), Thresholds()) is None
+
+
+@pytest.mark.parametrize("change_share", [1.0, 2.5])
+def test_no_change_is_large_enough_for_a_high_limit(change_share: float) -> None:
+    limits = replace(Thresholds(), change_share=change_share)
+    assert shifted_levels(batches(100, seed=1, cut=45, factor=1.4), limits) is None

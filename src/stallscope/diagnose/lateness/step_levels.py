@@ -66,6 +66,8 @@ def _cut(is_like: Array, n_least: int) -> int:
 def _shift(before: Array, after: Array, *, least: float) -> float | None:
     """The logarithm of the factor by which most later steps are longer than earlier steps; None without one."""
     shifts = np.arange(least, np.log(_MAX_FACTOR), _FACTOR_STEP)
+    if not len(shifts):  # the smallest change that counts is larger than any that is searched for
+        return None
     apart = after[:, None] - before
     shares = np.array([(np.abs(apart - shift) <= _LIKE).any(axis=1).mean() for shift in shifts.tolist()])
     best = shares >= max(float(shares.max()), _MIN_LIKE)
