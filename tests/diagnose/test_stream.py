@@ -362,6 +362,24 @@ def test_a_job_with_a_silent_agent_is_inconclusive_while_other_agents_report():
     assert reason.startswith("host-b has sent no rows for") and "2 of 4 ranks" in reason
 
 
+def test_ranks_that_have_ended_are_not_counted_among_the_ranks_of_silent_nodes():
+    trace = dp_trace(node=(0, 0, 1, 1), offset_ns=(0, 0), n_steps=900)
+    gone_ns = trace.clocks[0].wall_ns + int(np.quantile(trace.collectives["ts_ns"], 0.4))
+    processes = trace.processes.copy()
+    processes["ended_ns"][np.flatnonzero(processes["node"] == 1)[0]] = trace.collectives["ts_ns"].min()
+    processes["ended_ns"][np.flatnonzero(processes["node"] == 0)[0]] = trace.collectives["ts_ns"].min()
+    trace = replace(trace, processes=processes)
+    clock = Hand()
+    stream = Stream(clock=clock, retention=Retention(lag_ns=SECOND // 2))
+    answers = []
+    for at_ns, batch in batches(trace, Cut(60, apart=True)):
+        clock.now_ns = at_ns
+        if batch.nodes != ("host-b",) or at_ns < gone_ns:
+            stream.feed(batch)
+        answers += stream.jobs()
+    assert "1 of 2 ranks" in answers[-1].reasons[0].reason
+
+
 def test_a_hang_is_over_when_its_ranks_go_on():
     """A rank is blocked for 20 s, and then continues."""
     stop = dp_trace([*every(1, 1, 20 * SECOND, first=25, until=26)], n_steps=60)

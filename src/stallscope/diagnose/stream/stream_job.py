@@ -299,7 +299,8 @@ class Job:
     def _silent_nodes(self, nodes: Nodes) -> list[Gap]:
         """The gap by nodes with running processes whose agents report nothing, while other agents do."""
         ended = self._ended(nodes)
-        running = {node for node, pid in self.members if (node, pid) not in ended}
+        members = self.members - ended
+        running = {node for node, _ in members}
         if not nodes.report_life(running):
             return []
         silent_ns = {
@@ -307,9 +308,9 @@ class Job:
             for node, ns in nodes.silent_ns(running).items()
             if ns >= _SILENT_LAGS * self.retention.lag_ns
         }
-        n_ranks = sum(node in silent_ns for node, _ in self.members)
+        n_ranks = sum(node in silent_ns for node, _ in members)
         by_name = {nodes.names[node]: ns for node, ns in silent_ns.items()}
-        return silent_nodes(by_name, n_ranks=n_ranks, n_all=len(self.members))
+        return silent_nodes(by_name, n_ranks=n_ranks, n_all=len(members))
 
     def standstill(self, nodes: Nodes, at_ns: int, *, is_last: bool = False) -> list[Change]:
         """Check for a hang after enough time without calls."""
