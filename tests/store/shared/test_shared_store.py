@@ -582,6 +582,38 @@ def test_a_wrong_clock_changes_neither_the_times_of_commits_nor_the_age_of_objec
     assert sweep.remove_unlisted(store.postgres, store.bucket) == 0
 
 
+def test_an_object_without_a_time_does_not_make_the_local_clock_the_clock_of_the_bucket(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    """As when another client deletes the object between its upload and the question for its time."""
+    bucket = Bucket(start.bucket)
+    put = bucket.put
+
+    def put_and_deleted(key: str, content: bytes, *, is_quick: bool = False) -> None:
+        put(key, content, is_quick=is_quick)
+        bucket.remove(key)
+
+    monkeypatch.setattr(bucket, "put", put_and_deleted)
+    with pytest.raises(Overloaded, match="does not report the time"):
+        bucket.now_ns()
+
+
+def test_a_starting_hub_does_not_delete_the_object_by_which_another_hub_reads_the_time(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    bucket, starting = Bucket(start.bucket), Bucket(start.bucket)
+    put, right_ns = bucket.put, time.time_ns
+
+    def put_while_the_other_starts(key: str, content: bytes, *, is_quick: bool = False) -> None:
+        put(key, content, is_quick=is_quick)
+        starting.checked()
+
+    monkeypatch.setattr(bucket, "put", put_while_the_other_starts)
+    monkeypatch.setattr(time, "time_ns", lambda: right_ns() + 86_400 * 10**9)
+    assert abs(bucket.now_ns() - right_ns()) < 3600 * 10**9
+    assert bucket.find(bucket._test_key) is None
+
+
 def test_a_folder_has_one_hub_and_the_folder_of_a_single_hub_is_refused(start: Started):
     start("hub-a")
     with pytest.raises(StorageFailed, match="another stallscope hub uses"):

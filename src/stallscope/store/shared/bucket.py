@@ -6,6 +6,7 @@ from the command line. Requests are bounded in time, so that an absent bucket de
 
 import logging
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ _QUICK_REQUEST_S = 5.0
 _SLOW_S, _AVOID_S = 1.0, 30.0
 """After such a request that took longer, acknowledgements do without the bucket for a time."""
 _RETRY_S = 5.0
-_TEST_KEY, _TEST = ".write-test", b"stallscope"
+_TEST = b"stallscope"
 _LOG = logging.getLogger(__name__)
 _FORM = (
     "--bucket expects s3://BUCKET/PREFIX, with ?endpoint_override=HOST:PORT&scheme=http&region=... if needed"
@@ -63,6 +64,7 @@ class Bucket:
         self._root = "/".join(filter(None, [parts.netloc, parts.path.strip("/")]))
         self._files = _filesystem(options, request_s=_REQUEST_S, attempts=_ATTEMPTS)
         self._quick_files = _filesystem(options, request_s=_QUICK_REQUEST_S, attempts=1)
+        self._test_key = f".write-test-{uuid.uuid4().hex}"  # its own: other hubs delete theirs at any time
         self._failed_s: float | None = None
         self._avoid_until_s = 0.0
         self.location = f"s3://{self._root}"
@@ -87,8 +89,8 @@ class Bucket:
         try:
             if self._files.get_file_info(self.name).type is fs.FileType.NotFound:
                 raise BadInput(f"the bucket {self.name!r} does not exist; create it, or change --bucket")
-            self._write(self._files, f"{self._root}/{_TEST_KEY}", _TEST)
-            self._files.delete_file(f"{self._root}/{_TEST_KEY}")
+            self._write(self._files, f"{self._root}/{self._test_key}", _TEST)
+            self._files.delete_file(f"{self._root}/{self._test_key}")
         except (OSError, pa.ArrowException) as error:
             text = str(error)
             if "NETWORK_CONNECTION" in text or "timed out" in text.lower():
@@ -121,19 +123,24 @@ class Bucket:
         if self._failed_s is None:
             return
         try:
-            self._write(self._quick_files, f"{self._root}/{_TEST_KEY}", _TEST)
+            self._write(self._quick_files, f"{self._root}/{self._test_key}", _TEST)
+            self._quick_files.delete_file(f"{self._root}/{self._test_key}")
         except (OSError, pa.ArrowException):
             return
         self._failed_s = None
 
     def now_ns(self) -> int:
         """The time by the clock of the bucket, ns since 1970, to a second. Raises Overloaded."""
-        self.put(_TEST_KEY, _TEST)
+        key = self._test_key
+        self.put(key, _TEST)
         try:
-            info = self._files.get_file_info(f"{self._root}/{_TEST_KEY}")
+            modified_ns = self._files.get_file_info(f"{self._root}/{key}").mtime_ns
         except (OSError, pa.ArrowException) as error:
-            raise self._away("read", _TEST_KEY, error) from error
-        return int(info.mtime_ns or time.time_ns())
+            raise self._away("read", key, error) from error
+        self.remove(key)
+        if modified_ns is None:
+            raise Overloaded("the bucket does not report the time of an object; send again later", _RETRY_S)
+        return int(modified_ns)
 
     def put(self, key: str, content: bytes, *, is_quick: bool = False) -> None:
         """Store an object. is_quick: fails soon if the bucket does not answer. Raises Overloaded."""
