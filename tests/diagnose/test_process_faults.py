@@ -227,6 +227,17 @@ def test_the_reason_of_an_event_loop_s_wait_is_named(others, waits_for, cause):
     assert TIMER not in str(verdict.causes[0].title)
 
 
+@pytest.mark.parametrize(("waits_for", "item"), [(TIMER, "sleep"), ("connection to 10.0.0.1:80", "network")])
+def test_the_budget_has_an_event_loop_s_wait_for_a_timer_as_sleep(waits_for, item):
+    frames = (SELECT, RUN_ONCE, "/job/train.py:9 run")
+    waiting = gpu(Category.NET, *frames, nr=232, waits_for=waits_for)
+    left = gpu(Category.NET, *frames, nr=LEFT, n=1)
+    trace = process(BLOCKED | {Category.NET: 0.7}, [waiting, left])
+    (data,) = as_data(trace, activities(trace))
+    assert data["budget"] == pytest.approx({"on_cpu": 0.05, "gpu_wait": 0.25, item: 0.7})
+    assert [at["state"] for at in data["locations"]] == [item]
+
+
 MANAGER = "/usr/lib/python3.12/concurrent/futures/process.py:400 wait_result_broken_or_wakeup"
 FUTURE = "/usr/lib/python3.12/concurrent/futures/_base.py:450 result"
 CONDITION = "/usr/lib/python3.12/threading.py:355 wait"

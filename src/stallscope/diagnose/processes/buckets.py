@@ -8,7 +8,7 @@ thread, since the ledger learns that only at the end of a wait.
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -119,15 +119,7 @@ NEW_CONNECTIONS = "new connections"
 def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
     out: dict[str, Bucket] = {}
-    others = activity.of_role(SampleRole.SAME_PROCESS)
-    n_working = others["n"][[is_own(user_line(activity.frames(row))) for row in others]].sum()
-    threads = Threads(
-        holds_interpreter_lock=_holds_interpreter_lock(activity),
-        is_for_workers=any(matches(activity.frames(row), _WORKERS) for row in others),
-        is_for_program=bool(np.isin(others["syscall_nr"], list(_CHILD_ENDS)).any())
-        or (activity.budget["child"] >= _MIN_CHILD_SHARE and len(activity.of_role(SampleRole.CHILD)) > 0),
-        is_working=bool(2 * n_working > others["n"].sum()),
-    )
+    threads = _threads(activity)
     loops = _loops(activity)
     at_line: dict[str, tuple[str, str]] = {}
     rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
@@ -227,6 +219,35 @@ _BY_ITEM = {
     "page_faults": "page_fault",
     "other": "blocked",
 }
+
+
+def _threads(activity: Activity) -> Threads:
+    others = activity.of_role(SampleRole.SAME_PROCESS)
+    n_working = others["n"][[is_own(user_line(activity.frames(row))) for row in others]].sum()
+    return Threads(
+        holds_interpreter_lock=_holds_interpreter_lock(activity),
+        is_for_workers=any(matches(activity.frames(row), _WORKERS) for row in others),
+        is_for_program=bool(np.isin(others["syscall_nr"], list(_CHILD_ENDS)).any())
+        or (activity.budget["child"] >= _MIN_CHILD_SHARE and len(activity.of_role(SampleRole.CHILD)) > 0),
+        is_working=bool(2 * n_working > others["n"].sum()),
+    )
+
+
+def with_timers_as_sleep(activity: Activity) -> Activity:
+    """The activity with the waits of an event loop that sleeps as sleep; the ledger has them as network waits."""
+    samples, budget = activity.samples.copy(), dict(activity.budget)
+    is_net = (samples["role"] == SampleRole.GPU) & (samples["category"] == Category.NET)
+    is_timer = is_net & (samples["object"] == TIMER.encode())
+    if not is_timer.any() or _reason_of_event_loop(_threads(activity)) != "host_sleep":
+        return activity
+    lines = {user_line(activity.frames(row)) for row in samples[is_timer]}
+    is_left = is_net & (samples["syscall_nr"] == LEFT)
+    is_timer[is_left] = [user_line(activity.frames(row)) in lines for row in samples[is_left]]
+    moved = budget["network"] * float(samples["n"][is_timer].sum() / samples["n"][is_net].sum())
+    budget["network"] -= moved
+    budget["sleep"] += moved
+    samples["category"][is_timer] = Category.SLEEP
+    return replace(activity, samples=samples, budget=budget)
 
 
 def weighted(activity: Activity) -> Iterator[tuple[Array, float]]:

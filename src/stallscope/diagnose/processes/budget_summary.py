@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stallscope.diagnose.processes.activity import Activity, Calls, locations
+from stallscope.diagnose.processes.buckets import with_timers_as_sleep
 from stallscope.diagnose.processes.code_locations import short
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import SampleRole
@@ -34,7 +35,7 @@ _MIN_SHARE = 0.005
 
 def as_data(trace: Trace, activities: Sequence[Activity]) -> list[dict[str, Any]]:
     """One object for each process, as in the JSON of a report."""
-    return [_data(trace, activity) for activity in activities]
+    return [_data(trace, with_timers_as_sleep(activity)) for activity in activities]
 
 
 def _data(trace: Trace, process: Activity) -> dict[str, Any]:
