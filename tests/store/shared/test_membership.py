@@ -2,7 +2,10 @@
 
 import itertools
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from tests.store.shared.hubs import (
@@ -19,6 +22,8 @@ from tests.store.shared.hubs import (
 
 from stallscope.errors import Overloaded
 from stallscope.store.hub.batches import Batch
+from stallscope.store.shared import leases
+from stallscope.store.shared.leases import Leases, Member
 from stallscope.store.shared.postgres_journal import Lease
 from stallscope.store.shared.shared_store import SharedStore
 from stallscope.store.shared.slots import N_SLOTS
@@ -189,3 +194,46 @@ def is_stored(store: SharedStore, batch: Batch) -> bool:
 
 def _fails(*_: object, **__: object) -> None:
     raise Overloaded("as a process that has ended", 1.0)
+
+
+class _SlowServer:
+    """A PostgreSQL server with the right time; the clock of this machine is ahead_s ahead.
+
+    query_s: the time that a query takes before and after it reads the clock. row_lock_s: the wait of other statements.
+    """
+
+    def __init__(self, *, ahead_s: float):
+        self.now_s, self.ahead_s = 1e9, ahead_s
+        self.query_s, self.row_lock_s = (0.0, 0.0), 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_ns(self) -> int:
+        return int((self.now_s + self.ahead_s) * 1e9)
+
+    @contextmanager
+    def transaction(self) -> Iterator["_SlowServer"]:
+        yield self
+
+    def execute(self, statement: str, values: object = None) -> SimpleNamespace:
+        before_s, after_s = self.query_s if statement.startswith("SELECT") else (0.0, self.row_lock_s)
+        self.now_s += before_s
+        rows = [] if statement.startswith("UPDATE") else [(self.now_s,)]
+        self.now_s += after_s
+        return SimpleNamespace(fetchall=lambda: rows)
+
+
+def test_neither_a_wait_for_a_row_nor_a_slow_answer_changes_the_difference_of_the_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    server = _SlowServer(ahead_s=3.0)
+    monkeypatch.setattr(leases, "time", server)
+    member = Member(name="hub-a", peer="", certificate="", ingest="", version="0")
+    mine = Leases(server, member, lease_s=3.0)  # type: ignore[arg-type]
+    server.query_s, server.row_lock_s = (0.1, 0.1), 20.0
+    mine.renew({})
+    assert mine.clock_ahead_ns / 1e9 == pytest.approx(3.0, abs=0.01)
+    server.query_s = (0.0, 60.0)  # as when this process is stopped before it reads the answer
+    mine.renew({})
+    assert mine.clock_ahead_ns / 1e9 == pytest.approx(3.0, abs=0.01)
