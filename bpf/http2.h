@@ -446,9 +446,14 @@ INLINE void message_received(struct frame_walk *w, struct stream *st)
 #define TRITON_STREAM 0xe41ccbe3       /* /inference.GRPCInferenceService/ModelStreamInfer */
 #define TRITON_STREAM_CODED 0xe6dd9b32
 
+INLINE bool is_triton_stream(u32 hash)
+{
+	return hash == TRITON_STREAM || hash == TRITON_STREAM_CODED;
+}
+
 INLINE bool is_triton_path(u32 hash)
 {
-	return hash == TRITON_INFER || hash == TRITON_INFER_CODED || hash == TRITON_STREAM || hash == TRITON_STREAM_CODED;
+	return hash == TRITON_INFER || hash == TRITON_INFER_CODED || is_triton_stream(hash);
 }
 
 /* The name of the model: the first field of a request to Triton (ModelInferRequest in grpc_service.proto). n: bytes of
@@ -548,6 +553,8 @@ INLINE void answered(struct frame_walk *w)
 		return;
 	if (!st->request.answer_ns)
 		st->request.answer_ns = w->now;
+	if (st->n_headers < 2)
+		st->n_headers++;
 	st->request.flags &= ~REQUEST_UNANSWERED;
 	st->request.response_bytes += w->f->left;
 	st->request.writer_tid = bpf_get_current_pid_tgid();
@@ -606,11 +613,14 @@ INLINE void window_grows(struct frame_walk *w)
 	st->credit += f->value;
 }
 
+/* The server sends an error as its only frame. A stream without messages may end with the status OK: after an earlier
+ * frame of header fields, or on Triton's stream, whose errors are messages. */
 INLINE bool has_no_message(struct frame_walk *w)
 {
 	struct stream *st = stream_of(w);
 
-	return st && !st->n_messages && !st->is_plain && !st->out.left;
+	return st && !st->n_messages && !st->is_plain && !st->out.left && st->n_headers == 1 &&
+	       !is_triton_stream(st->request.path_hash);
 }
 
 INLINE void frame_ends(struct frame_walk *w)

@@ -15,7 +15,7 @@ enum request_flag {
 	REQUEST_PIPELINED = 4,	/* it arrived before the end of the response to the request before it */
 	REQUEST_CLIENT_LEFT = 8, /* the client closed its side before the end of the response */
 	REQUEST_UNANSWERED = 16, /* no byte of the response was sent */
-	REQUEST_NO_MESSAGE = 32, /* a gRPC call that ended with a status and without a message: it failed */
+	REQUEST_NO_MESSAGE = 32, /* the response of a gRPC call was its end alone: it failed */
 };
 
 struct request_event { /* times are 0 until they are known */
@@ -169,7 +169,8 @@ struct stream { /* a request on it */
 	u32 n_messages; /* of the response */
 	u8 is_half_closed; /* the client has sent the whole request */
 	u8 is_plain;	   /* the body does not consist of gRPC messages */
-	u8 spare[2];
+	u8 n_headers;	   /* frames of header fields that the server has sent, at most 2 */
+	u8 spare[1];
 };
 
 #endif

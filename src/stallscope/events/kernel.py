@@ -397,8 +397,8 @@ STREAM = np.dtype(
         ("in", MESSAGE),
         ("out", MESSAGE),
         ("n_messages", "<u4"),
-        *((name, "u1") for name in ("is_half_closed", "is_plain")),
-        ("spare", "u1", (2,)),
+        *((name, "u1") for name in ("is_half_closed", "is_plain", "n_headers")),
+        ("spare", "u1", (1,)),
     ]
 )
 """struct stream: an open request on an HTTP/2 connection."""

@@ -2,7 +2,8 @@
 
 It prints its process number, and its port once it listens. Methods of the service `tests.Engine`: Whole (one message),
 Tokens (N_TOKENS messages, GAP_S apart), Chat (N_TOKENS messages for each message of the client), Large (messages of
-LARGE_BYTES), Never (no message), Refused (an error). Whole is also the method ModelInfer of Triton's service.
+LARGE_BYTES), Never (no message), Refused (an error), Begun (header fields, and then the end), Empty (only the end).
+Whole is also the method ModelInfer of Triton's service, and Empty its ModelStreamInfer.
 """
 
 import os
@@ -49,6 +50,15 @@ def refused(_request: bytes, context: grpc.ServicerContext) -> bytes:
     return b""
 
 
+def begun(_request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    context.send_initial_metadata(())
+    return iter(())
+
+
+def empty(_requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+    return iter(())
+
+
 def main() -> None:
     server = grpc.server(ThreadPoolExecutor(32))
     methods = {
@@ -58,8 +68,10 @@ def main() -> None:
         "Large": grpc.unary_stream_rpc_method_handler(large),
         "Never": grpc.unary_unary_rpc_method_handler(never),
         "Refused": grpc.unary_unary_rpc_method_handler(refused),
+        "Begun": grpc.unary_stream_rpc_method_handler(begun),
+        "Empty": grpc.stream_stream_rpc_method_handler(empty),
     }
-    triton = {"ModelInfer": methods["Whole"]}
+    triton = {"ModelInfer": methods["Whole"], "ModelStreamInfer": methods["Empty"]}
     server.add_generic_rpc_handlers(
         (
             grpc.method_handlers_generic_handler("tests.Engine", methods),

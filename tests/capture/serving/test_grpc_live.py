@@ -189,6 +189,15 @@ def test_a_call_that_ends_without_a_message_has_failed(server: Server):
     assert is_failed(request_rows(requests, {}, 0)).all()
 
 
+def test_a_stream_that_ends_without_a_message_has_not_failed(server: Server):
+    with server.channel() as channel:
+        assert list(channel.unary_stream("/tests.Engine/Begun")(b"prompt")) == []
+        triton = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        assert list(triton(iter([b"prompt"]))) == []
+        requests = server.recorded(2)
+    assert not is_failed(request_rows(requests, {}, 0)).any()
+
+
 def test_each_message_of_a_stream_is_a_token(server: Server):
     with server.channel() as channel:
         assert len(list(channel.unary_stream("/tests.Engine/Tokens")(b"prompt"))) == N_TOKENS
