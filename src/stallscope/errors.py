@@ -155,7 +155,7 @@ def remedy_for_extra(extra: str) -> str:
     if not _IS_BUNDLED:
         return f"pip install 'stallscope[{extra}]'"
     image = "the image stallscope-publish" if extra == "publish" else "the hub's image"
-    return f"this program or package does not include it; use {image}, or pip install 'stallscope[{extra}]'"
+    return f"this program or package does not contain it; use {image}, or install the wheel with its extra [{extra}]"
 
 
 def yaml_complaint(error: Any) -> str:
