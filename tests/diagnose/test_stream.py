@@ -12,7 +12,7 @@ from stallscope.demo.recorded_job import recorded
 from stallscope.diagnose.cost.delays import delays_by_process, total
 from stallscope.diagnose.findings import findings
 from stallscope.diagnose.report.verdict import Answer, Verdict
-from stallscope.diagnose.stream import Retention, Stream
+from stallscope.diagnose.stream import JobState, Retention, Stream
 from stallscope.diagnose.stream.history import quiet_steps
 from stallscope.diagnose.stream.incidents import UNCERTAIN, Candidate, Incidents
 from stallscope.diagnose.stream.window import complete
@@ -345,17 +345,22 @@ def test_a_silent_node_is_not_accused_while_other_nodes_continue():
     assert set(changes.opened) == {("straggler", (1,))}
 
 
-def test_a_job_with_a_silent_agent_is_inconclusive_while_other_agents_report():
-    trace = dp_trace(node=(0, 0, 1, 1), offset_ns=(0, 0), n_steps=900)
+def states_while_host_b_is_silent(trace: Trace) -> list[JobState]:
+    """The states of the job of a trace, after each batch; the agent of host-b sends its first rows only."""
     gone_ns = trace.clocks[0].wall_ns + int(np.quantile(trace.collectives["ts_ns"], 0.4))
     clock = Hand()
     stream = Stream(clock=clock, retention=Retention(lag_ns=SECOND // 2))
-    answers = []
+    states = []
     for at_ns, batch in batches(trace, Cut(60, apart=True)):
         clock.now_ns = at_ns
         if batch.nodes != ("host-b",) or at_ns < gone_ns:
             stream.feed(batch)
-        answers += stream.jobs()
+        states += stream.jobs()
+    return states
+
+
+def test_a_job_with_a_silent_agent_is_inconclusive_while_other_agents_report():
+    answers = states_while_host_b_is_silent(dp_trace(node=(0, 0, 1, 1), offset_ns=(0, 0), n_steps=900))
     assert Answer.HEALTHY in {state.answer for state in answers}
     assert answers[-1].answer == Answer.INCONCLUSIVE
     reason = answers[-1].reasons[0].reason
@@ -364,19 +369,10 @@ def test_a_job_with_a_silent_agent_is_inconclusive_while_other_agents_report():
 
 def test_ranks_that_have_ended_are_not_counted_among_the_ranks_of_silent_nodes():
     trace = dp_trace(node=(0, 0, 1, 1), offset_ns=(0, 0), n_steps=900)
-    gone_ns = trace.clocks[0].wall_ns + int(np.quantile(trace.collectives["ts_ns"], 0.4))
     processes = trace.processes.copy()
     processes["ended_ns"][np.flatnonzero(processes["node"] == 1)[0]] = trace.collectives["ts_ns"].min()
     processes["ended_ns"][np.flatnonzero(processes["node"] == 0)[0]] = trace.collectives["ts_ns"].min()
-    trace = replace(trace, processes=processes)
-    clock = Hand()
-    stream = Stream(clock=clock, retention=Retention(lag_ns=SECOND // 2))
-    answers = []
-    for at_ns, batch in batches(trace, Cut(60, apart=True)):
-        clock.now_ns = at_ns
-        if batch.nodes != ("host-b",) or at_ns < gone_ns:
-            stream.feed(batch)
-        answers += stream.jobs()
+    answers = states_while_host_b_is_silent(replace(trace, processes=processes))
     assert "1 of 2 ranks" in answers[-1].reasons[0].reason
 
 
