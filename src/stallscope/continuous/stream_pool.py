@@ -73,7 +73,7 @@ class PooledStreams:
         """See streams.Diagnoses."""
 
         def step(process: StreamProcess) -> list[Change] | None:
-            self._keys.add(key)  # a step that fails may leave a stream, too
+            self._keys.add(key)  # a failed step may leave a stream as well
             return process.feed(key, tables, n_left_out=n_left_out, is_behind=is_behind)
 
         return self._answer(step)

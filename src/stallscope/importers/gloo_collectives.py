@@ -87,8 +87,8 @@ class GlooCollectives:
     def _pairs(self, op: Op) -> list[tuple[_Span, _Span]]:
         """The call of each collective, or its own operator where the call is not certain.
 
-        Calls have the same name for all backends, so their number must be that of the collectives, without those that
-        the profile cuts off: collectives before the first call, and calls after the last collective.
+        Calls have the same name for all backends, so their number must equal the number of the collectives. Collectives
+        before the first call, and calls after the last collective, do not count: the profile cuts off their pairs.
         """
         spans, calls = sorted(self._collectives[op]), sorted(self._calls[op])
         calls = [call for call in calls if call.begin_ns <= spans[-1].begin_ns]

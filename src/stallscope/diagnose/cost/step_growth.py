@@ -615,7 +615,7 @@ def _steps(case: Case, late: Sequence[LateStep]) -> Stretches:
 
 
 def _may_have_changed(length_ns: Array) -> bool:
-    """Whether the shorter steps of the last third are longer than those of the first: a search takes far longer."""
+    """Whether the shorter steps are longer in the last third than in the first: a search takes far longer."""
     third = len(length_ns) // 3
     if third < _FEWEST_FREE:
         return False

@@ -141,7 +141,7 @@ def _without_fault(
             f"seem to wait for it; the largest item of its time budget is {word(item)} ({share:.0%})"
         ),
         advice=[
-            f"Compare the work of rank {slow.rank} with that of the other ranks: it may have more.",
+            f"Compare the work of rank {slow.rank} with the work of the other ranks: it may have more.",
             "Look at the lines at which the other ranks wait: they may wait for something else.",
         ],
         evidence=VerdictEvidence(
