@@ -5,9 +5,9 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ class SlotDiagnoses:
         """Forget the diagnosis of a slot, except its totals."""
         with self._lock:
             self._open.remove(shard)
-            self._ended = _sum([self._ended, shard.numbers])
+            self._ended = ShardTotals.of_all([self._ended, replace(shard.numbers, diagnosis_lag_s=0.0)])
 
     def close(self) -> None:
         """End the processes of the streams."""
@@ -67,20 +67,13 @@ class SlotDiagnoses:
     def numbers(self) -> ShardTotals:
         """The totals of all slots since the start; the largest lag of the open slots."""
         with self._lock:
-            totals = _sum([self._ended, *(shard.numbers for shard in self._open)])
-            lag_s = max((shard.numbers.diagnosis_lag_s for shard in self._open), default=0.0)
-        return replace(totals, diagnosis_lag_s=lag_s)
+            return ShardTotals.of_all([self._ended, *(shard.numbers for shard in self._open)])
 
     def confirmed_ns(self, tenant: str) -> dict[str, int]:
         """When the diagnosis last confirmed each open incident of a tenant, ns since 1970; of slots of this hub."""
         return {
             incident: at_ns for shard in self._all() for incident, at_ns in shard.confirmed_ns(tenant).items()
         }
-
-
-def _sum(parts: Sequence[ShardTotals]) -> ShardTotals:
-    each = [asdict(part) for part in parts]
-    return ShardTotals(**{field.name: sum(n[field.name] for n in each) for field in fields(ShardTotals)})
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class Backlog:
 
     def add(self, batch: Batch) -> int:
         """Add a committed batch; fast. Returns the number of its rows that do not fit."""
-        n_rows = _n_rows(batch.tables)
+        n_rows = count_rows(batch.tables)
         if not n_rows:
             return 0
         with self._changed:
@@ -234,19 +234,19 @@ class Backlog:
             if (n_skipped := n_further(batch, all_parts)) and self._owns((batch.tenant, OTHERS)):
                 self._skipped((batch.tenant, OTHERS), n_skipped)
             with self._changed:
-                self._n_in -= _n_rows(batch.tables)
+                self._n_in -= count_rows(batch.tables)
                 for key, tables in parts.items():
                     if key not in self._lanes:
                         if self._order.n_of(key[0]) >= MAX_CLUSTERS:
-                            self._skipped(key, _n_rows(tables))
+                            self._skipped(key, count_rows(tables))
                             continue
                         self._lanes[key] = _Queue()
                         self._order.add(key)
                     lane, sample = self._lanes[key], self._samples.get(key)
-                    part = _sampled(_Part(tables, _n_rows(tables), at_s), sample.every if sample else 1)
+                    part = _sampled(_Part(tables, count_rows(tables), at_s), sample.every if sample else 1)
                     lane.parts.append(part)
                     lane.n_rows += part.n_rows
-                    lane.n_left_out += _n_rows(tables) - part.n_rows
+                    lane.n_left_out += count_rows(tables) - part.n_rows
         with self._changed:
             self._bound_all()
 
@@ -304,7 +304,7 @@ def _drop_oldest(lane: _Queue, most: int) -> None:
         tables = {
             name: rows if name in _ALWAYS_KEPT else rows.slice(0, 0) for name, rows in part.tables.items()
         }
-        kept.append(_Part(tables, _n_rows(tables), part.at_s))
+        kept.append(_Part(tables, count_rows(tables), part.at_s))
     if kept:
         at_s = lane.parts[0].at_s if lane.parts else kept[-1].at_s
         whole = _Part(_joined(kept), sum(part.n_rows for part in kept), at_s)
@@ -364,7 +364,7 @@ def in_parts(tables: Tables, max_rows: int) -> Iterator[dict[str, pa.Table]]:
 
 def n_further(batch: Batch, parts: Mapping[Key, Tables]) -> int:
     """The rows of a batch beyond MAX_CLUSTERS clusters. parts: see by_cluster()."""
-    return _n_rows(batch.tables) - sum(map(_n_rows, parts.values()))
+    return count_rows(batch.tables) - sum(map(count_rows, parts.values()))
 
 
 def _split(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -393,5 +393,6 @@ def _joined(parts: list[_Part]) -> dict[str, pa.Table]:
     }
 
 
-def _n_rows(tables: Tables) -> int:
+def count_rows(tables: Tables) -> int:
+    """The rows that the diagnosis examines."""
     return sum(len(rows) for name, rows in tables.items() if name in _TABLES)

@@ -6,7 +6,6 @@ several cores and the receiver keeps its core.
 
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import partial
 
 from stallscope.continuous.backlog import BacklogLimits, Key
@@ -48,12 +47,7 @@ class ContinuousDiagnosis:
     @property
     def numbers(self) -> ShardTotals:
         """The totals of all shards; the largest lag."""
-        each = [shard.numbers for shard in self._shards]
-        totals = {
-            field.name: sum(getattr(numbers, field.name) for numbers in each) for field in fields(ShardTotals)
-        }
-        totals["diagnosis_lag_s"] = max(numbers.diagnosis_lag_s for numbers in each)
-        return ShardTotals(**totals)
+        return ShardTotals.of_all(shard.numbers for shard in self._shards)
 
     def close(self) -> None:
         """Stop. Open incidents stay open in the table, and are examined again at the next start."""

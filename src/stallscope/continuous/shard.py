@@ -9,9 +9,9 @@ rows that are left out are counted, and reported in the verdicts.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from threading import Thread
 from typing import Any
 
@@ -25,6 +25,7 @@ from stallscope.continuous.backlog import (
     ClusterTurn,
     Key,
     by_cluster,
+    count_rows,
     in_parts,
     n_further,
 )
@@ -61,6 +62,14 @@ class ShardTotals:
     diagnosis_lag_s: float = 0.0
     verdicts_opened: int = 0
     verdicts_closed: int = 0
+
+    @staticmethod
+    def of_all(parts: Iterable["ShardTotals"]) -> "ShardTotals":
+        """The totals of several shards; the largest lag."""
+        each = list(parts)
+        sums = {field.name: sum(getattr(part, field.name) for part in each) for field in fields(ShardTotals)}
+        lag_s = max((part.diagnosis_lag_s for part in each), default=0.0)
+        return ShardTotals(**sums | {"diagnosis_lag_s": lag_s})
 
 
 class Shard:
@@ -116,10 +125,10 @@ class Shard:
         """Take a committed batch; called in the writer's thread."""
         if self._backlog.add(batch):
             parts = by_cluster(batch)
-            of_parts = {key: sum(map(len, tables.values())) for key, tables in parts.items()}
-            for key, n_rows in (of_parts | {(batch.tenant, OTHERS): n_further(batch, parts)}).items():
-                if n_rows and self._owns(key):
-                    self._skip(key, n_rows)
+            of_parts = {key: count_rows(tables) for key, tables in parts.items()}
+            for key, n in (of_parts | {(batch.tenant, OTHERS): n_further(batch, parts)}).items():
+                if n and self._owns(key):
+                    self._skip(key, n)
 
     def _skip(self, key: Key, n_rows: int) -> None:
         """Count rows that will not be examined."""
@@ -325,7 +334,7 @@ class Shard:
                 for part in in_parts(tables, _RESUMED_ROWS):
                     if self._backlog.is_ended:  # a slot may be handed over again before its rows were read
                         return
-                    self._examine(ClusterTurn(key, part, sum(map(len, part.values()))))
+                    self._examine(ClusterTurn(key, part, count_rows(part)))
 
     def _remember(self, tenant: str, row: dict[str, Any]) -> None:
         """Note a stored incident that the streams may find again."""
