@@ -12,6 +12,7 @@ from report import report
 
 from stallscope.capture.probes.governor import COST_RATIO, Group, counts_by_group
 from stallscope.capture.probes.maps import Entries
+from stallscope.capture.probes.operations import BUDGETED
 from stallscope.events import kernel
 from stallscope.events.kernel import HookGroup
 
@@ -25,8 +26,8 @@ def main() -> None:
     rows = np.zeros(_N_PROCESSES, kernel.PROCESS)
     slots = rows["slots"]
     slots["tid"] = 1 + np.arange(slots.size).reshape(slots.shape)
-    entries = Entries(np.arange(_N_PROCESSES, dtype=np.uint32), slots)
-    states = {group: Group() for group in list(HookGroup)}
+    entries = Entries(np.arange(_N_PROCESSES, dtype=np.uint32), rows)
+    states = {group: Group() for group in (HookGroup.ALWAYS, *BUDGETED)}
 
     def thread_by_thread() -> None:
         for group, counts in counts_by_group(entries, list(states)).items():

@@ -171,7 +171,7 @@ class Told(Governor):
     def tells(self) -> dict[str, Any]:
         """What Governed holds, of now."""
         groups = [group for group in HookGroup if group is not HookGroup.GRAPH_LAUNCHES]  # not in the counts
-        result = counts_by_group(self.program.slots(), groups)
+        result = counts_by_group(self.program.process_rows(), groups)
         lost_ns = [
             sum(count.lost_ns(Count(), self.cost_ratio) for count in result[group].values())
             for group in groups

@@ -325,8 +325,7 @@ class Governor:
             return
         is_on = [group for group, state in self.groups.items() if state.is_on]
         processes = self.program.process_rows()
-        slots = Entries(processes.keys, processes.values["slots"])
-        counts = counts_by_group(slots, [HookGroup.ALWAYS, *is_on])
+        counts = counts_by_group(processes, [HookGroup.ALWAYS, *is_on])
         with self._lock:
             self._drop_redundant(processes, now_ns)
             self._count_always(counts.pop(HookGroup.ALWAYS), now_ns)
@@ -472,14 +471,18 @@ class Governor:
             self._notes.append(text)
 
 
-def counts_by_group(slots: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, ThreadCounts]:
-    """Counts of each group so far, by process and thread. slots: from Program.slots()."""
-    tids = slots.values["tid"]
+def counts_by_group(processes: Entries, groups: Sequence[HookGroup]) -> dict[HookGroup, ThreadCounts]:
+    """Counts of each group so far, by process and thread. processes: kernel.PROCESS by process.
+
+    groups: without GRAPH_LAUNCHES, which are not counted.
+    """
+    slots = processes.values["slots"]
+    tids = slots["tid"]
     process_index, slot = np.nonzero(tids)
-    threads = list(zip(slots.keys[process_index].tolist(), tids[process_index, slot].tolist(), strict=True))
-    columns = [
-        slots.values[name][process_index, slot].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")
-    ]
+    threads = list(
+        zip(processes.keys[process_index].tolist(), tids[process_index, slot].tolist(), strict=True)
+    )
+    columns = [slots[name][process_index, slot].tolist() for name in ("way_ns", "inside_ns", "scheduler_ns")]
     permanent = (HookGroup.ALWAYS, HookGroup.RUNTIME_WAITS)
     return {
         group: {

@@ -367,11 +367,6 @@ class Program:
         """Every traced process, without its time on one clock: kernel.PROCESS (n,) by process. Raises CannotTrace."""
         return self._process_reader().entries()
 
-    def slots(self) -> Entries:
-        """The GPU threads of every traced process: kernel.SLOT (n, N_SLOTS) by process. Raises CannotTrace."""
-        entries = self.process_rows()
-        return Entries(entries.keys, entries.values["slots"])
-
     def uses_nccl(self) -> bool:
         """Whether any traced process has called NCCL. Raises CannotTrace."""
         return bool(self._process_reader().total(lambda rows: rows["uses_nccl"]))
