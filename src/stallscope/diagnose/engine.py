@@ -233,7 +233,7 @@ def _differing_gpus(case_findings: Findings) -> list[dict[str, object]]:
         {
             "what": "a GPU that is slightly slower than its peers, within the variation of its model",
             "rank": int(case_findings.case.timeline.rank[process]),
-            "late_ms": round(float(np.median([step.excess_ns for step in device.late])) / 1e6, 3),
+            "late_ms": round(device.typical_ns / 1e6, 3),
             "n_steps": len(device.late),
         }
         for process, device in case_findings.differing.items()

@@ -104,7 +104,7 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
 def _moves(process: int, device: SlowDevice, late: list[LateStep]) -> bool:
     """Whether other GPUs work as long in other steps: a hot expert moves, while another program on a GPU stays."""
     own_steps = {step.step for step in device.late}
-    typical_ns = float(np.median([step.excess_ns for step in device.late]))
+    typical_ns = device.typical_ns
     elsewhere = {
         step.step
         for step in late
@@ -126,8 +126,7 @@ def _is_by_manufacture(case: Case, device: SlowDevice) -> bool:
     """Whether a GPU is slower by a small share of the step: GPUs of a model differ that much, and their speed drifts
     around the threshold of a late step.
     """
-    typical_ns = float(np.median([late.excess_ns for late in device.late]))
-    return typical_ns < case.limits.late_step_share * case.step_ns
+    return device.typical_ns < case.limits.late_step_share * case.step_ns
 
 
 def _is_victim(connected: Array, process: int, slow: Mapping[int, SlowDevice]) -> bool:

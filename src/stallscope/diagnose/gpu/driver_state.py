@@ -95,8 +95,10 @@ def unlike_others(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
 ) -> CauseEvidence:
     """The driver readings in which the rank's GPU differs from the other ranks' GPUs of its model at the same time."""
+    periods = _periods(trace, gpus, verdict)
     others = sorted(set(gpus.values()) - {gpus[rank]})
-    return CauseEvidence(unlike_other_gpus=_differences(trace, gpus[rank], others, verdict, None) or None)
+    own, *of_others = (_readings(trace, gpu, periods[gpu[0]]) for gpu in (gpus[rank], *others))
+    return CauseEvidence(unlike_other_gpus=_differences(own, of_others) or None)
 
 
 def link_states(
@@ -104,28 +106,23 @@ def link_states(
 ) -> list[str]:
     """In which readings of links, and by which hardware errors, the GPUs of some ranks differ from all other GPUs."""
     chosen = {rank: gpus[rank] for rank in ranks if rank in gpus}
-    others = sorted(set(gpus.values()) - set(chosen.values()))
+    periods = _periods(trace, gpus, verdict)
+    others = [
+        _readings(trace, gpu, periods[gpu[0]]) for gpu in sorted(set(gpus.values()) - set(chosen.values()))
+    ]
     out = []
     for rank, gpu in chosen.items():
-        found = _differences(trace, gpu, others, verdict, LINKS)
-        fault = _fault(_of(trace.gpus, *gpu), *_periods(trace, gpus, verdict)[gpu[0]])
+        own = _readings(trace, gpu, periods[gpu[0]])
+        found, fault = _differences(own, others, LINKS), _fault(own.rows, *periods[gpu[0]])
         found += [f"Xid {number}" for number in (fault.evidence.xid or [] if fault else [])]
         out += [f"rank {rank}: {'; '.join(found)}"] if found else []
     return out
 
 
-def _differences(
-    trace: Trace,
-    own: tuple[int, int],
-    others: list[tuple[int, int]],
-    verdict: Verdict,
-    columns: Collection[str] | None,
-) -> list[str]:
-    """The readings in which a GPU differs from other GPUs of its model at the time of a verdict."""
-    periods = _periods(trace, dict(enumerate([own, *others])), verdict)
-    readings, *of_others = (_readings(trace, gpu, periods[gpu[0]]) for gpu in (own, *others))
-    same_model = [each for each in of_others if _max_mhz(each.rows) == _max_mhz(readings.rows)]
-    return differences(readings, same_model, columns)
+def _differences(own: Readings, others: list[Readings], columns: Collection[str] | None = None) -> list[str]:
+    """The readings in which a GPU differs from other GPUs of its model."""
+    same_model = [each for each in others if _max_mhz(each.rows) == _max_mhz(own.rows)]
+    return differences(own, same_model, columns)
 
 
 def _readings(trace: Trace, gpu: tuple[int, int], period: tuple[int, int]) -> Readings:
@@ -203,8 +200,10 @@ def _held(
     """A clock that is held down, at the time of the verdict, or for most of the trace without one."""
     periods = _periods(trace, gpus, verdict)
     held = _held_clock(*_during(_of(trace.gpus, *gpus[rank]), *periods[gpus[rank][0]]))
+    if held is None:
+        return None
     reference = _reference_mhz(trace, gpus, rank, periods)
-    if held is None or reference is None or held.mhz > _CLOCK_SHARE * reference:
+    if reference is None or held.mhz > _CLOCK_SHARE * reference:
         return None
     return _Reason(
         "gpu_slow",

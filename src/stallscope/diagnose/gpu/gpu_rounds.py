@@ -89,8 +89,8 @@ def host_ns(kernels: Array) -> Array:
 
 def are_calls_known(kernels: Array) -> bool:
     """Whether the calls belong to their kernels: no kernel starts before its call. kernels: of one process."""
-    has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
-    return bool(len(kernels)) and not _are_early(host_ns(kernels)[has_times], kernels["ts_ns"][has_times])
+    timed = kernels[kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0]
+    return bool(len(kernels)) and not _are_early(host_ns(timed), timed["ts_ns"])
 
 
 def _are_early(arrive_ns: Array, called_ns: Array) -> bool:

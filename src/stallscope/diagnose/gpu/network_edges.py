@@ -138,12 +138,7 @@ def _recorded_ns(ts_ns: Array) -> float:
 
 def _members(trace: Trace) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
     """The rank in the job and the node of each rank of a communicator, where traced."""
-    ranks = {
-        (int(row["node"]), int(row["pid"])): int(row["rank"])
-        for row in trace.processes
-        if row["rank"] != UNKNOWN
-    }
-    rank_of, node_of = {}, {}
+    ranks, rank_of, node_of = trace.launcher_ranks(), {}, {}
     for comm_hash, comm_rank, node, pid in np.unique(
         trace.gpu_kernels[["comm_hash", "comm_rank", "node", "pid"]]
     ).tolist():

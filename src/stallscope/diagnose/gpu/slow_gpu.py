@@ -47,6 +47,11 @@ class SlowDevice:
     seen_by: str
     is_kind_of_step: bool = False
 
+    @property
+    def typical_ns(self) -> float:
+        """The median of its excess in the late steps."""
+        return float(np.median([step.excess_ns for step in self.late]))
+
 
 @dataclass(frozen=True)
 class DeviceExcess:
