@@ -106,7 +106,7 @@ def _may_be_absorbed(case: Case, late: Sequence[LateStep]) -> bool:
     here = slice(*np.searchsorted(table.process, [process, process + 1]))
     after = np.searchsorted(table.step[here], [late_step.step + 1 for late_step in late])
     waited = np.append(table.wait_ns[here], 0)[np.minimum(after, len(table.step[here]))]
-    delay = np.array([max(late_step.late_ns, late_step.excess_ns) for late_step in late])
+    delay = np.array([late_step.delay_ns for late_step in late])
     times = HostTimes.of(case.timeline, case.programs, list(late))
     parts = passed_on(case.timeline, times, list(late))
     return bool(np.median(waited - delay) >= 0 and np.median(parts) < _PASSED_ON)

@@ -747,13 +747,10 @@ def _releases(case: Case, late: Sequence[LateStep], slow_gpus: Collection[int]) 
     delay = {late_step.process: np.zeros(len(n_steps)) for late_step in late}
     in_all = dict.fromkeys(delay, 0.0)
     for late_step in late:
-        k, size = (
-            int(np.searchsorted(when, case.arrival_ns[late_step.peak_row], side="right")) - 1,
-            late_step.late_ns,
-        )
-        in_all[late_step.process] += max(size, late_step.excess_ns)
+        k = int(np.searchsorted(when, case.arrival_ns[late_step.peak_row], side="right")) - 1
+        in_all[late_step.process] += late_step.delay_ns
         if 0 <= k < len(n_steps):
-            delay[late_step.process][k] += max(size, late_step.excess_ns)
+            delay[late_step.process][k] += late_step.delay_ns
     most_ns = _most_between_releases(case, sorted(delay))
     for process in delay.keys() & set(slow_gpus):  # a slow GPU has work all the time
         most_ns[delay[process] > 0] = np.inf
@@ -772,7 +769,7 @@ def _releases(case: Case, late: Sequence[LateStep], slow_gpus: Collection[int]) 
         in_all_ns=in_all,
         others_ns=np.full(len(n_steps), np.nan),
         most_ns=most_ns,
-        unhidden_ns=max((max(each.late_ns, each.excess_ns) for each in hosts), default=0.0),
+        unhidden_ns=max((each.delay_ns for each in hosts), default=0.0),
     )
 
 

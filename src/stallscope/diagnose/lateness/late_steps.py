@@ -52,6 +52,11 @@ class LateStep:
     is_usual: bool = False
     is_stopped: bool = False
 
+    @property
+    def delay_ns(self) -> float:
+        """The larger of the lateness and the own excess."""
+        return max(self.late_ns, self.excess_ns)
+
 
 def noise_ns(timeline: Timeline, table: Cells) -> float:
     """The variation of a quiet rank's self time from step to step (robust standard deviation).

@@ -235,11 +235,12 @@ def _threads(activity: Activity) -> Threads:
 
 def with_timers_as_sleep(activity: Activity) -> Activity:
     """The activity with the waits of an event loop that sleeps as sleep; the ledger has them as network waits."""
-    samples, budget = activity.samples.copy(), dict(activity.budget)
+    samples = activity.samples
     is_net = (samples["role"] == SampleRole.GPU) & (samples["category"] == Category.NET)
     is_timer = is_net & (samples["object"] == TIMER.encode())
     if not is_timer.any() or _reason_of_event_loop(_threads(activity)) != "host_sleep":
         return activity
+    samples, budget = samples.copy(), dict(activity.budget)
     lines = {user_line(activity.frames(row)) for row in samples[is_timer]}
     is_left = is_net & (samples["syscall_nr"] == LEFT)
     is_timer[is_left] = [user_line(activity.frames(row)) in lines for row in samples[is_left]]
@@ -373,7 +374,6 @@ def _reason(
     loops: frozenset[tuple[str, str]],
 ) -> tuple[str, str]:
     """The bucket of a sample of the GPU thread, and the activity within it."""
-    inner = tuple(frame for frame in frames if function(frame) not in loops)
     item, nr = item_of(int(row["category"])), int(row["syscall_nr"])
     name = text_of(row, "object")
     if item == "on_cpu" and name.startswith("page faults"):
@@ -384,6 +384,7 @@ def _reason(
         name.startswith(("end of", "pipe written")) and _COMPILERS.search(name)
     ):
         return "recompilation", item
+    inner = tuple(frame for frame in frames if function(frame) not in loops)
     if code_locations.saves(inner) or (item == "disk" and code_locations.CHECKPOINTS.search(name)):
         return "checkpoint", "fsync" if nr in _SYNCS else "write" if item == "disk" else item
     if matches(frames, code_locations.LOADS) and item not in ("gpu_wait", "launches"):

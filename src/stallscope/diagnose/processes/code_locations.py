@@ -55,7 +55,7 @@ def saves(frames: tuple[str, ...]) -> bool:
 
 def is_own(line: str) -> bool:
     """Whether a line belongs to the user's code, and not to a library."""
-    return bool(line) and not _LIBRARY.search(line) and not _NATIVE.match(line)
+    return is_python(line) and not _LIBRARY.search(line)
 
 
 def is_python(line: str) -> bool:

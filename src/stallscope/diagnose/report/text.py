@@ -180,9 +180,14 @@ def _fact(name: str, value: object) -> str:
     return f"{name_text(name)} {value_text(value)}"
 
 
+def _times(ms_of: Mapping[str, float]) -> str:
+    """Times by name, in milliseconds: `on cpu 430 ms, lock 13 ms`."""
+    return ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in ms_of.items())
+
+
 def _part(part: RequestPart) -> str:
     """A part of the path of late requests: `decode 443 ms in process 4711: on cpu 430 ms, lock 13 ms`."""
-    states = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in (part.states or {}).items())
+    states = _times(part.states or {})
     process = f" in process {part.pid}" if part.pid else ""
     return f"{name_text(part.part)} {ms_text(part.ms)}{process}{f': {states}' if states else ''}"
 
@@ -192,8 +197,7 @@ def _own_times(verdict: Verdict) -> list[str]:
     facts = verdict.evidence
     if not (facts.engine_ms and facts.recorded_ms):
         return []
-    own = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in facts.engine_ms.items())
-    recorded = ", ".join(f"{name_text(name)} {ms_text(ms)}" for name, ms in facts.recorded_ms.items())
+    own, recorded = _times(facts.engine_ms), _times(facts.recorded_ms)
     return [
         f"spans of {counted(facts.n_spans or 0, 'request')}: {own}; recorded times of the same requests: {recorded}"
     ]

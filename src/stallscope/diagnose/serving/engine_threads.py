@@ -5,7 +5,7 @@ The sampler slows down if an engine has many Python processes, so a sample stand
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,13 +78,13 @@ class Threads:
         """Samples of the times that overlap this interval."""
         return _in(self.samples, begin_ns, end_ns)
 
-    def line_of(self, rows: Array, weight: Callable[[Array], int]) -> str:
-        """The most frequent line of the user's code in these rows; empty without stacks."""
+    def line_of(self, rows: Array, weight: str) -> str:
+        """The most frequent line of the user's code in these rows; empty without stacks. weight: a column."""
         lines = Counter[str]()
         for row in rows:
             frames = self.trace.stacks.get(int(row["stack"]), ())
             if row["stack"] != UNKNOWN and (line := user_line(frames)):
-                lines[line] += weight(row)
+                lines[line] += int(row[weight])
         return lines.most_common(1)[0][0] if lines else ""
 
     def running(
@@ -121,7 +121,7 @@ class Threads:
         """The line of code of the threads of these rows, by samples in the states of these rows; empty if unknown."""
         samples = self.sampled(begin_ns, end_ns)
         is_same = np.isin(samples["tid"], rows["tid"]) & np.isin(samples["category"], rows["category"])
-        return self.line_of(samples[is_same], lambda row: int(row["n"]))
+        return self.line_of(samples[is_same], "n")
 
     def frequent_line(
         self, begin_ns: int, end_ns: int, *, pid: int, tids: Collection[int], category: Category
@@ -133,10 +133,7 @@ class Threads:
         )
         own = rows[is_own]
 
-        def n_samples(row: Array) -> int:
-            return int(row["n"])
-
-        return self.line_of(_in(own, begin_ns, end_ns), n_samples) or self.line_of(own, n_samples)
+        return self.line_of(_in(own, begin_ns, end_ns), "n") or self.line_of(own, "n")
 
     def _functions(self, rows: Array) -> dict[tuple[str, str], Counter[str]]:
         """Sampled time by function and line of the user's code."""

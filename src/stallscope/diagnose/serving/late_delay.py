@@ -190,7 +190,7 @@ class Delay:
 
     def line(self, rows: Array) -> str | None:
         """The line of code of these intervals: by their stacks, otherwise by samples of their threads."""
-        line = self.threads.line_of(rows, lambda row: int(row["duration_ns"]))
+        line = self.threads.line_of(rows, "duration_ns")
         return line or self.threads.sampled_line(self.begin_ns, self.end_ns, rows) or None
 
     def pid_of(self, rows: Array) -> int:

@@ -193,15 +193,13 @@ def _steps_of_model(timeline: Timeline, by_length: Array, signature: Array) -> t
     by_length: the processes of the program, the process with the most rows first.
     """
     models = by_length if len(by_length) >= _FEWEST_MODELS else by_length[:1]
-    first: tuple[slice, _Steps] | None = None
+    found: list[tuple[slice, _Steps]] = []
     for model in models[:_MAX_MODELS].tolist():
         rows = _rows_of(timeline, model)
-        found = rows, _steps(timeline, rows, signature[rows])
-        if found[1].begins_marked:
-            return found
-        first = first or found
-    assert first is not None
-    return first
+        found.append((rows, _steps(timeline, rows, signature[rows])))
+        if found[-1][1].begins_marked:
+            return found[-1]
+    return found[0]
 
 
 def _steps(timeline: Timeline, where: slice, signature: Array) -> _Steps:

@@ -89,12 +89,12 @@ def _is_confirmed(timeline: Timeline) -> bool:
     last_ns = np.full(timeline.n_rounds, np.iinfo(np.int64).min)
     np.maximum.at(last_ns, timeline.round, timeline.ts_ns)
     is_early = is_known & (released_ns + _RELEASED_TOGETHER_NS < last_ns[timeline.round])
-    n_rounds, n_waits, n_early = (
+    n_last, n_waits, n_early = (
         np.bincount(timeline.process, weights=weights, minlength=timeline.n_processes)
-        for weights in (None, is_known & is_last, is_early & is_last)
+        for weights in (is_last, is_known & is_last, is_early & is_last)
     )
-    n_waits_needed = np.maximum(_MIN_RELEASES, _OFTEN * np.bincount(timeline.process, weights=is_last))
-    return bool((n_waits >= n_waits_needed).all() and (n_early <= _RARELY * n_waits).all() and len(n_rounds))
+    is_enough = n_waits >= np.maximum(_MIN_RELEASES, _OFTEN * n_last)
+    return bool(is_enough.all() and (n_early <= _RARELY * n_waits).all())
 
 
 def clock_error_ns(timeline: Timeline, clocks: Clocks) -> Array | None:

@@ -48,8 +48,7 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     benign: list[dict[str, object]] = []
     calls = outermost(trace.calls)
     known = {
-        (each.node, each.pid): each
-        for each in without_nccl.with_polling_as_waits(trace, list(activities(trace)))
+        (each.node, each.pid): each for each in without_nccl.with_polling_as_waits(trace, activities(trace))
     }
     all_steps = [*steps_of_rounds(trace)]
     has_rounds = {(steps.node, steps.pid) for steps in all_steps}
