@@ -29,10 +29,7 @@ _TABLES = (*traces.TABLES, traces.LOSSES, machine_incidents.TABLE)
 MAX_CLUSTERS = 1_000
 """Limit of the clusters of a batch, and of the waiting clusters of a tenant; equal to the limit of streams."""
 
-_ALWAYS_KEPT = (
-    *("processes", "communicators", "owners", "idle_gpus"),
-    *(traces.LOSSES, machine_incidents.TABLE),
-)
+_ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus", traces.LOSSES, machine_incidents.TABLE)
 """Small tables whose rows are sent only once."""
 
 

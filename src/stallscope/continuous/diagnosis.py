@@ -47,7 +47,7 @@ class ContinuousDiagnosis:
     @property
     def numbers(self) -> ShardTotals:
         """The totals of all shards; the largest lag."""
-        return ShardTotals.of_all(shard.numbers for shard in self._shards)
+        return ShardTotals.of_all([shard.numbers for shard in self._shards])
 
     def close(self) -> None:
         """Stop. Open incidents stay open in the table, and are examined again at the next start."""

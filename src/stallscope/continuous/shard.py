@@ -9,9 +9,9 @@ rows that are left out are counted, and reported in the verdicts.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
@@ -39,6 +39,7 @@ from stallscope.errors import Overloaded, StallscopeError
 from stallscope.store.hub import schema, traces
 from stallscope.store.hub.batches import Batch, Receipt
 from stallscope.store.hub.store_protocol import Store
+from stallscope.store.hub.totals import total
 from stallscope.store.hub.unexamined import OTHERS
 
 _LOG = logging.getLogger(__name__)
@@ -64,12 +65,9 @@ class ShardTotals:
     verdicts_closed: int = 0
 
     @staticmethod
-    def of_all(parts: Iterable["ShardTotals"]) -> "ShardTotals":
+    def of_all(parts: Sequence["ShardTotals"]) -> "ShardTotals":
         """The totals of several shards; the largest lag."""
-        each = list(parts)
-        sums = {field.name: sum(getattr(part, field.name) for part in each) for field in fields(ShardTotals)}
-        lag_s = max((part.diagnosis_lag_s for part in each), default=0.0)
-        return ShardTotals(**sums | {"diagnosis_lag_s": lag_s})
+        return replace(total(parts), diagnosis_lag_s=max(part.diagnosis_lag_s for part in parts))
 
 
 class Shard:
@@ -387,9 +385,9 @@ def stored_tail(store: Store, *, until_us: int | None = None) -> Iterator[Batch]
     """
     for tenant in store.tenants():
         tail_s = _TAIL_S
-        while tail_s > 1.0 and _n_stored(store, tenant, tail_s) > _MAX_TAIL_ROWS:
+        while (n_stored := _n_stored(store, tenant, tail_s)) > _MAX_TAIL_ROWS and tail_s > 1.0:
             tail_s /= 2
-        if _n_stored(store, tenant, tail_s) > _MAX_TAIL_ROWS:  # a clock was ahead or is behind
+        if n_stored > _MAX_TAIL_ROWS:  # a clock was ahead or is behind
             _LOG.warning("tenant %r: the latest stored rows are too many to be examined again", tenant)
             continue
         names = (*traces.TABLES, traces.LOSSES)

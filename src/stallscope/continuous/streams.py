@@ -7,12 +7,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from stallscope.continuous.backlog import Key
+from stallscope.continuous.backlog import MAX_CLUSTERS, Key
 from stallscope.diagnose import Change, JobState, Stream
 from stallscope.store.hub import traces
 
 _LOG = logging.getLogger(__name__)
-_MAX_STREAMS = 1_000
+_MAX_STREAMS = MAX_CLUSTERS
 _TENANT_SHARE = 0.75  # of the streams: the clusters of one tenant cannot take all
 _SKIPPED = "skipped_by_hub"
 

@@ -606,19 +606,21 @@ def _upgrade(db: sqlite3.Connection) -> None:
     (version,) = db.execute("SELECT MAX(version) FROM schema_version").fetchone()
     missing_tables = [table for table in NODE_TABLES if table.name not in existing]
     clock_has = {row[1] for row in db.execute("PRAGMA table_info(clocks)")}
-    missing_columns = [name for name in _CLOCK_SINCE_2 if name not in clock_has]
     added = [
+        f"ALTER TABLE clocks ADD COLUMN {name} {kind}"
+        for name, kind in _CLOCK_SINCE_2.items()
+        if name not in clock_has
+    ]
+    added += [
         statement
         for table in (*TABLES, *NODE_TABLES)
         if table.name in existing
         for statement in sqlite_columns.add_statements(table, sqlite_columns.existing_columns(db, table))
     ]
-    if not missing_tables and not missing_columns and not added and version == SCHEMA_VERSION:
+    if not missing_tables and not added and version == SCHEMA_VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     _create(db, missing_tables)
-    for name in missing_columns:
-        db.execute(f"ALTER TABLE clocks ADD COLUMN {name} {_CLOCK_SINCE_2[name]}")
     for statement in added:
         db.execute(statement)
     if version < SCHEMA_VERSION:

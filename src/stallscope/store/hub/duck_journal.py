@@ -323,19 +323,16 @@ def _size(path: Path) -> int:
 
 def _commits_at_once(sizes: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """First and last time of commits that are read together. sizes: time and bytes of each commit, oldest first."""
-    first_us = last_us = None
+    group: list[int] = []
     n_bytes = 0
     for received_us, size in sizes:
-        if first_us is not None and last_us is not None and n_bytes + size > _READ_BYTES:
-            yield first_us, last_us
-            first_us, n_bytes = None, 0
-        first_us, last_us, n_bytes = (
-            received_us if first_us is None else first_us,
-            received_us,
-            n_bytes + size,
-        )
-    if first_us is not None and last_us is not None:
-        yield first_us, last_us
+        if group and n_bytes + size > _READ_BYTES:
+            yield group[0], group[-1]
+            group, n_bytes = [], 0
+        group.append(received_us)
+        n_bytes += size
+    if group:
+        yield group[0], group[-1]
 
 
 def _owner_only(*paths: Path) -> None:

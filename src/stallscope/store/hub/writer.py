@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -433,8 +432,7 @@ class Writer:
         most = self._limits.max_batch_ids
         n_excess = len(self._known_ids) - most + most // 10  # not again at once
         n_gone = max(1, min(n_excess, n - most // (2 * len(n_of))))
-        times_us = (us for (owner, _), us in self._known_ids.items() if owner == tenant)
-        until_us = next(islice(times_us, n_gone - 1, None))
+        until_us = [us for (owner, _), us in self._known_ids.items() if owner == tenant][n_gone - 1]
         self._journal.forget_batches(until_us + 1, tenant)
         gone = [key for key, us in self._known_ids.items() if key[0] == tenant and us <= until_us]
         for key in gone:

@@ -89,8 +89,7 @@ class Bucket:
         try:
             if self._files.get_file_info(self.name).type is fs.FileType.NotFound:
                 raise BadInput(f"the bucket {self.name!r} does not exist; create it, or change --bucket")
-            self._write(self._files, f"{self._root}/{self._test_key}", _TEST)
-            self._files.delete_file(f"{self._root}/{self._test_key}")
+            self._test(self._files)
         except (OSError, pa.ArrowException) as error:
             text = str(error)
             if "NETWORK_CONNECTION" in text or "timed out" in text.lower():
@@ -104,6 +103,12 @@ class Bucket:
                     f"the bucket {self.name!r} refuses the keys; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
                 ) from None
             raise StorageFailed(f"the bucket {self.name!r} cannot be used: {_short(error)}") from None
+
+    def _test(self, files: fs.S3FileSystem) -> None:
+        """Write and remove an object."""
+        path = f"{self._root}/{self._test_key}"
+        self._write(files, path, _TEST)
+        files.delete_file(path)
 
     def is_away(self) -> bool:
         """Whether the last request failed. Until look() succeeds, callers do without the bucket where they can."""
@@ -123,8 +128,7 @@ class Bucket:
         if self._failed_s is None:
             return
         try:
-            self._write(self._quick_files, f"{self._root}/{self._test_key}", _TEST)
-            self._quick_files.delete_file(f"{self._root}/{self._test_key}")
+            self._test(self._quick_files)
         except (OSError, pa.ArrowException):
             return
         self._failed_s = None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory_size import process_memory
 from stallscope.store.hub.questions import Questions, question_text
 from stallscope.store.hub.store import HubStore
+from stallscope.store.hub.totals import total
 from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener
 from stallscope.store.shared import bucket_owner, peer_port, postgres_schema, sweep
@@ -224,7 +225,7 @@ class SharedStore:
         with self._totals_lock:
             self._slots.remove(slot)
             self._ended_counters = _counters([self._ended_counters, slot.store.counters])
-            self._ended_kept = _kept([self._ended_kept, slot.store.kept])
+            self._ended_kept = total([self._ended_kept, slot.store.kept])
 
     def _with_data(self, slots: list[int]) -> set[int]:
         tables = ("journal", "segments", *schema.KEPT)
@@ -326,7 +327,7 @@ class SharedStore:
         try:
             return self._questions.answer(sql, snapshot, params=params, job=job)
         except duckdb.Error as error:
-            if any(snapshot.segments.values()) and self._set_aside(tenant, snapshot):
+            if any(snapshot.segments.values()) and self._set_aside(snapshot):
                 raise StorageFailed(f"a sealed file is damaged ({line(error)}); repeat the query") from error
             raise BadInput(f"question {question}: {line(error)}") from error
 
@@ -369,9 +370,9 @@ class SharedStore:
 
     def set_aside_damaged(self, tenant: str) -> int:
         """Check the tenant's sealed files after a failure. Returns the number of damaged files."""
-        return self._set_aside(tenant, self._listed(tenant, schema.SENT.keys()))
+        return self._set_aside(self._listed(tenant, schema.SENT.keys()))
 
-    def _set_aside(self, tenant: str, snapshot: Snapshot) -> int:
+    def _set_aside(self, snapshot: Snapshot) -> int:
         """Set the damaged and missing files of a snapshot aside. Returns their number. Raises StorageFailed."""
         n_bad = 0
         for segment in _files(snapshot):
@@ -416,7 +417,7 @@ class SharedStore:
     def kept(self) -> CompactorTotals:
         """Totals of the maintenance since the start, of all slots that this hub has had."""
         with self._totals_lock:
-            return _kept([self._ended_kept, *(slot.store.kept for slot in self._slots)])
+            return total([self._ended_kept, *(slot.store.kept for slot in self._slots)])
 
     def numbers(self) -> dict[str, float]:
         """Gauges and counters of the shared store, for /metrics."""
@@ -514,15 +515,7 @@ def _files(snapshot: Snapshot) -> list[Segment]:
 
 
 def _counters(parts: Sequence[Counters]) -> Counters:
-    each = [asdict(part) for part in parts]
-    totals = {f.name: sum(numbers[f.name] for numbers in each) for f in fields(Counters)}
-    totals["longest_hold_s"] = max(numbers["longest_hold_s"] for numbers in each)
-    return Counters(**totals)
-
-
-def _kept(parts: Sequence[CompactorTotals]) -> CompactorTotals:
-    each = [asdict(part) for part in parts]
-    return CompactorTotals(**{f.name: sum(n[f.name] for n in each) for f in fields(CompactorTotals)})
+    return replace(total(parts), longest_hold_s=max(part.longest_hold_s for part in parts))
 
 
 def _within(snapshot: Snapshot, from_ns: object, to_ns: object) -> Snapshot:
