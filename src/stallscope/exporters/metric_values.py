@@ -112,7 +112,7 @@ class Meter:
         positions = np.searchsorted(metric.bounds, observed, side="left")
         is_positive = observed > 0
         native = Counter[int]()
-        numbers = native_buckets(observed[is_positive]).tolist()
+        numbers = _native_buckets(observed[is_positive]).tolist()
         for number, n in zip(numbers, counts[is_positive].tolist(), strict=True):
             native[number] += n
         new = np.bincount(positions, counts, minlength=len(metric.bounds) + 1).astype(np.int64).tolist()
@@ -160,7 +160,7 @@ class Meter:
         return values if values in known or len(known) < MAX_SERIES else None
 
 
-def native_buckets(observed: Array) -> Array:
+def _native_buckets(observed: Array) -> Array:
     """The number of the exponential bucket of each positive value: int64 (n,)."""
     numbers: Array = np.ceil(np.log2(observed) * 2**NATIVE_SCHEMA).astype(np.int64)
     return numbers

@@ -87,9 +87,12 @@ def _with_protobuf(app: "WSGIApplication | None", meter: Meter, node: str) -> "W
     return answer
 
 
+def _label_names(metric: Metric) -> list[str]:
+    return [*map(label_name, metric.attributes), "node"]
+
+
 def _labels(metric: Metric, entry: Series, node: str) -> dict[str, str]:
-    names = [*map(label_name, metric.attributes), "node"]
-    return dict(zip(names, _label_values(metric, entry, node), strict=True))
+    return dict(zip(_label_names(metric), _label_values(metric, entry, node), strict=True))
 
 
 def _label_values(metric: Metric, entry: Series, node: str) -> list[str]:
@@ -118,7 +121,7 @@ def label_name(attribute: str) -> str:
 def _family(metric: Metric, series: list[Series], node: str) -> "Family":
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    labels = [*map(label_name, metric.attributes), "node"]
+    labels = _label_names(metric)
     name = metric.prometheus_name.removesuffix("_total")
     if metric.kind is Kind.HISTOGRAM:
         histogram = HistogramMetricFamily(name, metric.meaning, labels=labels)
