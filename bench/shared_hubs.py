@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from served_hub import cpu_s
+
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from tests import shared_servers  # noqa: E402
@@ -158,8 +160,7 @@ class HubProcess:
     def main_cpu_s(self) -> float:
         """CPU time so far of the main process, without the diagnosis and its other children."""
         assert self.process
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.process.pid)
 
     def stop(self) -> None:
         """As a user stops it."""

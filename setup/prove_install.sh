@@ -35,15 +35,15 @@ absent() { # absent ROOT PROGRAM...: fails if the machine has one of the program
 		if chroot "$1" sh -c "command -v $program"; then echo "prove: $1 has $program" >&2; exit 1; fi
 	done
 }
+present() { # present FILE: it is there, and not empty
+	[ -s "$1" ] || { echo "prove: $1 is missing" >&2; exit 1; }
+}
 libraries() { # libraries COMMAND...: both libraries that jobs load are present. inside: the root of the machine
 	plugin=$("$@" plugin path)
 	plugin=$inside${plugin#NCCL_PROFILER_PLUGIN=}
 	for library in "$plugin" "${plugin%/*}/libstallscope-look.so"; do
-		[ -s "$library" ] || { echo "prove: $library is missing" >&2; exit 1; }
+		present "$library"
 	done
-}
-bindings() { # bindings FILE: the bindings of NVIDIA's management library are present
-	[ -s "$1" ] || { echo "prove: $1 is missing" >&2; exit 1; }
 }
 alpine() { # alpine FOLDER: as much of Alpine as its package manager and a script of a package need
 	mkdir -p "$1"/{bin,dev/shm,etc,proc,root,sys,tmp,var/lib}
@@ -104,12 +104,12 @@ if [[ $parts == *" environment "* ]]; then
 	clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
 	for file in "$dist"/*.pyz; do
 		try pyz "$file" "$scratch" "${clean[@]}" "$file"
-		bindings "$scratch"/shiv/*/site-packages/pynvml.py
+		present "$scratch"/shiv/*/site-packages/pynvml.py
 	done
 	file=$dist/stallscope-$(uname -m)
 	if [ -f "$file" ]; then
 		try own-python "$file" "$scratch" "${clean[@]}" "$file"
-		bindings "$scratch"/cache/stallscope/own-*/packages/pynvml.py
+		present "$scratch"/cache/stallscope/own-*/packages/pynvml.py
 	fi
 fi
 
@@ -120,7 +120,7 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 	cp "$dist"/*.deb "$root/tmp/stallscope.deb"
 	chroot "$root" dpkg -i /tmp/stallscope.deb >/dev/null
 	absent "$root" python3
-	bindings "$root/usr/lib/stallscope/packages/pynvml.py"
+	present "$root/usr/lib/stallscope/packages/pynvml.py"
 	inside=$root
 	hidden=0
 	chroot "$root" stallscope check >check.txt || hidden=$?
@@ -184,7 +184,7 @@ if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/a
 	profile=$setup/../deploy/seccomp/stallscope-agent.json
 	container=$(buildah --storage-driver vfs from --quiet --security-opt "seccomp=$profile" "oci-archive:$dist/agent.tar")
 	inside=$(buildah --storage-driver vfs mount "$container")
-	bindings "$inside/usr/lib/stallscope/packages/pynvml.py"
+	present "$inside/usr/lib/stallscope/packages/pynvml.py"
 	try image-agent "$dist/agent.tar" /tmp image "$container"
 	buildah --storage-driver vfs rm "$container" >/dev/null
 fi

@@ -55,19 +55,26 @@ class Attacked:
 
 
 @contextmanager
+def running_process(folder: Path) -> Iterator[HubProcess]:
+    """A hub process with a memory limit, until the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STALLSCOPE_HUB_MEMORY_BYTES", str(MEMORY))
+        process = HubProcess(folder, "--insecure-no-tls")
+    try:
+        yield process
+    finally:
+        process.process.kill()
+        process.process.wait()
+
+
+@contextmanager
 def started(folder: Path) -> Iterator[Hub]:
     """A hub with a memory limit."""
     tokens = Tokens(folder / FILE_NAME)
     attacker, honest = (tokens.create(["ingest"], tenant) for tenant in ("attacker", "honest"))
     reader, honest_reader = (tokens.create(["read", "sql"], tenant) for tenant in ("attacker", "honest"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STALLSCOPE_HUB_MEMORY_BYTES", str(MEMORY))
-        process = HubProcess(folder, "--insecure-no-tls")
-    try:
+    with running_process(folder) as process:
         yield Hub(process, folder, attacker, honest, reader, honest_reader)
-    finally:
-        process.process.kill()
-        process.process.wait()
 
 
 @contextmanager

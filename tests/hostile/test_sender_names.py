@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -10,10 +11,9 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.hub.conftest import HubProcess
 from tests.patience import until
 
-from .conftest import MEMORY, Attacked, Hub, honest_agent, started
+from .conftest import MEMORY, Attacked, honest_agent, running_process, started
 
 pytestmark = pytest.mark.live
 
@@ -112,17 +112,12 @@ def test_rows_with_large_texts_are_bounded_also_after_a_restart(tmp_path: Path):
                 send(attacked, request("events", rows, f"large-{number}"))
             assert attacked.peak_bytes() < MEMORY
         hub.process.ended(signal.SIGKILL)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("STALLSCOPE_HUB_MEMORY_BYTES", str(MEMORY))
-            process = HubProcess(folder, "--insecure-no-tls")
-        again = Hub(process, folder, hub.attacker, hub.honest, hub.reader, hub.honest_reader)
-        try:
-            with honest_agent(again, tmp_path / "again") as attacked:
-                assert n_rows(attacked, hub.honest_reader) == 1_000
-                assert attacked.peak_bytes() < MEMORY
-        finally:
-            process.process.kill()
-            process.process.wait()
+        with (
+            running_process(folder) as process,
+            honest_agent(replace(hub, process=process), tmp_path / "again") as attacked,
+        ):
+            assert n_rows(attacked, hub.honest_reader) == 1_000
+            assert attacked.peak_bytes() < MEMORY
 
 
 def n_rows(attacked: Attacked, reader: str) -> int:

@@ -85,6 +85,12 @@ def stored(store: SharedStore | HubStore, batch: Batch) -> bool:
             time.sleep(0.1)
 
 
+def store_a_row_of_each_cluster(store: SharedStore) -> None:
+    """A row with the name of its cluster, in a batch of that name."""
+    for cluster in CLUSTERS:
+        stored(store, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+
+
 def names(store: SharedStore, tenant: str = "a") -> list[str]:
     snapshot = store.snapshot(tenant, tables=("events",))
     import pyarrow.parquet as pq

@@ -16,6 +16,7 @@ from tests.store.shared.hubs import (
     names,
     settled,
     slot_stores,
+    store_a_row_of_each_cluster,
     stored,
     until,
 )
@@ -32,8 +33,7 @@ from stallscope.store.shared.slots import N_SLOTS
 def test_totals_do_not_fall_when_a_slot_moves_to_another_hub(start: Started):
     one = start("hub-a")
     settled(one)
-    for cluster in CLUSTERS:
-        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    store_a_row_of_each_cluster(one)
     for each in slot_stores(one):
         each.seal_all()
     seen: list[tuple[int, int]] = []
@@ -92,8 +92,7 @@ def test_a_slot_is_released_although_its_diagnosis_could_not_be_ended(start: Sta
 
     one = start("hub-a", work=Broken)
     settled(one)
-    for cluster in CLUSTERS:
-        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    store_a_row_of_each_cluster(one)
     two = start("hub-b", lease_s=60.0)  # far longer than the patience of settled() for a lease that runs out
     settled(one, two)
     assert names(two) == CLUSTERS
@@ -116,8 +115,7 @@ def test_a_hub_uses_a_slot_whose_lease_it_has_without_knowing(
     for lease in [each.lease for each in one.membership._owned.values()][:8]:
         one.membership._leases.release(lease)
     until(lambda: n_lost == 8 and len(one.membership.owned_slots()) == N_SLOTS)
-    for cluster in CLUSTERS:
-        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    store_a_row_of_each_cluster(one)
     assert names(one) == CLUSTERS
 
 

@@ -27,6 +27,7 @@ from tests.store.shared.hubs import (
     names,
     settled,
     slot_stores,
+    store_a_row_of_each_cluster,
     stored,
     until,
 )
@@ -106,8 +107,7 @@ def test_a_batch_that_two_hubs_get_at_the_same_moment_is_stored_once(start: Star
 def test_another_hub_takes_over_when_a_hub_leaves(start: Started):
     one, two = start("hub-a"), start("hub-b")
     settled(one, two)
-    for cluster in CLUSTERS:
-        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    store_a_row_of_each_cluster(one)
     two.close()
     settled(one)
     assert all(stored(one, Batch(c, "a", {"events": events(c, c)})) for c in CLUSTERS)
@@ -117,8 +117,7 @@ def test_another_hub_takes_over_when_a_hub_leaves(start: Started):
 def test_another_hub_takes_over_when_leases_run_out(start: Started, monkeypatch: pytest.MonkeyPatch):
     one, two = start("hub-a"), start("hub-b")
     settled(one, two)
-    for cluster in CLUSTERS:
-        stored(one, Batch(cluster, "a", {"events": events(cluster, cluster)}))
+    store_a_row_of_each_cluster(one)
 
     renew, renewed_s, is_silent = two.membership._leases.renew, [], threading.Event()
 

@@ -20,7 +20,7 @@ import numpy as np
 from stallscope.capture.gpu.remote_calls import RemoteThread, remote_thread
 from stallscope.capture.gpu.shipped_libraries import shipped_library
 from stallscope.capture.probes import elf
-from stallscope.capture.process.process_identity import environment, launcher_ranks
+from stallscope.capture.process.process_identity import environment, launcher_ranks, small_file
 from stallscope.capture.stacks.interpreter import Region, regions
 from stallscope.errors import CannotTrace, NotFound
 from stallscope.events.layout import UNKNOWN, Array
@@ -114,14 +114,8 @@ def kernel_window(pid: int, *, seconds: float, proc: Path = Path("/proc")) -> Ke
         _await_end(pid, header, seconds)
         window = _window(memory, header[0].copy(), held_ms)
     rank, _, _ = launcher_ranks(environment(proc / str(pid)))
-    return replace(window, rank=rank, process=_name(proc / str(pid)))
-
-
-def _name(process_dir: Path) -> str:
-    try:
-        return (process_dir / "comm").read_text().strip()
-    except OSError:
-        return ""
+    process = small_file(f"{proc}/{pid}/comm").decode("utf-8", "replace").strip()
+    return replace(window, rank=rank, process=process)
 
 
 def _window(memory: mmap.mmap, header: np.void, held_ms: float) -> KernelWindow:
