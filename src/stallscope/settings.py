@@ -50,7 +50,7 @@ _FLEET = "fleet"
 class About:
     """Properties of a setting besides its name, type and default. flag: empty if there is none.
 
-    zero_is_unlimited: 0 is accepted below the minimum, and means no limit. is_secret: no output shows the value.
+    zero_means: the meaning of 0 where it is accepted below the minimum. is_secret: no output shows the value.
     """
 
     meaning: str
@@ -59,7 +59,7 @@ class About:
     environment: str = ""
     minimum: float | None = None
     maximum: float | None = None
-    zero_is_unlimited: bool = False
+    zero_means: str = ""
     is_secret: bool = False
 
 
@@ -78,7 +78,7 @@ class Settings:
             "bytes",
             environment="STALLSCOPE_MAX_DB",
             minimum=1_000_000,
-            zero_is_unlimited=True,
+            zero_means="no limit",
         ),
     ] = 10_000_000_000
     max_age_s: Annotated[
@@ -89,7 +89,7 @@ class Settings:
             "s",
             environment="STALLSCOPE_MAX_AGE",
             minimum=60,
-            zero_is_unlimited=True,
+            zero_means="no limit",
         ),
     ] = 0
     node: Annotated[str, About("name of this machine in the trace; empty: its host name", "--node")] = ""
@@ -125,7 +125,7 @@ class Settings:
             "machine; 0: never",
             unit="s",
             minimum=1,
-            zero_is_unlimited=True,
+            zero_means="no requests",
         ),
     ] = 10
     engine_spans_port: Annotated[
@@ -135,7 +135,7 @@ class Settings:
             "none",
             minimum=1,
             maximum=65535,
-            zero_is_unlimited=True,
+            zero_means="no port",
         ),
     ] = 0
     annotate_socket: Annotated[
@@ -196,7 +196,7 @@ class Settings:
             "age at which agent and hub delete the owners of ended processes and jobs; 0: with the other rows",
             unit="s",
             minimum=60,
-            zero_is_unlimited=True,
+            zero_means="deletion with the other rows",
         ),
     ] = 0
     idle_after_s: Annotated[
@@ -205,7 +205,7 @@ class Settings:
             "GPUs that a job holds without using them are reported after this time; 0: not reported",
             unit="s",
             minimum=1,
-            zero_is_unlimited=True,
+            zero_means="no report",
         ),
     ] = 300.0
     probe_budget_percent: Annotated[
@@ -524,11 +524,11 @@ def _quoted(setting: Setting, value: Any, origin: str) -> str:
 
 def _complaint(about: About, value: Any) -> str:
     """The advice for a value outside the limits; empty for a value inside."""
-    if about.zero_is_unlimited and value == 0:
+    if about.zero_means and value == 0:
         return ""
     if about.minimum is not None and value < about.minimum:
-        unlimited = ", or 0 for no limit" if about.zero_is_unlimited else ""
-        return f"give {about.minimum:,.10g} or more{unlimited}"
+        zero = f", or 0 for {about.zero_means}" if about.zero_means else ""
+        return f"give {about.minimum:,.10g} or more{zero}"
     if about.unit == "s" and value > LONGEST_S:
         return "give at most 100 years"
     if about.unit == "bytes" and value > MAX_BYTES:
