@@ -35,11 +35,12 @@ _ANSWER_S = 1.0
 
 @dataclass(frozen=True)
 class Period:
-    """A period in which a rank is late, ns since 1970."""
+    """A period in which a rank is late, ns since 1970. is_over: the job has sent rounds without delay since."""
 
     rank: int
     begin_ns: int
     end_ns: int
+    is_over: bool = False
 
 
 class FaultyJob:
@@ -104,6 +105,8 @@ class FaultyJob:
         self._ledger = np.array(self._last["ledger_ns"])
         self._n_syncs = np.array(self._last["n_syncs"])
         self._begin_ns, self._origin = self.now_ns(), self._round
+        if self._straggler is not None:
+            self.periods[-1] = replace(self.periods[-1], is_over=True)
         if self._straggler is not None or self.is_healthy:
             self._straggler = None
             self._until_ns = self._begin_ns + self._seconds_ns(_MIN_PAUSE_S, _MAX_PAUSE_S)

@@ -52,7 +52,7 @@ def verdict_figures(
     """Verdicts compared with the periods of the jobs.
 
     min_s: shorter periods, as the last of a run may be, need no verdict. max_open_s: a verdict may stay open for this
-    time after its period.
+    time after its period; longer if the job sends no more rows, because nothing then shows that the fault is over.
     """
     lost, wrong, split, open_late, n_periods = [], [], [], [], 0
     for job in jobs:
@@ -67,7 +67,8 @@ def verdict_figures(
                 lost.append(name)
             if len(found) > 1:
                 split.append(f"{name}: {len(found)} verdicts")
-            if now_ns - period.end_ns > max_open_s * 1e9 and any(row["state"] == "open" for row in found):
+            is_long_over = period.is_over and now_ns - period.end_ns > max_open_s * 1e9
+            if is_long_over and any(row["state"] == "open" for row in found):
                 open_late.append(name)
         wrong += [
             f"{job.name} {row['kind']} rank {row['rank']}: {row['summary']}"
