@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -36,7 +37,7 @@ MAX_UNEXAMINED = 300_000
 """Rows of all jobs: below the rows from which a hub samples a job."""
 _METHOD = "/stallscope.v1.Ingest/Append"
 _LOOK_S = 0.25
-_MAX_S = 400.0
+_MAX_S, _TOKEN_S = 400.0, 30.0
 
 
 def main() -> None:
@@ -66,6 +67,7 @@ def measured(of: Servers, n_hubs: int, n_wanted: int, stack: ExitStack) -> dict[
         stack.callback(hub.stop)
     token, reader = of.token("ingest"), of.token("admin")
     _wait_for_shares(of, n_hubs)
+    _wait_for_token(hubs, reader)
     bodies = [_bodies(number, n_wanted // CLUSTERS) for number in range(CLUSTERS)]
 
     def n_done() -> float:
@@ -219,6 +221,20 @@ def _numbers(hub: HubProcess, token: str) -> dict[str, float]:
         lines = answer.read().decode().splitlines()
     pairs = (line.split() for line in lines if line.startswith("stallscope_hub_") and "{" not in line)
     return {name.removeprefix("stallscope_hub_").removesuffix("_total"): float(n) for name, n in pairs}
+
+
+def _wait_for_token(hubs: list[HubProcess], token: str) -> None:
+    """Wait until each hub has read the new tokens."""
+    for hub in hubs:
+        until_s = time.monotonic() + _TOKEN_S
+        while True:
+            try:
+                _numbers(hub, token)
+                break
+            except urllib.error.HTTPError as error:
+                if error.code != 401 or time.monotonic() > until_s:
+                    raise
+            time.sleep(_LOOK_S)
 
 
 def _stored(of: Servers, hubs: list[HubProcess]) -> dict[str, int]:
