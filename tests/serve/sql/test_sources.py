@@ -11,13 +11,18 @@ from stallscope.serve.sql.sources import of_store
 from stallscope.serve.sql.workers import QueryLimits, Workers
 from stallscope.store.hub.store import Batch, HubStore
 
+from ...store.hub.rows import STILL
+
 ALL = "SELECT count(*) AS n, min(rank) AS first FROM events"
 
 
 @pytest.fixture
 def store(tmp_path):
-    """Five commits of two events each; the rank is the number of the commit."""
-    with closing(HubStore.open(tmp_path)) as result:
+    """Five commits of two events each; the rank is the number of the commit.
+
+    No maintenance runs: it would delete a file with rows of 1970.
+    """
+    with closing(HubStore.open(tmp_path, STILL)) as result:
         for commit in range(5):
             row = {"node_id": "n0", "rank": commit, "ts_ns": commit, "name": "beat"}
             rows = pa.Table.from_pylist([row, row])

@@ -15,6 +15,7 @@ from stallscope.errors import BadInput, Busy, OverLimits, RefusedQuery, TookTooL
 from stallscope.serve.sql.workers import QueryLimits, Sources, Workers
 from stallscope.store.hub import schema
 from stallscope.store.hub.memory_size import process_memory
+from stallscope.store.hub.row_bounds import ALL_ROWS
 
 from ...patience import until
 
@@ -39,8 +40,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(folder):
-    def found(tenant, tables, /):
-        sealed = {"events": [folder / tenant / "events" / "1.parquet"]} if "events" in tables else {}
+    def found(tenant, bounds, /):
+        sealed = {"events": [folder / tenant / "events" / "1.parquet"]} if "events" in bounds else {}
         return Sources(folder / tenant, sealed, {"events": rows(tenant, [7])})
 
     return found
@@ -67,7 +68,7 @@ def test_a_worker_can_read_its_tenants_folder_only(folder, data):
     """The second line of defence: even a statement that got through the gate finds nothing else."""
     from stallscope.serve.sql.worker import _engine
 
-    sources = data("a", frozenset({"events"}))
+    sources = data("a", {"events": ALL_ROWS})
     header = {
         "folder": str(sources.folder),
         "sealed": {"events": [str(path) for path in sources.sealed["events"]]},

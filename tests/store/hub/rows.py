@@ -1,7 +1,7 @@
 """Rows and batches for tests of the hub's store."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from stallscope.store.hub import views
 from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.row_bounds import NO_BOUNDS, RowBounds
 from stallscope.store.hub.store import Batch, HubStore
 
 STILL = Limits(maintenance_s=3600, settle_s=0)
@@ -48,9 +49,11 @@ def appended(store: HubStore, tenant: str = "a", batch_id: str = "", **tables: p
     store.append(Batch(batch_id, tenant, tables)).result(30)
 
 
-def sql(store: HubStore, text: str, tenant: str = "a") -> list[tuple[object, ...]]:
-    """Rows of a query over the sealed and hot rows of a tenant."""
-    snapshot = store.snapshot(tenant)
+def sql(
+    store: HubStore, text: str, tenant: str = "a", bounds: Mapping[str, RowBounds] = NO_BOUNDS
+) -> list[tuple[object, ...]]:
+    """Rows of a query over the sealed and hot rows of a tenant, within the bounds of their table."""
+    snapshot = store.snapshot(tenant, bounds=bounds)
     files = {name: [str(store.folder / s.path) for s in result] for name, result in snapshot.segments.items()}
     with duckdb.connect() as db:
         for name, rows in snapshot.hot.items():

@@ -1,12 +1,15 @@
 """Each named question, and SQL on each table, has the same answer on a folder and on hubs that share their data."""
 
+import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from importlib.resources import files
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from tests.serve.tools import cluster
@@ -14,8 +17,9 @@ from tests.shared_servers import PostgresServer, S3Server
 from tests.store.hub.rows import sql
 from tests.store.shared.hubs import STILL, Started, settled, stored
 
-from stallscope.store.hub import schema
+from stallscope.store.hub import schema, views
 from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.statement_bounds import TREE, statement_bounds
 from stallscope.store.hub.store import HubStore
 from stallscope.store.shared.shared_store import SharedStore
 
@@ -56,6 +60,12 @@ PARAMS: dict[str, Any] = {
     "metric": "health.score",
 }
 WINDOW = {"from_ns": T0_NS, "to_ns": T0_NS + 4 * 10**9}
+CONDITIONS = (
+    "cluster_id = 'beta'",
+    f"ts_ns BETWEEN {T0_NS} AND {T0_NS + 10**9}",
+    f"cluster_id IN ('alpha', 'delta') AND ts_ns > {T0_NS + 2 * 10**9} OR cluster_id = 'gamma'",
+    "cluster_id = 'unknown' OR ts_ns < 0",
+)
 TEXTS = {
     "cluster_id": CLUSTERS,
     "node_id": ("n0", "n1"),
@@ -164,7 +174,16 @@ def test_a_question_has_the_same_answer(stores, question: str):
     names = set(re.findall(r"\$(\w+)", text))
     n_rows = 0
     of_process = {"node": "alpha-node-1", "pid": 1005}
-    for chosen in ({}, {"cluster": "beta"}, WINDOW, {"rank": 5}, of_process, {"node": "n0", "pid": 1001}):
+    of_cluster = {"cluster": "beta"}
+    for chosen in (
+        {},
+        of_cluster,
+        WINDOW,
+        of_cluster | WINDOW,
+        {"rank": 5},
+        of_process,
+        {"node": "n0", "pid": 1001},
+    ):
         params = {name: (PARAMS | chosen).get(name) for name in names}
         if question == "page_matrix":
             params = {"bucket_ns": 10**9, **WINDOW}
@@ -187,3 +206,17 @@ def test_sql_on_a_table_has_the_same_answer(stores, table: str):
         assert wanted or tenant == "b"
         for hub in hubs:
             assert sorted(map(repr, sql(hub, text, tenant))) == wanted
+
+
+@pytest.mark.parametrize("table", ["collectives", "events", "offcpu"])
+def test_conditions_have_the_same_answer_with_only_the_files_that_they_need(stores, table: str):
+    alone, hubs = stores
+    given = ", ".join(sorted(BY_HUB & set(schema.TABLES[table].names)))
+    for condition in CONDITIONS:
+        text = f"SELECT * EXCLUDE ({given}) FROM {table} WHERE {condition}"
+        tree = json.loads(duckdb.execute(TREE, [text]).fetchall()[0][0])
+        bounds = views.bounds_behind(statement_bounds(tree, {}, now_ns=time.time_ns(), within_s=60))
+        wanted = sorted(map(repr, sql(alone, text)))
+        assert bool(wanted) == ("unknown" not in condition)
+        for store in (alone, *hubs):
+            assert sorted(map(repr, sql(store, text, bounds=bounds))) == wanted

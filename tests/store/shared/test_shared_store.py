@@ -34,6 +34,7 @@ from tests.store.shared.hubs import (
 
 from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
+from stallscope.store.hub.row_bounds import RowBounds
 from stallscope.store.hub.store import HubStore
 from stallscope.store.shared import cluster_status, leases, postgres_journal, postgres_schema, sweep
 from stallscope.store.shared.bucket import Bucket
@@ -243,6 +244,8 @@ def test_files_are_fetched_as_needed_and_the_cache_is_bounded(start: Started):
     stored(one, Batch("b", "a", {"events": events("c", "x")}))
     slot_stores(one)[0].seal_all()
     two = start("hub-b")
+    for bounds in (RowBounds(clusters=frozenset({"of-another-slot"})), RowBounds(from_ns=100)):
+        assert not two.snapshot("a", tables=("events",), bounds={"events": bounds}).segments
     assert not list(two.folder.rglob("*.parquet"))
     assert names(two) == ["x"] and two._cache.n_fetched == 1
     assert names(two) == ["x"] and two._cache.n_fetched == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stallscope.diagnose import wall_text
@@ -11,17 +12,18 @@ from stallscope.serve.sql.workers import Data, Sources
 if TYPE_CHECKING:  # importing the store here would load the engine
     import pyarrow as pa
 
+    from stallscope.store.hub.row_bounds import RowBounds
     from stallscope.store.hub.store_protocol import Store
 
 
 def of_store(store: Store, rates: RateTable, *, max_hot_rows: int) -> Data:
     """The data of a store's tenants, with these GPU rates. max_hot_rows: newest rows per table to include."""
 
-    def data(tenant: str, tables: frozenset[str], /) -> Sources:
+    def data(tenant: str, bounds: Mapping[str, RowBounds], /) -> Sources:
         from stallscope.store.hub import views
 
-        needed = views.behind(tables)
-        snapshot = store.snapshot(tenant, tables=needed)
+        needed = views.bounds_behind(bounds)
+        snapshot = store.snapshot(tenant, tables=needed.keys(), bounds=needed)
         hot = {name: rows.slice(max(0, len(rows) - max_hot_rows)) for name, rows in snapshot.hot.items()}
         notes = [
             _left_out(name, rows, hot[name])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stallscope.errors import BadInput, RefusedQuery
 from stallscope.serve.sql.allowed_names import Names
+from stallscope.store.hub.statement_bounds import TREE
 
 if TYPE_CHECKING:  # importing the engine here would load it in every serving process
     import duckdb
@@ -25,16 +26,15 @@ MAX_BRACKETS = 200
 MAX_MADE = 10_000
 """Longest result, in characters or elements, that a function may be asked to create."""
 
-_TREE = "SELECT json_serialize_sql($1::VARCHAR, skip_null := true, skip_empty := true)"
-
 
 @dataclass(frozen=True)
 class AllowedStatement:
-    """A text that may run. tables: the tables that it reads. parameters: names of its $parameters."""
+    """A text that may run. tables: the tables that it reads. parameters: names of its $parameters. tree: its syntax."""
 
     sql: str
     tables: frozenset[str]
     parameters: frozenset[str]
+    tree: Any
 
 
 @dataclass
@@ -59,8 +59,9 @@ def admitted(sql: str, connection: duckdb.DuckDBPyConnection, *, names: Names) -
         raise RefusedQuery("a PIVOT must list its values: PIVOT events ON op IN ('a', 'b') USING ...")
     if kind != "SELECT":
         raise RefusedQuery(f"{_readable(kind)} is not allowed; use one SELECT, or EXPLAIN of one SELECT")
-    walk = _walked(_tree(query, connection), names)
-    return AllowedStatement(sql, frozenset(walk.tables), parameters)
+    tree = _tree(query, connection)
+    walk = _walked(tree, names)
+    return AllowedStatement(sql, frozenset(walk.tables), parameters, tree)
 
 
 def _check_text(sql: str) -> None:
@@ -118,7 +119,7 @@ def _explained(sql: str) -> str:
 
 
 def _tree(query: str, connection: duckdb.DuckDBPyConnection) -> Any:
-    row = connection.execute(_TREE, [query]).fetchone()
+    row = connection.execute(TREE, [query]).fetchone()
     try:
         tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
     except RecursionError:

@@ -20,6 +20,8 @@ from stallscope.serve.sql.allowed_names import Names, allowed
 from stallscope.serve.sql.sql_gate import AllowedStatement, admitted
 from stallscope.serve.sql.values import rows_within
 from stallscope.store.hub import views
+from stallscope.store.hub.row_bounds import ALL_ROWS
+from stallscope.store.hub.statement_bounds import statement_bounds
 
 if TYPE_CHECKING:  # imported in main(), after the limits are set
     import duckdb
@@ -83,7 +85,11 @@ def _answer(
     """Run a query in two steps: find the tables it reads, then receive their data and return the rows."""
     query = admitted(request["sql"], parser, names=names)
     _check_parameters(query, request["params"])
-    worker_messages.send(answers, {"tables": sorted(query.tables)})
+    known = statement_bounds(
+        query.tree, request["params"], now_ns=time.time_ns(), within_s=float(request["timeout_s"])
+    )
+    bounds = {table: known.get(table, ALL_ROWS).as_json() for table in sorted(query.tables)}
+    worker_messages.send(answers, {"tables": bounds})
     data, blobs = worker_messages.receive(requests)
     connection = _engine(data, blobs, limits=limits)
     try:

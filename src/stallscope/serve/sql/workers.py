@@ -26,6 +26,7 @@ from stallscope.errors import Busy, OverLimits, RefusedQuery, StorageFailed, Too
 from stallscope.serve.sql import worker_messages
 from stallscope.serve.sql.worker import error_from
 from stallscope.store.hub.memory_size import process_memory, resident_bytes
+from stallscope.store.hub.row_bounds import RowBounds
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,8 +107,8 @@ class Sources:
 class Data(Protocol):
     """Provides the data of a query."""
 
-    def __call__(self, tenant: str, tables: frozenset[str], /) -> Sources:
-        """These tables of a tenant from one snapshot: no row is duplicated or missing."""
+    def __call__(self, tenant: str, bounds: Mapping[str, RowBounds], /) -> Sources:
+        """The tables with bounds of a tenant from one snapshot: no row within them is duplicated or missing."""
 
 
 class Workers:
@@ -238,7 +239,8 @@ class Workers:
             raise RefusedQuery(f"the SQL crashed the parser ({broken}); simplify the query") from None
         if "error" in admitted:
             raise error_from(admitted)
-        sources = self._data(tenant, frozenset(admitted["tables"]))
+        bounds = {name: RowBounds.of_json(value) for name, value in admitted["tables"].items()}
+        sources = self._data(tenant, bounds)
         header = {
             "folder": str(sources.folder or ""),
             "sealed": {name: [str(path) for path in paths] for name, paths in sources.sealed.items()},

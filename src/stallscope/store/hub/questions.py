@@ -1,8 +1,11 @@
 """Answers the named questions (the files in store/sql/hub/) over a snapshot of a tenant's data."""
 
+import json
+import time
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -12,10 +15,18 @@ from stallscope.store.hub import views
 from stallscope.store.hub.hot import Snapshot
 from stallscope.store.hub.job_filter import MEMBERS, JobFilter
 from stallscope.store.hub.lateness import NAME as SEALED_LATENESS
-from stallscope.store.hub.lateness import SealedLateness
+from stallscope.store.hub.lateness import UNMATCHED, SealedLateness
 from stallscope.store.hub.ledgers import NAME as SEALED_LEDGERS
 from stallscope.store.hub.ledgers import SealedLedgers
 from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.row_bounds import ALL_ROWS, NO_ROWS, RowBounds, between
+from stallscope.store.hub.statement_bounds import TREE, statement_bounds
+
+_START_S = 60.0
+"""A question starts within this time after its bounds are computed."""
+
+_OF_SEALED_FILES = {SEALED_LATENESS, SEALED_LEDGERS, UNMATCHED}
+"""Relations over the sealed files of collectives in the window of the question."""
 
 
 class Questions:
@@ -26,6 +37,7 @@ class Questions:
         self._folder = folder
         self.lateness = SealedLateness(folder, question_text(SEALED_LATENESS))
         self.ledgers = SealedLedgers(folder, question_text(SEALED_LEDGERS))
+        self._trees: dict[str, Any] = {}
         self._reader = duckdb.connect(
             ":memory:",
             config={
@@ -40,6 +52,29 @@ class Questions:
     def close(self) -> None:
         """Release the engine's memory."""
         self._reader.close()
+
+    def bounds(
+        self, sql: str, *, params: Mapping[str, object], job: JobFilter | None = None
+    ) -> dict[str, RowBounds]:
+        """By table, the rows that a question can use."""
+        known = statement_bounds(self._tree(sql), params, now_ns=time.time_ns(), within_s=_START_S)
+        of_job = between(job.begin_ns, job.end_ns) if job else ALL_ROWS
+        out: dict[str, RowBounds] = {}
+        for name, bounds in known.items():
+            if name in _OF_SEALED_FILES:
+                tables, bounds = frozenset({"collectives"}), bounds.both(_window(params))
+            else:
+                tables = frozenset({"events"}) if name == views.STORED_EVENTS else views.behind((name,))
+            for table in tables:
+                out[table] = out.get(table, NO_ROWS).either(bounds)
+        return {table: out.get(table, ALL_ROWS).both(of_job) for table in views.named(sql)}
+
+    def _tree(self, sql: str) -> Any:
+        if sql not in self._trees:
+            with self._reader.cursor() as db:
+                ((text,),) = db.execute(TREE, [sql]).fetchall()
+            self._trees[sql] = json.loads(text)
+        return self._trees[sql]
 
     def answer(
         self,
@@ -74,6 +109,11 @@ class Questions:
             for statement in views.statements(paths, hot, only=views.named(sql), job=job):
                 db.execute(statement)
             return db.sql(sql, params=dict(params)).to_arrow_table()
+
+
+def _window(params: Mapping[str, object]) -> RowBounds:
+    first, end = params.get("from_ns"), params.get("to_ns")
+    return between(first if isinstance(first, int) else -(2**63), end if isinstance(end, int) else 2**63)
 
 
 def question_text(name: str) -> str:

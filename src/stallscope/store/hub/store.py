@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stallscope.errors import BadInput, Overloaded, StorageFailed
-from stallscope.store.hub import schema, views
+from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, BatchMember, Receipt, completed
 from stallscope.store.hub.compactor import Compactor, CompactorTotals
 from stallscope.store.hub.damage import Damage, Position
@@ -23,6 +23,7 @@ from stallscope.store.hub.journal import Journal, Segment, line
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.nodes import Nodes
 from stallscope.store.hub.questions import Questions, question_text
+from stallscope.store.hub.row_bounds import ALL_ROWS, NO_BOUNDS, RowBounds, selected
 from stallscope.store.hub.segment_files import FolderFiles, SegmentFiles
 from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener, Writer
@@ -143,8 +144,8 @@ class HubStore:
         Raises NotFound for an unknown question, BadInput for missing or wrong parameters.
         """
         sql = question_text(question)
-        tables = views.named(sql)
-        snapshot = self.snapshot(tenant, tables=tables)
+        bounds = self._questions.bounds(sql, params=params, job=job)
+        snapshot = self.snapshot(tenant, tables=bounds.keys(), bounds=bounds)
         try:
             return self._questions.answer(sql, snapshot, params=params, job=job)
         except duckdb.Error as error:
@@ -170,11 +171,23 @@ class HubStore:
                     n_bad += 1
         return n_bad
 
-    def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
-        """The tenant's sealed files and hot rows of these tables at one moment: no row duplicated or missing."""
+    def snapshot(
+        self,
+        tenant: str,
+        *,
+        tables: Collection[str] = schema.TABLES.keys(),
+        bounds: Mapping[str, RowBounds] = NO_BOUNDS,
+    ) -> Snapshot:
+        """The tenant's sealed files and hot rows of these tables at one moment: no row duplicated or missing.
+
+        bounds: without files that have no rows within the bounds of their table.
+        """
         result = self._hot.snapshot(tenant, tables)
         kept = {name: self._writer.kept(name, tenant) for name in schema.KEPT if name in tables}
-        return Snapshot(result.segments, {**result.hot, **kept})
+        segments = {
+            name: selected(each, bounds.get(name, ALL_ROWS)) for name, each in result.segments.items()
+        }
+        return Snapshot(segments, {**result.hot, **kept})
 
     def tenants(self) -> list[str]:
         """The tenants with any data."""

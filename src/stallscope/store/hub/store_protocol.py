@@ -17,6 +17,7 @@ from stallscope.store.hub.compactor import CompactorTotals
 from stallscope.store.hub.damage import Damage
 from stallscope.store.hub.hot import Snapshot
 from stallscope.store.hub.job_filter import JobFilter
+from stallscope.store.hub.row_bounds import NO_BOUNDS, RowBounds
 from stallscope.store.hub.unexamined import Unexamined
 from stallscope.store.hub.writer import Counters, Listener
 
@@ -56,8 +57,14 @@ class Store(Protocol):
     ) -> pa.Table:
         """The answer to a named question. Raises NotFound, BadInput, StorageFailed."""
 
-    def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
-        """The tenant's sealed files and hot rows at one moment: no row duplicated or missing."""
+    def snapshot(
+        self,
+        tenant: str,
+        *,
+        tables: Collection[str] = schema.TABLES.keys(),
+        bounds: Mapping[str, RowBounds] = NO_BOUNDS,
+    ) -> Snapshot:
+        """The tenant's sealed files and hot rows at one moment: no row within the bounds duplicated or missing."""
 
     def set_aside_damaged(self, tenant: str) -> int:
         """Set damaged sealed files aside after a failure. Returns their number."""

@@ -11,6 +11,7 @@ from functools import cache
 
 from stallscope.store.hub import schema
 from stallscope.store.hub.job_filter import JobFilter
+from stallscope.store.hub.row_bounds import NO_ROWS, RowBounds
 
 _ALSO_EVENTS: dict[str, dict[str, str]] = {
     "collectives": {"name": "COALESCE(name, op)"},
@@ -39,6 +40,15 @@ def named(sql: str) -> frozenset[str]:
 def behind(tables: Collection[str]) -> frozenset[str]:
     """These tables, and the tables whose rows `events` shows if it is one of them."""
     return frozenset(tables) | (_ALSO_EVENTS.keys() if "events" in tables else frozenset())
+
+
+def bounds_behind(bounds: Mapping[str, RowBounds]) -> dict[str, RowBounds]:
+    """The bounds of these tables, and of the tables whose rows `events` shows if it is one of them."""
+    out: dict[str, RowBounds] = {}
+    for shown, of_shown in bounds.items():
+        for table in behind((shown,)):
+            out[table] = out.get(table, NO_ROWS).either(of_shown)
+    return out
 
 
 def statements(

@@ -21,7 +21,7 @@ import duckdb
 import pyarrow as pa
 
 from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
-from stallscope.store.hub import schema, views
+from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, BatchMember, Receipt, separated
 from stallscope.store.hub.compactor import CompactorTotals
 from stallscope.store.hub.damage import Damage
@@ -33,6 +33,7 @@ from stallscope.store.hub.journal import Segment, line
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory_size import process_memory
 from stallscope.store.hub.questions import Questions, question_text
+from stallscope.store.hub.row_bounds import NO_BOUNDS, RowBounds
 from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.totals import total
 from stallscope.store.hub.unexamined import Unexamined
@@ -55,7 +56,6 @@ _LOOK_S = 2.0
 """Between two requests that ask whether the bucket is back."""
 _FIRST_UNLISTED = 120
 """An hour after the start, so that a hub that is restarted every day also lists the bucket."""
-_MARGIN_NS = 600 * 10**9
 _SLOT_SHARE = 4
 """A slot may use this part of the memory for unsealed rows; the limit of the process covers all slots."""
 
@@ -318,12 +318,8 @@ class SharedStore:
     ) -> pa.Table:
         """The answer to a named question over the tenant's current data. Raises NotFound, BadInput, StorageFailed."""
         sql = question_text(question)
-
-        def needed(snapshot: Snapshot) -> Snapshot:
-            is_windowed = "$from_ns" in sql
-            return _within(snapshot, params.get("from_ns"), params.get("to_ns")) if is_windowed else snapshot
-
-        snapshot = self._fetched(tenant, views.named(sql), needed)
+        bounds = self._questions.bounds(sql, params=params, job=job)
+        snapshot = self.snapshot(tenant, tables=bounds.keys(), bounds=bounds)
         try:
             return self._questions.answer(sql, snapshot, params=params, job=job)
         except duckdb.Error as error:
@@ -331,29 +327,35 @@ class SharedStore:
                 raise StorageFailed(f"a sealed file is damaged ({line(error)}); repeat the query") from error
             raise BadInput(f"question {question}: {line(error)}") from error
 
-    def snapshot(self, tenant: str, *, tables: Collection[str] = schema.TABLES.keys()) -> Snapshot:
-        """The tenant's data of these tables at one moment; its files are in the folder."""
-        return self._fetched(tenant, tables, lambda snapshot: snapshot)
-
-    def _fetched(
-        self, tenant: str, tables: Collection[str], needed: Callable[[Snapshot], Snapshot]
+    def snapshot(
+        self,
+        tenant: str,
+        *,
+        tables: Collection[str] = schema.TABLES.keys(),
+        bounds: Mapping[str, RowBounds] = NO_BOUNDS,
     ) -> Snapshot:
-        """The data of these tables, of which the needed files are in the folder. Raises StorageFailed, Overloaded."""
-        snapshot = needed(self._listed(tenant, tables))
+        """The tenant's data of these tables at one moment; its files are in the folder.
+
+        bounds: without slots and files that have no rows within the bounds of their table.
+        Raises StorageFailed, Overloaded.
+        """
+        snapshot = self._listed(tenant, tables, bounds)
         try:
             try:
                 self._cache.fetch(_files(snapshot))
             except ObjectMissing:
                 self._set_missing_aside(_files(snapshot))
-                snapshot = needed(self._listed(tenant, tables))
+                snapshot = self._listed(tenant, tables, bounds)
                 self._cache.fetch(_files(snapshot))
         except Overloaded as error:
             raise StorageFailed("the bucket does not answer; repeat the query later") from error
         return snapshot
 
-    def _listed(self, tenant: str, tables: Collection[str]) -> Snapshot:
-        """The tenant's data of these tables, without the files that are set aside."""
-        snapshot = self._snapshots.snapshot(tenant, tables)
+    def _listed(
+        self, tenant: str, tables: Collection[str], bounds: Mapping[str, RowBounds] = NO_BOUNDS
+    ) -> Snapshot:
+        """The tenant's data of these tables within the bounds, without the files that are set aside."""
+        snapshot = self._snapshots.snapshot(tenant, tables, bounds)
         bad = {each.segment.path for each in self.damage.unreadable(tenant)}
         segments = {
             table: tuple(segment for segment in each if segment.path not in bad)
@@ -516,20 +518,6 @@ def _files(snapshot: Snapshot) -> list[Segment]:
 
 def _counters(parts: Sequence[Counters]) -> Counters:
     return replace(total(parts), longest_hold_s=max(part.longest_hold_s for part in parts))
-
-
-def _within(snapshot: Snapshot, from_ns: object, to_ns: object) -> Snapshot:
-    """Without files of collectives that end long before a window or begin long after it."""
-
-    def may_match(segment: Segment) -> bool:
-        if segment.min_ts_ns is None or segment.max_ts_ns is None:
-            return True
-        is_before = isinstance(from_ns, int) and segment.max_ts_ns < from_ns - _MARGIN_NS
-        is_after = isinstance(to_ns, int) and segment.min_ts_ns >= to_ns + _MARGIN_NS
-        return not (is_before or is_after)
-
-    collectives = tuple(filter(may_match, snapshot.segments.get("collectives", ())))
-    return replace(snapshot, segments={**snapshot.segments, "collectives": collectives})
 
 
 def _pass_on(to: "Future[Receipt]", done: "Future[Receipt]") -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +12,10 @@ from stallscope.store.hub.batches import completed
 from stallscope.store.hub.hot import Snapshot
 from stallscope.store.hub.journal import Segment
 from stallscope.store.hub.packing import unpacked
+from stallscope.store.hub.row_bounds import ALL_ROWS, NO_BOUNDS, RowBounds
 from stallscope.store.shared.postgres import Connection, Postgres
 from stallscope.store.shared.postgres_journal import Objects, RecentObjects, kept_table
+from stallscope.store.shared.slots import slot_of
 
 _MAX_CACHED_BYTES = 256 << 20
 _FETCHED_AT_ONCE = 256
@@ -28,12 +30,17 @@ class Snapshots:
         self._cached: OrderedDict[int, pa.Table] = OrderedDict()
         self._n_bytes = 0
 
-    def snapshot(self, tenant: str, tables: Collection[str]) -> Snapshot:
-        """The tenant's sealed files and other rows of these tables. Raises Overloaded, StorageFailed."""
+    def snapshot(
+        self, tenant: str, tables: Collection[str], bounds: Mapping[str, RowBounds] = NO_BOUNDS
+    ) -> Snapshot:
+        """The tenant's sealed files and other rows of these tables. Raises Overloaded, StorageFailed.
+
+        bounds: without slots and files that have no rows within the bounds of their table.
+        """
         sent, kept = (sorted(known.keys() & set(tables)) for known in (schema.SENT, schema.KEPT))
         with self._postgres.transaction(is_snapshot=True) as db:
-            segments = _segments(db, tenant, sent)
-            rows, unread = self._journal_rows(db, tenant, sent)
+            segments = _segments(db, tenant, sent, bounds)
+            rows, unread = self._journal_rows(db, tenant, sent, bounds)
             hot = {name: _kept(db, tenant, name) for name in kept}
         if unread:  # objects of the bucket are read after the transaction
             rows |= self._from_objects(tenant, unread)
@@ -52,16 +59,18 @@ class Snapshots:
         return [tenant for (tenant,) in rows]
 
     def _journal_rows(
-        self, db: Connection, tenant: str, tables: Sequence[str]
+        self, db: Connection, tenant: str, tables: Sequence[str], bounds: Mapping[str, RowBounds]
     ) -> tuple[dict[tuple[int, int], tuple[str, pa.Table]], list[tuple[Any, ...]]]:
         """By (received_us, id) the rows of each entry, and the entries whose rows are in the bucket."""
-        if not tables:
-            return {}, []
-        listed = db.execute(
-            "SELECT id, received_us, table_name, object, at, n_bytes FROM journal"
-            " WHERE tenant = %s AND table_name = ANY(%s)",
-            [tenant, list(tables)],
-        ).fetchall()
+        listed = [
+            entry
+            for chosen, of_chosen in _by_bounds(tables, bounds)
+            for entry in db.execute(
+                "SELECT id, received_us, table_name, object, at, n_bytes FROM journal"
+                " WHERE tenant = %s AND table_name = ANY(%s) AND (%s::int[] IS NULL OR slot = ANY(%s))",
+                [tenant, chosen, *2 * [_slots(tenant, of_chosen)]],
+            ).fetchall()
+        ]
         rows: dict[tuple[int, int], tuple[str, pa.Table]] = {}
         missing: list[int] = []
         unread: list[tuple[Any, ...]] = []
@@ -114,16 +123,34 @@ class Snapshots:
         return rows
 
 
-def _segments(db: Connection, tenant: str, tables: Sequence[str]) -> dict[str, tuple[Segment, ...]]:
-    rows = db.execute(
-        "SELECT tenant, table_name, path, n_rows, n_bytes, min_ts_ns, max_ts_ns, sealed_us FROM segments"
-        " WHERE tenant = %s AND table_name = ANY(%s) ORDER BY sealed_us, path",
-        [tenant, list(tables)],
-    ).fetchall()
-    out: dict[str, tuple[Segment, ...]] = {}
-    for segment in (Segment(*row) for row in rows):
-        out[segment.table] = (*out.get(segment.table, ()), segment)
-    return out
+def _segments(
+    db: Connection, tenant: str, tables: Sequence[str], bounds: Mapping[str, RowBounds]
+) -> dict[str, tuple[Segment, ...]]:
+    out: dict[str, list[Segment]] = {}
+    for chosen, of_chosen in _by_bounds(tables, bounds):
+        for row in db.execute(
+            "SELECT tenant, table_name, path, n_rows, n_bytes, min_ts_ns, max_ts_ns, sealed_us FROM segments"
+            " WHERE tenant = %s AND table_name = ANY(%s) AND (%s::int[] IS NULL OR slot = ANY(%s))"
+            " AND coalesce(max_ts_ns >= %s AND min_ts_ns <= %s, true) ORDER BY sealed_us, path",
+            [tenant, chosen, *2 * [_slots(tenant, of_chosen)], of_chosen.from_ns, of_chosen.to_ns],
+        ).fetchall():
+            segment = Segment(*row)
+            out.setdefault(segment.table, []).append(segment)
+    return {table: tuple(segments) for table, segments in out.items()}
+
+
+def _by_bounds(
+    tables: Sequence[str], bounds: Mapping[str, RowBounds]
+) -> Iterator[tuple[list[str], RowBounds]]:
+    """Tables with the same bounds, for one query each."""
+    of = {table: bounds.get(table, ALL_ROWS) for table in tables}
+    for each in dict.fromkeys(of.values()):
+        yield [table for table in tables if of[table] == each], each
+
+
+def _slots(tenant: str, bounds: RowBounds) -> list[int] | None:
+    """The slots with the rows; None for all."""
+    return None if bounds.clusters is None else sorted({slot_of(tenant, name) for name in bounds.clusters})
 
 
 def _kept(db: Connection, tenant: str, name: str) -> pa.Table:
