@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The binary interface of NCCL's profiler plugins, versions 3 to 6: the fields that this plugin reads, at their offsets.
- * Source: NVIDIA/nccl 5067397c, src/include/plugin/profiler/profiler_v3.h to profiler_v6.h.
+ * The binary interface of NCCL's profiler plugins, versions 3 to 7: the fields that this plugin reads, at their offsets.
+ * Source: NVIDIA/nccl 5067397c, src/include/plugin/profiler/profiler_v3.h to profiler_v6.h; 88980683 (NCCL 2.31),
+ * profiler_v7.h.
  */
 #ifndef STALLSCOPE_PROFILER_ABI_H
 #define STALLSCOPE_PROFILER_ABI_H
@@ -11,7 +12,7 @@
 #include <sys/types.h>
 
 enum { EVENT_GROUP = 1 << 0, EVENT_COLL = 1 << 1, EVENT_P2P = 1 << 2, EVENT_PROXY_OP = 1 << 3, EVENT_PROXY_STEP = 1 << 4, EVENT_KERNEL_CH = 1 << 6,
-       EVENT_COLL_API = 1 << 9, EVENT_P2P_API = 1 << 10 };
+       EVENT_COLL_API = 1 << 9, EVENT_P2P_API = 1 << 10, EVENT_KERNEL_PHASE = 1 << 15 };
 enum { STATE_SEND_WAIT = 9, STATE_RECV_WAIT = 10, STATE_RECV_FLUSH = 11, STATE_RECV_GPU = 12, STATE_KERNEL_STOP = 22 };
 
 typedef int nccl_result; /* ncclResult_t; 0 is success */
@@ -74,7 +75,7 @@ struct event_v3 {
 	};
 };
 
-/* Versions 4 to 6; version 6 appends members to the union. */
+/* Versions 4 to 7. Version 6 adds members to the union; version 7 appends fields to the members. */
 struct event_v4 {
 	union {
 		uint8_t type_v4;
@@ -108,7 +109,7 @@ struct event_v4 {
 		struct kernel_ch kernel;
 		struct coll_api coll_api; /* version 5 and later */
 		struct p2p_api p2p_api;
-		char space[88]; /* of version 5 and 6; 80 in version 4 */
+		char space[112]; /* of version 7; 88 in versions 5 and 6, 80 in version 4 */
 	};
 };
 
@@ -134,7 +135,7 @@ struct profiler_v4 {
 	nccl_result (*state)(void *handle, int state, union state_args *args);
 	nccl_result (*finalize)(void *context);
 };
-struct profiler_v5 { /* and version 6 */
+struct profiler_v5 { /* and versions 6 and 7 */
 	const char *name;
 	nccl_result (*init)(void **context, uint64_t comm_hash, int *mask, const char *comm_name, int n_nodes, int n_ranks,
 			    int rank, void *log);
@@ -145,7 +146,7 @@ struct profiler_v5 { /* and version 6 */
 };
 
 _Static_assert(offsetof(struct event_v4, coll) == 24 && offsetof(struct event_v3, coll) == 24, "offset of the union");
-_Static_assert(sizeof(struct event_v4) == 24 + 88 && sizeof(struct event_v3) == 24 + 96, "sizes of the descriptions");
+_Static_assert(sizeof(struct event_v4) == 24 + 112 && sizeof(struct event_v3) == 24 + 96, "sizes of the descriptions");
 _Static_assert(offsetof(struct event_v4, coll.parent_group) == 24 + 80, "offset of parentGroup");
 
 #endif

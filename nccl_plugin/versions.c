@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The plugin's symbols ncclProfiler_v3 to _v6, and the chain to another profiler plugin.
+ * The plugin's symbols ncclProfiler_v3 to _v7, and the chain to another profiler plugin.
  *
  * NCCL loads one profiler plugin and uses the newest version that the plugin exports. STALLSCOPE_NCCL_CHAIN names
  * another plugin: it receives the same calls, as if NCCL had loaded it. A plugin of an older version than NCCL's is
@@ -17,13 +17,13 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-enum { EVENTS_V4 = 0xff, EVENTS_V5 = 0xfff, BYTES_V4 = 24 + 80 };
+enum { EVENTS_V4 = 0xff, EVENTS_V5 = 0xfff, EVENTS_V6 = 0x7fff, BYTES_V4 = 24 + 80, BYTES_V5 = 24 + 88 };
 static const uint64_t parents = EVENT_GROUP | EVENT_COLL | EVENT_P2P | EVENT_PROXY_OP | 0xf00; /* with their children */
 
 static const struct profiler_v3 *chain_v3;
 static const struct profiler_v4 *chain_v4;
 static const struct profiler_v5 *chain_v5;
-static int is_chain_v6;
+static int chain_version; /* of chain_v5 */
 
 /* Find the other plugin, in the newest version that NCCL's version can be converted to. */
 static void load_chain(int version)
@@ -36,11 +36,12 @@ static void load_chain(int version)
 	pthread_mutex_lock(&loading);
 	if (!is_loaded && name && *name) {
 		library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-		if (library && version == 6)
-			chain_v5 = dlsym(library, "ncclProfiler_v6");
-		is_chain_v6 = chain_v5 != NULL;
-		if (library && !chain_v5 && version >= 5)
-			chain_v5 = dlsym(library, "ncclProfiler_v5");
+		for (chain_version = version; library && !chain_v5 && chain_version >= 5; chain_version -= !chain_v5) {
+			char symbol[] = "ncclProfiler_v0";
+
+			symbol[sizeof(symbol) - 2] = (char)('0' + chain_version);
+			chain_v5 = dlsym(library, symbol);
+		}
 		if (library && !chain_v5 && version >= 4)
 			chain_v4 = dlsym(library, "ncclProfiler_v4");
 		if (library && version == 3)
@@ -53,10 +54,20 @@ static void load_chain(int version)
 	pthread_mutex_unlock(&loading);
 }
 
+static uint64_t events_v5(void)
+{
+	return chain_version > 6 ? ~0ull : chain_version > 5 ? EVENTS_V6 : EVENTS_V5;
+}
+
 static int is_forwarded(uint64_t type)
 {
-	uint64_t known = chain_v5 ? (is_chain_v6 ? ~0ull : EVENTS_V5) : chain_v4 || chain_v3 ? EVENTS_V4 : 0;
+	uint64_t known = chain_v5		? events_v5() :
+			 chain_v4 || chain_v3 ? EVENTS_V4 :
+						0;
 	int mask = __atomic_load_n(&chained_mask, __ATOMIC_RELAXED);
+
+	if (mask & EVENT_KERNEL_PHASE) /* phases are children of a channel */
+		mask |= EVENT_KERNEL_CH;
 
 	return mask && (type & known) && (type & (parents | (uint64_t)mask));
 }
@@ -136,6 +147,12 @@ static nccl_result init_v6(void **context, uint64_t hash, int *mask, const char 
 	return init_any(context, mask, 6, hash, name, n_nodes, n_ranks, rank, log);
 }
 
+static nccl_result init_v7(void **context, uint64_t hash, int *mask, const char *name, int n_nodes, int n_ranks, int rank,
+			   void *log)
+{
+	return init_any(context, mask, 7, hash, name, n_nodes, n_ranks, rank, log);
+}
+
 static void describe_proxy(struct operation *op, const struct proxy_op *proxy)
 {
 	op->peer = proxy->peer;
@@ -180,7 +197,7 @@ static void forward(struct comm *comm, void *handle, const struct event_v4 *even
 	struct event_v4 copy;
 	void *chained = NULL;
 
-	memcpy(&copy, event, version == 4 ? BYTES_V4 : sizeof(copy));
+	memcpy(&copy, event, version == 4 ? BYTES_V4 : version < 7 ? BYTES_V5 : sizeof(copy));
 	copy.parent = chained_handle(event->parent);
 	if (version > 4 && type == EVENT_COLL)
 		copy.coll.parent_group = chained_handle(event->coll.parent_group);
@@ -196,12 +213,13 @@ static void forward(struct comm *comm, void *handle, const struct event_v4 *even
 /* The members of the newer versions at the places of version 4: a parent in version 4 is the group. */
 static void forward_older(struct comm *comm, void *handle, const struct event_v4 *event, uint64_t type)
 {
-	struct event_v4 copy = *event;
+	struct event_v4 copy;
 	void *parent = type == EVENT_COLL ? event->coll.parent_group :
 		       type == EVENT_P2P  ? event->p2p.parent_group :
 					    event->parent;
 	void *chained = NULL;
 
+	memcpy(&copy, event, BYTES_V5);
 	copy.parent = chained_handle(parent);
 	chain_v4->start(comm->chained, &chained, &copy);
 	set_chained(handle, chained);
@@ -251,7 +269,13 @@ static nccl_result start_v5(void *context, void **handle, struct event_v4 *event
 	return start_any(context, handle, event, 5);
 }
 
+static nccl_result start_v7(void *context, void **handle, struct event_v4 *event)
+{
+	return start_any(context, handle, event, 7);
+}
+
 PUBLIC struct profiler_v3 ncclProfiler_v3 = { "stallscope", init_v3, start_v3, stop_any, state_any, finalize_any };
 PUBLIC struct profiler_v4 ncclProfiler_v4 = { "stallscope", init_v4, start_v4, stop_any, state_any, finalize_any };
 PUBLIC struct profiler_v5 ncclProfiler_v5 = { "stallscope", init_v5, start_v5, stop_any, state_any, finalize_any };
 PUBLIC struct profiler_v5 ncclProfiler_v6 = { "stallscope", init_v6, start_v5, stop_any, state_any, finalize_any };
+PUBLIC struct profiler_v5 ncclProfiler_v7 = { "stallscope", init_v7, start_v7, stop_any, state_any, finalize_any };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Calls a profiler plugin as NCCL does, with own declarations of the interface (NVIDIA/nccl 5067397c, src/plugin/profiler.cc
- * and src/include/plugin/profiler): the mask is latched for each operation, a thread reports the channels of the kernels,
+ * and src/include/plugin/profiler; version 7: 88980683): the mask is latched for each operation, a thread reports the channels of the kernels,
  * and the events of a group enclose the events of its operations.
  *
  * emulated_nccl PLUGIN VERSION. Each line of input is a command:
@@ -44,7 +44,8 @@ typedef struct {
 	int rank;
 	union {
 		struct { uint64_t seq; const char *func; const void *a; void *b; size_t count; int root; const char *datatype;
-			 uint8_t nChannels, nWarps; const char *algo, *proto; void *parentGroup; } coll;
+			 uint8_t nChannels, nWarps; const char *algo, *proto; void *parentGroup; const char *kernelVariant; bool isSymColl;
+			 uint64_t userTag; } coll;
 		struct { const char *func; void *b; const char *datatype; size_t count; int peer; uint8_t nChannels; void *parentGroup; } p2p;
 		struct { pid_t pid; uint8_t channelId; int peer, nSteps, chunkSize, isSend; } proxyOp;
 		struct { int step; } proxyStep;
@@ -59,7 +60,7 @@ typedef union { uint64_t pTimer; size_t bytes; } Args;
 typedef struct { const char *name; void *init; int (*start)(void *, void **, void *); int (*stop)(void *); int (*state)(void *, int, Args *);
 		 int (*finalize)(void *); } Plugin;
 
-enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CH = 64, GROUP_API = 256, COLL_API = 512, P2P_API = 1024, KERNEL_LAUNCH = 2048 };
+enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CH = 64, GROUP_API = 256, COLL_API = 512, P2P_API = 1024, KERNEL_LAUNCH = 2048, KERNEL_PHASE = 1 << 15 };
 static Plugin *plugin;
 static int version, mask, captured;
 static void *context, *captured_call;
@@ -91,6 +92,8 @@ static void *start(uint64_t type, void *parent, void *group, uint64_t gpu, int c
 		old.coll.nMaxChannels = new.coll.nChannels = (uint8_t)channels;
 		if (version > 4)
 			new.coll.parentGroup = group;
+		if (version > 6)
+			new.coll.userTag = seq + 1000;
 	} else if (type == P2P) {
 		old.p2p.name = "world"; old.p2p.hash = 0xabc; old.p2p.func = new.p2p.func = "Send"; old.p2p.count = new.p2p.count = 7;
 		old.p2p.peer = new.p2p.peer = 5;
@@ -114,6 +117,11 @@ static void *start(uint64_t type, void *parent, void *group, uint64_t gpu, int c
 	return handle;
 }
 
+static int now_latched(void)
+{
+	return __atomic_load_n(&mask, __ATOMIC_RELAXED);
+}
+
 static void stop(void *handle) { if (handle) plugin->stop(handle); }
 
 struct kernel { void *operation; uint64_t seq; int channels; };
@@ -135,6 +143,13 @@ static void *progress(void *unused)
 		for (int c = 0; k->operation && c < k->channels; c++) {
 			Args args = { .pTimer = 1000 * k->seq + (uint64_t)c + 500 };
 
+			if (version > 6 && (now_latched() & KERNEL_PHASE) && handles[c]) {
+				void *phase = start(KERNEL_PHASE, handles[c], NULL, 1000 * k->seq, c);
+
+				if (phase)
+					plugin->state(phase, 22, &args);
+				stop(phase);
+			}
 			if (handles[c] && version > 3)
 				plugin->state(handles[c], 22, &args);
 			stop(handles[c]);
@@ -163,6 +178,8 @@ static void operate(uint64_t type, int channels, int latched, bool is_replay)
 	void *caller = is_replay ? captured_call : call(type, latched);
 	void *group = latched ? start(GROUP, NULL, NULL, 0, 0) : NULL, *operation = NULL;
 
+	if (latched & KERNEL_PHASE)
+		latched |= KERNEL_CH; /* as NCCL does: phases are children of a channel */
 	if (latched & (COLL | P2P | KERNEL_CH))
 		operation = start(type, version > 4 ? caller : group, group, 0, channels);
 	if (version > 4 && latched)
@@ -178,11 +195,6 @@ static void operate(uint64_t type, int channels, int latched, bool is_replay)
 	stop(group);
 	if (!is_replay || (group && (latched & KERNEL_CH)))
 		seq++;
-}
-
-static int now_latched(void)
-{
-	return __atomic_load_n(&mask, __ATOMIC_RELAXED);
 }
 
 static void proxy(void)
