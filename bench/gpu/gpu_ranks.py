@@ -15,7 +15,9 @@ _CPUS_A_RANK = 2  # of its main thread, and of NCCL's threads
 
 
 class Ranks:
-    """The processes of a job. is_pinned: each rank keeps to CPUs of its own, the same in all jobs."""
+    """The processes of a job, which load after the start: see await_loaded(). is_pinned: each rank keeps to CPUs of its
+    own, the same in all jobs.
+    """
 
     def __init__(self, n_ranks: int, environment: dict[str, str], port: int, *, is_pinned: bool = False):
         import torch
@@ -38,7 +40,12 @@ class Ranks:
                     env=os.environ | own | environment,
                 )
             )
+        self.facts: list[dict[str, Any]] = []
+
+    def await_loaded(self) -> list[dict[str, Any]]:
+        """Wait until all ranks have run a collective. Returns their process ids and versions."""
         self.facts = [self._answer(process) for process in self.processes]
+        return self.facts
 
     @property
     def pids(self) -> list[int]:

@@ -288,7 +288,7 @@ def main() -> None:
         with result.part("scenarios"), ExitStack() as job:
             ranks = Ranks(chosen.ranks, with_plugin | {"STALLSCOPE_NCCL_GRAPHS": "1"}, 29611)
             job.callback(ranks.close)
-            result.data["ranks"] = ranks.facts
+            result.data["ranks"] = ranks.await_loaded()
             run_scenarios(result, ranks, work, only=chosen.only, end_s=end_s - chosen.cost_s)
             if chosen.look:
                 result.data["look"] = {}
@@ -339,13 +339,14 @@ def measure_cost(
         result.data["cost"] = cost
         result.keep()
 
+    environments: dict[str, dict[str, str]] = {"plugin": with_plugin, "without": {}, "again": {}}
     with ExitStack() as stack:
         jobs = {}
-        for number, (name, environment) in enumerate(
-            {"plugin": with_plugin, "without": {}, "again": {}}.items()
-        ):
+        for number, (name, environment) in enumerate(environments.items()):
             jobs[name] = Ranks(n_ranks, environment, 29612 + number, is_pinned=True)
             stack.callback(jobs[name].close)
+        for job in jobs.values():  # the jobs load their libraries at the same time
+            job.await_loaded()
         costs(jobs, seconds - (time.monotonic() - begin_s) - 5.0, keep, sizes=sizes or tuple(SIZES))
 
 
