@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
-from stallscope.diagnose.gpu.driver_state import unlike_others
+from stallscope.diagnose.gpu.driver_state import gpu_readings
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.gpu_drivers import Drivers
@@ -103,6 +103,17 @@ def test_a_verdict_on_a_gpu_states_how_its_readings_differ(reading: dict[str, in
     assert (evidence.unlike_other_gpus or []) == expected
 
 
+@pytest.mark.parametrize(
+    ("reasons", "limit"),
+    [(0x0, "clock not limited"), (0x1 | 0x4, "clock limited at times by software power cap")],
+)
+def test_a_verdict_on_a_gpu_has_its_readings_where_none_differs(reasons: int, limit: str):
+    _, evidence = cause_of(with_gpus(slow_trace(), clock_reasons=reasons))
+    assert evidence.unlike_other_gpus is None
+    expected = ["SM clock 1980 MHz", "utilisation 99 %", "PCIe generation 1", "NVLinks up 12", limit]
+    assert evidence.gpu_readings == expected
+
+
 def counted(sm_percent: list[int], nvlink_mb: list[int]) -> np.ndarray:
     """Hardware counters of GPUs 0, 1, ..."""
     rows = layout.empty(layout.GPU_COUNTERS, len(sm_percent))
@@ -129,7 +140,7 @@ def test_gpus_of_other_nodes_are_compared_at_the_same_time_whatever_their_clocks
     trace = Trace(gpus=rows, nodes=("a", "b"), clocks=(Clock(0, 0, boot_ns), Clock(1, ahead_ns, boot_ns)))
     since_ns = boot_ns + day_ns
     verdict = Verdict("device", "", [0], since_ns=since_ns, until_ns=since_ns + 10**9)
-    evidence = unlike_others(trace, {0: (0, 0), 1: (1, 0)}, 0, verdict)
+    evidence = gpu_readings(trace, {0: (0, 0), 1: (1, 0)}, 0, verdict)
     assert evidence.unlike_other_gpus == ["SM clock 1200 MHz, other GPUs 1980"]
 
 

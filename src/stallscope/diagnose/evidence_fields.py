@@ -308,6 +308,7 @@ class CauseEvidence:
     unlike_other_gpus: list[str] | None = (
         None  # readings of the driver that differ from the other ranks' GPUs
     )
+    gpu_readings: list[str] | None = None  # the driver's other readings of the GPU at the time of the verdict
     clock_held_by: list[str] | None = None
     clock_mhz: int | None = None
     typical_mhz: int | None = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import known_mean
 from stallscope.diagnose.evidence_fields import CauseEvidence
-from stallscope.diagnose.gpu.gpu_differences import LINKS, Readings, differences
+from stallscope.diagnose.gpu.gpu_differences import LINKS, Compared, Readings, compared
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CLOCK_REASONS
@@ -91,14 +91,28 @@ def driver_reason(
     )
 
 
-def unlike_others(
+def gpu_readings(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
 ) -> CauseEvidence:
-    """The driver readings in which the rank's GPU differs from the other ranks' GPUs of its model at the same time."""
+    """The driver's readings of the rank's GPU, and how they differ from those of the other ranks' GPUs of its model at
+    the same time.
+    """
     periods = _periods(trace, gpus, verdict)
     others = sorted(set(gpus.values()) - {gpus[rank]})
     own, *of_others = (_readings(trace, gpu, periods[gpu[0]]) for gpu in (gpus[rank], *others))
-    return CauseEvidence(unlike_other_gpus=_differences(own, of_others) or None)
+    readings = _compared(own, of_others)
+    other = readings.other + _clock_limits(own)
+    return CauseEvidence(unlike_other_gpus=readings.unlike or None, gpu_readings=other or None)
+
+
+def _clock_limits(own: Readings) -> list[str]:
+    """Whether the driver has limited the clock during a verdict, and why."""
+    known = own.during["clock_reasons"][own.during["clock_reasons"] != UNKNOWN]
+    if not len(known):
+        return []
+    bits = int(np.bitwise_or.reduce(known)) & _HOLDS
+    names = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
+    return [f"clock limited at times by {', '.join(names)}" if names else "clock not limited"]
 
 
 def link_states(
@@ -113,16 +127,16 @@ def link_states(
     out = []
     for rank, gpu in chosen.items():
         own = _readings(trace, gpu, periods[gpu[0]])
-        found, fault = _differences(own, others, LINKS), _fault(own.rows, *periods[gpu[0]])
+        found, fault = _compared(own, others, LINKS).unlike, _fault(own.rows, *periods[gpu[0]])
         found += [f"Xid {number}" for number in (fault.evidence.xid or [] if fault else [])]
         out += [f"rank {rank}: {'; '.join(found)}"] if found else []
     return out
 
 
-def _differences(own: Readings, others: list[Readings], columns: Collection[str] | None = None) -> list[str]:
-    """The readings in which a GPU differs from other GPUs of its model."""
+def _compared(own: Readings, others: list[Readings], columns: Collection[str] | None = None) -> Compared:
+    """The readings of a GPU, compared with other GPUs of its model."""
     same_model = [each for each in others if _max_mhz(each.rows) == _max_mhz(own.rows)]
-    return differences(own, same_model, columns)
+    return compared(own, same_model, columns)
 
 
 def _readings(trace: Trace, gpu: tuple[int, int], period: tuple[int, int]) -> Readings:

@@ -59,31 +59,46 @@ class Readings:
     covered_ns: Array
 
 
-def differences(own: Readings, others: list[Readings], columns: Collection[str] | None = None) -> list[str]:
-    """Each reading in which a GPU differs from the median of its peers; empty for a job with one GPU.
+@dataclass(frozen=True)
+class Compared:
+    """The readings of a GPU, as text. unlike: those that differ from the median of its peers. other: all others."""
+
+    unlike: list[str]
+    other: list[str]
+
+
+def compared(own: Readings, others: list[Readings], columns: Collection[str] | None = None) -> Compared:
+    """Compares the known readings of a GPU with its peers. In a job with one GPU, no reading differs.
 
     columns: only these columns.
     """
-    out = []
+    unlike, other = [], []
     for levels, level in ((_LEVELS, _level), (_COUNTER_LEVELS, _counter_level)):
         for column, name, unit, factor, least, least_share in levels:
             if columns is not None and column not in columns:
                 continue
             value, peers = level(own, column), [level(each, column) for each in others]
             known = [peer * factor for peer in peers if peer is not None]
-            if value is None or not known:
+            if value is None:
                 continue
-            typical = float(np.median(known))
+            reading = f"{name} {value * factor:.0f} {unit}".strip()
+            typical = float(np.median(known)) if known else value * factor
             if abs(value * factor - typical) >= max(least, least_share * typical):
-                out.append(f"{name} {value * factor:.0f} {unit}".strip() + f", other GPUs {typical:.0f}")
+                unlike.append(f"{reading}, other GPUs {typical:.0f}")
+            else:
+                other.append(reading)
     for column, name in _COUNTS:
         if columns is not None and column not in columns:
             continue
-        grown, peers_grown = _growth(own.rows, column), [_growth(each.rows, column) for each in others]
-        typical = float(np.median(peers_grown)) if peers_grown else 0.0
-        if grown > typical and others:
-            out.append(f"{name} +{grown}, other GPUs +{typical:.0f}")
-    return out
+        grown = _growth(own.rows, column)
+        if grown is None:
+            continue
+        typical = float(np.median([_growth(each.rows, column) or 0 for each in others] or [grown]))
+        if grown > typical:
+            unlike.append(f"{name} +{grown}, other GPUs +{typical:.0f}")
+        else:
+            other.append(f"{name} +{grown}")
+    return Compared(unlike, other)
 
 
 def _level(readings: Readings, column: str) -> float | None:
@@ -94,6 +109,6 @@ def _counter_level(readings: Readings, column: str) -> float | None:
     return known_mean(readings.counters[column], readings.covered_ns)
 
 
-def _growth(rows: Array, column: str) -> int:
+def _growth(rows: Array, column: str) -> int | None:
     known = rows[column][rows[column] != UNKNOWN]
-    return int(known.max() - known.min()) if len(known) else 0
+    return int(known.max() - known.min()) if len(known) else None

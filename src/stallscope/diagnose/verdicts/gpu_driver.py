@@ -9,11 +9,11 @@ from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.gpu.driver_state import (
     driver_reason,
     gpu_by_rank,
+    gpu_readings,
     held_gpus,
     link_states,
     lowered_clocks,
     narrow_links,
-    unlike_others,
 )
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict, VerdictCost
@@ -37,7 +37,7 @@ def with_gpu_states(trace: Trace, report: Report) -> Report:
     gpus = gpu_by_rank(trace)
     narrow = narrow_links(trace, gpus)
     verdicts = [_with_link(_with_state(trace, gpus, verdict), narrow) for verdict in report.verdicts]
-    verdicts = [_with_differences(trace, gpus, verdict) for verdict in verdicts]
+    verdicts = [_with_readings(trace, gpus, verdict) for verdict in verdicts]
     verdicts = [_with_link_states(trace, gpus, verdict) for verdict in verdicts]
     named = {rank for verdict in verdicts for rank in verdict.ranks}
     remarks = [_narrow(rank, lanes) for rank, lanes in narrow.items() if rank not in named]
@@ -95,14 +95,14 @@ def _with_link(verdict: Verdict, narrow: Mapping[int, CauseEvidence]) -> Verdict
     )
 
 
-def _with_differences(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
-    """A verdict on one rank's GPU, with the readings in which that GPU differs from the others."""
+def _with_readings(trace: Trace, gpus: dict[int, tuple[int, int]], verdict: Verdict) -> Verdict:
+    """A verdict on one rank's GPU, with the driver's readings of that GPU, compared with the others."""
     if len(verdict.ranks) != 1 or verdict.ranks[0] not in gpus or not verdict.causes:
         return verdict
     first = verdict.causes[0]
     if not first.cause.name.startswith("gpu_"):
         return verdict
-    found = unlike_others(trace, gpus, verdict.ranks[0], verdict)
+    found = gpu_readings(trace, gpus, verdict.ranks[0], verdict)
     part = replace(first, evidence=merged(first.evidence, found))
     return replace(verdict, causes=[part, *verdict.causes[1:]])
 
