@@ -57,6 +57,15 @@ def test_a_gpu_row_has_every_value_that_the_driver_reports(fake_gpus):
     assert {(p["pid"], p["memory_used_bytes"]) for p in look.processes} == {(4711, 60 << 30), (4712, 1 << 30)}
 
 
+def test_nvlink_errors_of_each_link_are_summed_where_the_driver_has_no_total(fake_gpus):
+    """Hopper: replays (161) and recoveries (162) of 18 links."""
+    errors = {f"nvlink_{number}_{link}": link for number in (161, 162) for link in range(18)}
+    fake_gpus.have({name: value for name, value in H100.items() if name != "n_nvlink_errors"} | errors)
+    with library() as nvml:
+        (row,) = GpuStates(nvml, node=0).read(0).gpus
+    assert row["n_nvlink_errors"] == 2 * sum(range(18))
+
+
 def test_the_utilization_is_the_mean_of_the_samples_since_the_last_reading(fake_gpus):
     fake_gpus.have(H100 | {"busy": ["1000000 10"]})
     with library() as nvml:

@@ -216,9 +216,12 @@ int nvmlDeviceGetFieldValues(device *one, int n, struct field *fields)
 	int i;
 
 	for (i = 0; i < n; i++) {
-		/* 91: link count; 38, 45, 52, 59: checksum, checksum, replay and recovery errors of all links */
-		const char *key = fields[i].id == 91 ? "n_nvlinks" : fields[i].id == 52 ? "n_nvlink_errors" : "none";
+		/* 91: link count; 38, 45, 52, 59: checksum, checksum, replay and recovery errors of all links;
+		 * 161, 162, 163: replay, recovery and checksum errors of a link */
+		char of_link[32];
+		const char *key = fields[i].id == 91 ? "n_nvlinks" : fields[i].id == 52 ? "n_nvlink_errors" : of_link;
 
+		snprintf(of_link, sizeof(of_link), "nvlink_%u_%u", fields[i].id, fields[i].scope);
 		fields[i].type = fields[i].id == 91 ? 1 : 3;
 		fields[i].result = number(one, key, &fields[i].value);
 	}

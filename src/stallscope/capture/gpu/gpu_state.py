@@ -32,7 +32,16 @@ _NVLINK_ERRORS = (
     "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
     "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
 )
-"""Fields of nvmlDeviceGetFieldValues (nvml.h); Hopper and later report some of them."""
+"""Fields of nvmlDeviceGetFieldValues (nvml.h) for all links of a GPU, before Hopper."""
+
+_NVLINK_ERRORS_OF_LINK = (
+    "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",
+    "NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY",
+    "NVML_FI_DEV_NVLINK_ERROR_DL_CRC",
+    "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
+    "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+)
+"""Fields for one link, with its number as scope: the first three of Hopper, the others of Blackwell and later."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +219,7 @@ class GpuStates:
         links = [_link(nvml, handle, number) for number in range(_n_nvlinks(nvml, handle))]
         if any(up is not None for up in links):
             yield "n_nvlinks_up", sum(bool(up) for up in links)
-        if (errors := _nvlink_errors(nvml, handle)) is not None:
+        if (errors := _nvlink_errors(nvml, handle, len(links))) is not None:
             yield "n_nvlink_errors", errors
 
     def _read_processes(self, now_ns: int) -> Array:
@@ -275,12 +284,25 @@ def _link(nvml: Any, handle: Any, number: int) -> bool | None:
     return None if state is None else bool(state)
 
 
-def _nvlink_errors(nvml: Any, handle: Any) -> int | None:
-    values = query(
-        nvml, nvml.nvmlDeviceGetFieldValues, handle, [getattr(nvml, name) for name in _NVLINK_ERRORS]
-    )
-    errors = [_number(nvml, value) for value in values or () if value.nvmlReturn == nvml.NVML_SUCCESS]
-    return sum(errors) if errors else None
+def _nvlink_errors(nvml: Any, handle: Any, n_links: int) -> int | None:
+    """Errors on all links of a GPU; None where the driver does not count them."""
+    known = _known_fields(nvml, handle, [(getattr(nvml, name), 0) for name in _NVLINK_ERRORS])
+    if not known and n_links:
+        of_first = [(number, 0) for name in _NVLINK_ERRORS_OF_LINK if (number := getattr(nvml, name, 0))]
+        counted = [number for number, _ in _known_fields(nvml, handle, of_first)]
+        of_all = [(number, link) for number in counted for link in range(n_links)]
+        known = _known_fields(nvml, handle, of_all)
+    return sum(known.values()) if known else None
+
+
+def _known_fields(nvml: Any, handle: Any, wanted: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """The values of fields that the driver supports. wanted: number and scope of each field."""
+    values = query(nvml, nvml.nvmlDeviceGetFieldValues, handle, wanted) if wanted else None
+    return {
+        each: _number(nvml, value)
+        for each, value in zip(wanted, values or (), strict=False)
+        if value.nvmlReturn == nvml.NVML_SUCCESS
+    }
 
 
 def _number(nvml: Any, field: Any) -> int:
