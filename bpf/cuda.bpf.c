@@ -67,10 +67,10 @@ INLINE bool enter(struct pt_regs *ctx)
 	struct slot *s;
 	u64 args[16] = {};
 
-	if (!f || !self(&t, &p, &s, &now))
+	if (!f || (f->group == GROUP_RUNTIME_WAITS && is_without_runtime_waits()) || !self(&t, &p, &s, &now))
 		return false;
 	if (t->class.sp && t->class_details.group == GROUP_RUNTIME_WAITS && is_without_runtime_waits())
-		close(p, t, s); /* its return was not probed any more */
+		close(p, t, s); /* it lasted longer than its probes, or contains this call, which stands for it from now on */
 	if (is_inside(&t->class, sp, cookie, now)) {
 		if (cookie_op(cookie) == OP_SYNC && f->group != GROUP_RUNTIME_WAITS)
 			t->class_details.has_driver_wait = 1;

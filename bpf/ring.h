@@ -35,7 +35,7 @@ struct {
 
 struct tuning { /* settings that user space changes while tracing */
 	u32 raised; /* thresholds of calls are doubled this many times */
-	u32 without_runtime_waits; /* functions of GROUP_RUNTIME_WAITS have no probes at present */
+	u32 without_runtime_waits; /* functions of GROUP_RUNTIME_WAITS open no waits: their probes are, or will be, detached */
 };
 
 struct {

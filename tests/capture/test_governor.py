@@ -29,6 +29,7 @@ from stallscope.events import kernel
 from stallscope.events.kernel import HookGroup
 from stallscope.events.layout import Array
 
+from ..patience import until
 from .test_cuda_calls import PREPARE, library  # noqa: F401 (the fixture)
 
 SECOND_NS = 10**9
@@ -332,6 +333,44 @@ def test_runtime_waits_are_counted_in_the_driver_while_each_contains_a_driver_ca
     puppet.does("lib.waits(500)")
     assert n_waits(program) == {"cudaStreamSynchronize": 2510, "cuStreamSynchronize": 500}
     governor.stop()
+
+
+@pytest.mark.bpf
+@pytest.mark.live
+@pytest.mark.compiler
+def test_a_runtime_wait_that_is_open_when_its_probes_are_dropped_ends_with_its_return(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+):
+    """The thread makes no other CUDA call, which would end the wait as well."""
+    program, governor = governed_by_the_second(tracing, library, by_group)
+    begin, end = os.pipe()
+    puppet.does(*PREPARE)
+    for n in 10, 1000:
+        puppet.does(f"lib.waits({n})")
+        governor.govern()
+    puppet.does("lib.waits(1000)", "import os", "blocked_by = ctypes.c_int.in_dll(lib, 'blocked_by')")
+    puppet.does(f"blocked_by.value = os.open('/proc/{os.getpid()}/fd/{begin}', os.O_RDONLY)")
+    puppet.tell("lib.cudaStreamSynchronize(P(0))")
+    until(lambda: is_waiting(program))
+    governor.govern()
+    assert HookGroup.RUNTIME_WAITS in governor._off
+    os.write(end, b"x")
+    assert puppet.process.stdout.readline() == "done\n"
+    until(lambda: not is_waiting(program))
+    governor.govern()
+    puppet.does("lib.waits(5)")
+    assert n_waits(program) == {"cudaStreamSynchronize": 2011, "cuStreamSynchronize": 5}
+    governor.stop()
+    os.close(begin), os.close(end)
+
+
+def is_waiting(program: Program) -> bool:
+    """Whether a thread of the traced process is in a synchronise call."""
+    (row,) = program.process_rows().values
+    return bool((row["slots"]["call"] != 0).any())
 
 
 @pytest.mark.bpf

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default"), noinline, optimize("O0")))
 
@@ -22,9 +23,14 @@ typedef struct {
 static uintptr_t next_address = 0x7f0000000000;
 int fail_with;
 long sleep_us;
+int blocked_by = -1; /* a file descriptor: the next call returns when a byte can be read */
 
 static int done(void)
 {
+	char byte;
+
+	if (blocked_by >= 0 && read(blocked_by, &byte, 1))
+		blocked_by = -1;
 	struct timespec t = {sleep_us / 1000000, sleep_us % 1000000 * 1000};
 
 	if (sleep_us)

@@ -62,6 +62,8 @@ _FULL_RING_NS = 10 * 10**9
 """Time without hot probes after the ring of events was full."""
 _OVERDUE_NS = 20 * 10**9
 _CHECK_EVERY_S = 0.2
+_LAST_WAITS_NS = 10**9
+"""The time for open waits of the runtime to end while their probes are still attached."""
 _MAX_OFF_NS = 60 * 10**9
 _RELEVANT_SHARE = 0.05
 """Share of a thread's time in asynchronous copies from which on they could be a cause ..."""
@@ -197,6 +199,7 @@ class Governor:
     _reported_until: dict[HookGroup, tuple[int, int]] = field(default_factory=dict)
     _renewed: set[HookGroup] = field(default_factory=set)
     _off: set[HookGroup] = field(default_factory=set)  # of REDUNDANT
+    _waits_end_ns: int | None = None  # when RUNTIME_WAITS, which no longer opens waits, is detached
     _is_new_process: bool = False
     _noted: set[str] = field(default_factory=set)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -318,6 +321,7 @@ class Governor:
         now_ns = self.clock_ns()
         with self._lock:
             self._restore_redundant(now_ns)
+            self._detach_runtime_waits(now_ns)
         self._was_quiet = self._is_quiet(now_ns)
         if self._was_quiet:
             with self._lock:
@@ -351,20 +355,31 @@ class Governor:
             restored = {HookGroup.GRAPH_LAUNCHES}
         for group in restored:
             if group is HookGroup.RUNTIME_WAITS:
+                self._waits_end_ns = None
                 self.program.set_runtime_waits(are_probed=True)
             self._off.discard(group)
             self._attach_all(group)
 
     def _drop_redundant(self, processes: Entries, now_ns: int) -> None:
-        """Detach the groups that report nothing of their own."""
+        """Detach the groups that report nothing of their own; waits of the runtime that are open may end before."""
         if self.program.mode == "perf":
             return
         for group in self._redundant.groups(processes, now_ns) - self._off:
             self._off.add(group)
-            for key in self._files:
-                self._detach(key, group)
             if group is HookGroup.RUNTIME_WAITS:
                 self.program.set_runtime_waits(are_probed=False)
+                self._waits_end_ns = now_ns + _LAST_WAITS_NS
+            else:
+                self._detach_all(group)
+
+    def _detach_runtime_waits(self, now_ns: int) -> None:
+        if self._waits_end_ns is not None and now_ns >= self._waits_end_ns:
+            self._waits_end_ns = None
+            self._detach_all(HookGroup.RUNTIME_WAITS)
+
+    def _detach_all(self, group: HookGroup) -> None:
+        for key in self._files:
+            self._detach(key, group)
 
     def _attach_all(self, group: HookGroup) -> None:
         for key in list(self._files):
@@ -417,8 +432,7 @@ class Governor:
         state = self.groups[group]
         if not is_on:
             state.record_switch(self.clock_ns(), is_on=False)
-            for key in self._files:
-                self._detach(key, group)
+            self._detach_all(group)
         else:
             self._attach_all(group)
             state.record_switch(self.clock_ns(), is_on=True)

@@ -321,7 +321,7 @@ class Program:
         self._update_map("tuning", 0, self._tuning)
 
     def set_runtime_waits(self, *, are_probed: bool) -> None:
-        """Whether HookGroup.RUNTIME_WAITS has probes; to be set before the attach, or after the detach."""
+        """Whether probes of HookGroup.RUNTIME_WAITS open waits; to be set before the attach and before the detach."""
         self._tuning[1] = not are_probed
         self._update_map("tuning", 0, self._tuning)
 
