@@ -7,6 +7,7 @@ import pytest
 
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
 from stallscope.diagnose.gpu.driver_state import gpu_readings
+from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.stream import Retention, Stream
 from stallscope.diagnose.stream.gpu_drivers import Drivers
@@ -112,6 +113,12 @@ def test_a_verdict_on_a_gpu_has_its_readings_where_none_differs(reasons: int, li
     assert evidence.unlike_other_gpus is None
     expected = ["SM clock 1980 MHz", "utilisation 99 %", "PCIe generation 1", "NVLinks up 12", limit]
     assert evidence.gpu_readings == expected
+
+
+def test_the_text_of_a_verdict_has_the_readings_in_a_row_of_their_own():
+    report = report_of(with_gpus(slow_trace()))
+    (line,) = [line for line in text.report(report).splitlines() if "SM clock 1980 MHz" in line]
+    assert line.split()[0] == "readings" and line.endswith("clock not limited (by the driver)")
 
 
 def counted(sm_percent: list[int], nvlink_mb: list[int]) -> np.ndarray:

@@ -115,6 +115,8 @@ def _block(verdict: Verdict, number: int, total: int) -> list[str]:
         rows.append(("since", _since(verdict)))
     for i, part in enumerate(verdict.causes):
         rows.append(("cause" if i == 0 else "", _cause(verdict, part)))
+        if readings := part.evidence.gpu_readings:
+            rows.append(("readings", f"{', '.join(readings)} (by the driver)"))
     rows += [("path" if i == 0 else "", _part(each)) for i, each in enumerate(verdict.evidence.parts or [])]
     rows += [("engine", line) for line in _own_times(verdict)]
     rows += [("code", line) for line in _code(verdict)]
@@ -164,7 +166,11 @@ def _cause(verdict: Verdict, part: Explained) -> str:
     return ", ".join(
         [
             f"{share}{part.noun}",
-            *(_fact(name, value) for name, value in as_json(part.evidence).items() if name != "doing"),
+            *(
+                _fact(name, value)
+                for name, value in as_json(part.evidence).items()
+                if name not in ("doing", "gpu_readings")
+            ),
         ]
     )
 
