@@ -29,6 +29,7 @@ from running_server import Server, explained, load, tracing
 HERE = Path(__file__).parent
 MODES = ("eager", "graph")
 LOAD_S, START_S, RUN_S = 7.0, 90.0, 20.0
+STOP_S = 0.4
 LONG_PROMPT = "ab " * 40_000
 N_HOGS = 24
 
@@ -91,7 +92,7 @@ def run(server: GpuServer, fault: str, db: Path) -> None:
     with tracing(db, server):
         clients = load(server, stop, n_clients=4, special=PROMPTS.get(fault, ""))
         disturbances = {
-            "sigstop": lambda: repeated(stop, lambda: pause(pid)),
+            "sigstop": lambda: repeated(stop, lambda: pause(pid, STOP_S)),
             "hog": lambda: share_cpu(pid, stop),
         }
         disturbance = threading.Thread(target=disturbances.get(fault, stop.wait))
