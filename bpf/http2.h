@@ -6,13 +6,14 @@
  * on Triton's ModelStreamInfer, each of them begins a request.
  *
  * The programs read the headers of frames, the prefix of each message and the names and lengths of header fields. Of
- * their values they keep only the path, and of requests to Triton the name of the model. Bytes are read where a frame, field or message continues in another call. */
+ * their values they read only the path and gRPC's status, and of requests to Triton the name of the model. Bytes are
+ * read where a frame, field or message continues in another call. */
 #ifndef STALLSCOPE_HTTP2_H
 #define STALLSCOPE_HTTP2_H
 
 #define N_HTTP2 4096
 #define N_STREAMS 16384
-#define N_HTTP2_PATHS 16384
+#define N_HTTP2_VALUES 16384
 #define PREFACE_BYTES 24
 #define INITIAL_WINDOW 65535
 #define MAX_FRAME_TYPE 0x10
@@ -53,20 +54,21 @@ struct {
 	__type(value, struct stream);
 } streams SEC(".maps");
 
-struct known_path {
-	char path[N_PATH];
+struct known_value {
+	char text[N_PATH];
 	u32 hash;
 	u8 huffman_bytes;
 	u8 spare[3];
 };
 
-/* The paths in the dynamic tables of HPACK: in `stream`, the key has the number of the insertion. */
+/* The values in the dynamic tables of HPACK: in `stream`, the key has the number of the insertion; in `spare`, the
+ * direction. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, N_HTTP2_PATHS);
+	__uint(max_entries, N_HTTP2_VALUES);
 	__type(key, struct stream_key);
-	__type(value, struct known_path);
-} http2_paths SEC(".maps");
+	__type(value, struct known_value);
+} http2_values SEC(".maps");
 
 struct frame_walk {
 	struct http2 *h;
@@ -106,42 +108,53 @@ enum field_kind {
 #define INDEX_PATH 4
 #define INDEX_INDEX_HTML 5
 #define PATH_NAME 0x3a70617468ULL /* :path */
+#define STATUS_NAME 0x632d737461747573ULL /* the last 8 letters of grpc-status */
+#define STATUS_CODED 0x9acac8b21234da8fULL /* grpc-status in the code of HTTP/2's header fields */
+#define PATH_NAME_BYTES 5
+#define STATUS_NAME_BYTES 11
+#define STATUS_CODED_BYTES 8
+#define OK_TEXT '0'
+#define OK_CODED 7
 
 struct field_walk {
 	struct http2 *h;
+	struct fields *f;
 	struct scratch *s;
 	u32 at;
 	u32 n;
 };
 
-INLINE struct known_path *known_path(struct http2 *h, u32 index)
+INLINE struct known_value *known_value(const struct http2 *h, const struct fields *f)
 {
-	struct stream_key key = { .connection = h->id, .stream = h->fields.n_inserted + N_STATIC - index };
+	struct stream_key key = {
+		.connection = h->id,
+		.stream = f->n_inserted + N_STATIC - f->number,
+		.spare = f->is_out,
+	};
 
-	return index > N_STATIC ? bpf_map_lookup_elem(&http2_paths, &key) : NULL;
+	return f->number > N_STATIC ? bpf_map_lookup_elem(&http2_values, &key) : NULL;
 }
 
-INLINE void use_path(struct fields *f, const struct known_path *path)
+INLINE void use_value(struct fields *f, const struct known_value *known)
 {
-	__builtin_memcpy(f->path, path->path, sizeof(f->path));
-	f->path_hash = path->hash;
-	f->huffman_bytes = path->huffman_bytes;
+	__builtin_memcpy(f->value, known->text, sizeof(f->value));
+	f->value_hash = known->hash;
+	f->huffman_bytes = known->huffman_bytes;
 }
 
-INLINE void field_ends(struct http2 *h)
+INLINE void field_ends(const struct http2 *h, struct fields *f)
 {
-	struct fields *f = &h->fields;
-	struct stream_key key = { .connection = h->id, .stream = f->n_inserted };
-	struct known_path path = {};
+	struct stream_key key = { .connection = h->id, .stream = f->n_inserted, .spare = f->is_out };
+	struct known_value known = {};
 
 	f->state = FIELD_BEGIN;
-	if (f->is_path) {
-		f->huffman_bytes = f->is_huffman ? f->path_bytes : 0;
+	if (f->is_wanted) {
+		f->huffman_bytes = f->is_huffman ? f->value_bytes : 0;
 		if (f->is_inserted) {
-			__builtin_memcpy(path.path, f->path, sizeof(path.path));
-			path.hash = f->path_hash;
-			path.huffman_bytes = f->huffman_bytes;
-			bpf_map_update_elem(&http2_paths, &key, &path, BPF_ANY);
+			__builtin_memcpy(known.text, f->value, sizeof(known.text));
+			known.hash = f->value_hash;
+			known.huffman_bytes = f->huffman_bytes;
+			bpf_map_update_elem(&http2_values, &key, &known, BPF_ANY);
 		}
 	}
 	if (f->is_inserted)
@@ -149,16 +162,14 @@ INLINE void field_ends(struct http2 *h)
 }
 
 /* The index of a field or of its name is known. */
-INLINE void index_ends(struct http2 *h)
+INLINE void index_ends(const struct http2 *h, struct fields *f)
 {
-	struct fields *f = &h->fields;
-	struct known_path *path;
+	struct known_value *known = known_value(h, f);
 
-	path = known_path(h, f->number);
-	f->is_path = path || f->number == INDEX_PATH || f->number == INDEX_INDEX_HTML;
+	f->is_wanted = known || (!f->is_out && (f->number == INDEX_PATH || f->number == INDEX_INDEX_HTML));
 	if (f->kind == FIELD_INDEXED) {
-		if (path)
-			use_path(f, path);
+		if (known)
+			use_value(f, known);
 		f->state = FIELD_BEGIN;
 	} else if (f->kind == FIELD_SIZE) {
 		f->state = FIELD_BEGIN;
@@ -167,34 +178,41 @@ INLINE void index_ends(struct http2 *h)
 	}
 }
 
-INLINE void text_begins(struct http2 *h, bool is_value)
+INLINE void text_begins(const struct http2 *h, struct fields *f, bool is_value)
 {
-	struct fields *f = &h->fields;
-
 	f->text_left = f->number;
 	if (!is_value) {
 		f->state = f->text_left ? FIELD_NAME : FIELD_VALUE_LENGTH;
-		f->has_short_name = f->text_left <= 8 && !f->is_huffman;
+		f->name_bytes = f->text_left <= STATUS_NAME_BYTES ? f->text_left : 0;
 		f->name = 0;
 		return;
 	}
 	f->state = FIELD_VALUE;
-	if (f->is_path) {
-		__builtin_memset(f->path, 0, sizeof(f->path));
-		f->path_hash = 2166136261u;
-		f->path_bytes = 0;
+	if (f->is_wanted) {
+		__builtin_memset(f->value, 0, sizeof(f->value));
+		f->value_hash = 2166136261u;
+		f->value_bytes = 0;
 	}
 	if (!f->text_left)
-		field_ends(h);
+		field_ends(h, f);
+}
+
+/* The name of a field is complete: is it the path of a request, or the status of a response? */
+INLINE bool is_wanted_name(const struct fields *f)
+{
+	if (!f->is_out)
+		return !f->is_huffman && f->name_bytes == PATH_NAME_BYTES && f->name == PATH_NAME;
+	if (f->is_huffman)
+		return f->name_bytes == STATUS_CODED_BYTES && f->name == STATUS_CODED;
+	return f->name_bytes == STATUS_NAME_BYTES && f->name == STATUS_NAME;
 }
 
 /* The first byte of a field. */
-INLINE void field_begins(struct http2 *h, u8 byte)
+INLINE void field_begins(const struct http2 *h, struct fields *f, u8 byte)
 {
-	struct fields *f = &h->fields;
 	u8 mask;
 
-	f->is_path = f->is_inserted = f->is_huffman = 0;
+	f->is_wanted = f->is_inserted = f->is_huffman = 0;
 	f->shift = 0;
 	if (byte & 0x80) {
 		f->kind = FIELD_INDEXED;
@@ -214,7 +232,7 @@ INLINE void field_begins(struct http2 *h, u8 byte)
 	if (f->number == mask)
 		f->state = FIELD_NUMBER;
 	else
-		index_ends(h);
+		index_ends(h, f);
 }
 
 /* A byte of a number that continues. True: it was the last one. */
@@ -225,39 +243,37 @@ INLINE bool number_continues(struct fields *f, u8 byte)
 	return !(byte & 0x80);
 }
 
-INLINE void length_begins(struct http2 *h, u8 byte, bool is_value)
+INLINE void length_begins(const struct http2 *h, struct fields *f, u8 byte, bool is_value)
 {
-	struct fields *f = &h->fields;
-
 	f->is_huffman = byte >> 7;
 	f->number = byte & 0x7f;
 	f->shift = 0;
 	if (f->number == 0x7f)
 		f->state = is_value ? FIELD_VALUE_LENGTH_MORE : FIELD_NAME_LENGTH_MORE;
 	else
-		text_begins(h, is_value);
+		text_begins(h, f, is_value);
 }
 
-INLINE void path_byte(struct fields *f, u8 byte)
+INLINE void value_byte(struct fields *f, u8 byte)
 {
-	if (f->path_bytes >= N_PATH - 1 || (byte == '?' && !f->is_huffman))
+	if (f->value_bytes >= N_PATH - 1 || (byte == '?' && !f->is_huffman))
 		return;
-	f->path[MASK(f->path_bytes, N_PATH - 1)] = byte;
-	f->path_bytes++;
-	f->path_hash = (f->path_hash ^ byte) * 16777619u;
+	f->value[MASK(f->value_bytes, N_PATH - 1)] = byte;
+	f->value_bytes++;
+	f->value_hash = (f->value_hash ^ byte) * 16777619u;
 }
 
 static long walk_field(u32 number, struct field_walk *w)
 {
-	struct http2 *h = w->h;
-	struct fields *f = &h->fields;
+	const struct http2 *h = w->h;
+	struct fields *f = w->f;
 	u32 left, n;
 	u8 byte;
 
 	if (w->at >= w->n)
 		return 1;
 	left = w->n - w->at;
-	if ((f->state == FIELD_NAME && !f->has_short_name) || (f->state == FIELD_VALUE && !f->is_path)) {
+	if ((f->state == FIELD_NAME && !f->name_bytes) || (f->state == FIELD_VALUE && !f->is_wanted)) {
 		n = f->text_left < left ? f->text_left : left;
 		w->at += n;
 		f->text_left -= n;
@@ -266,53 +282,68 @@ static long walk_field(u32 number, struct field_walk *w)
 		if (f->state == FIELD_NAME)
 			f->state = FIELD_VALUE_LENGTH;
 		else
-			field_ends(h);
+			field_ends(h, f);
 		return 0;
 	}
 	byte = w->s->header[MASK(w->at, FIELD_BYTES - 1)];
 	w->at++;
 	switch (f->state) {
 	case FIELD_BEGIN:
-		field_begins(h, byte);
+		field_begins(h, f, byte);
 		break;
 	case FIELD_NUMBER:
 		if (number_continues(f, byte))
-			index_ends(h);
+			index_ends(h, f);
 		break;
 	case FIELD_NAME_LENGTH:
-		length_begins(h, byte, false);
+		length_begins(h, f, byte, false);
 		break;
 	case FIELD_NAME_LENGTH_MORE:
 		if (number_continues(f, byte))
-			text_begins(h, false);
+			text_begins(h, f, false);
 		break;
 	case FIELD_NAME:
 		f->name = f->name << 8 | byte;
 		if (!--f->text_left) {
-			f->is_path = f->name == PATH_NAME;
+			f->is_wanted = is_wanted_name(f);
 			f->state = FIELD_VALUE_LENGTH;
 		}
 		break;
 	case FIELD_VALUE_LENGTH:
-		length_begins(h, byte, true);
+		length_begins(h, f, byte, true);
 		break;
 	case FIELD_VALUE_LENGTH_MORE:
 		if (number_continues(f, byte))
-			text_begins(h, true);
+			text_begins(h, f, true);
 		break;
 	case FIELD_VALUE:
-		path_byte(f, byte);
+		value_byte(f, byte);
 		if (!--f->text_left)
-			field_ends(h);
+			field_ends(h, f);
 		break;
 	}
 	return 0;
 }
 
+INLINE struct fields *fields_of(const struct frame_walk *w)
+{
+	return w->is_out ? &w->h->out_fields : &w->h->in_fields;
+}
+
+/* The fields of a request or a response begin. */
+INLINE void fields_begin(const struct frame_walk *w)
+{
+	struct fields *f = fields_of(w);
+
+	f->state = FIELD_BEGIN;
+	f->value_hash = f->huffman_bytes = 0;
+	__builtin_memset(f->value, 0, sizeof(f->value));
+}
+
 /* Reads n bytes of header fields. */
 INLINE void walk_fields(struct frame_walk *w, u32 n)
 {
-	struct field_walk fields = { .h = w->h, .s = w->s, .n = n };
+	struct field_walk fields = { .h = w->h, .f = fields_of(w), .s = w->s, .n = n };
 
 	if (!bpf_probe_read_user(w->s->header, MASK(n, 2 * FIELD_BYTES - 1), (void *)w->at))
 		bpf_loop(FIELD_BYTES, walk_field, &fields, 0);
@@ -340,6 +371,7 @@ INLINE void begin_request(struct request_event *r, const struct frame_walk *w)
 	r->pid = id >> 32;
 	r->tid = id;
 	r->writer_tid = r->n_tokens = 0;
+	r->client = w->h->client;
 	r->status = 0;
 	r->flags = REQUEST_UNANSWERED;
 }
@@ -349,15 +381,15 @@ INLINE void fields_end(struct frame_walk *w)
 {
 	struct stream_key key = { .connection = w->h->id, .stream = w->f->stream };
 	struct stream *st = bpf_map_lookup_elem(&streams, &key), *fresh = &w->s->fresh_stream;
-	struct fields *f = &w->h->fields;
+	struct fields *f = &w->h->in_fields;
 
 	f->state = FIELD_BEGIN;
 	if (!st) {
 		__builtin_memset(fresh, 0, sizeof(*fresh));
 		begin_request(&fresh->request, w);
 		__builtin_memcpy(fresh->request.method, "POST", 4);
-		__builtin_memcpy(fresh->request.path, f->path, sizeof(f->path));
-		fresh->request.path_hash = f->path_hash;
+		__builtin_memcpy(fresh->request.path, f->value, sizeof(f->value));
+		fresh->request.path_hash = f->value_hash;
 		fresh->request.huffman_bytes = f->huffman_bytes;
 		fresh->blocked_before_ns = w->h->blocked_ns;
 		bpf_map_update_elem(&streams, &key, fresh, BPF_NOEXIST);
@@ -583,13 +615,11 @@ INLINE void frame_begins(struct frame_walk *w)
 	} else if (f->type == FRAME_HEADERS) {
 		if (f->flags & FRAME_PRIORITY)
 			f->skip = 5;
-		if (w->is_out) {
+		fields_begin(w);
+		if (w->is_out)
 			answered(w);
-		} else {
+		else
 			w->h->ends_stream = f->flags & FRAME_END_STREAM;
-			__builtin_memset(w->h->fields.path, 0, N_PATH);
-			w->h->fields.path_hash = w->h->fields.huffman_bytes = 0;
-		}
 	}
 }
 
@@ -613,12 +643,16 @@ INLINE void window_grows(struct frame_walk *w)
 	st->credit += f->value;
 }
 
-/* The server sends an error as its only frame. A stream without messages may end with the status OK: after an earlier
- * frame of header fields, or on Triton's stream, whose errors are messages. */
-INLINE bool has_no_message(struct frame_walk *w)
+/* A call has failed by its status, which is in the last fields of the response. On a connection from before the trace,
+ * the status may be unknown: then a response that is its end alone has failed, except on Triton's stream, whose errors
+ * are messages. */
+INLINE bool has_failed(const struct frame_walk *w)
 {
+	const struct fields *f = &w->h->out_fields;
 	struct stream *st = stream_of(w);
 
+	if (f->value[0])
+		return f->value[0] != (f->huffman_bytes ? OK_CODED : OK_TEXT) || f->value[1];
 	return st && !st->n_messages && !st->is_plain && !st->out.left && st->n_headers == 1 &&
 	       !is_triton_stream(st->request.path_hash);
 }
@@ -645,7 +679,7 @@ INLINE void frame_ends(struct frame_walk *w)
 	case FRAME_CONTINUATION:
 		if (w->is_out) {
 			if (f->type == FRAME_HEADERS && f->flags & FRAME_END_STREAM)
-				end_stream(w, has_no_message(w) ? REQUEST_NO_MESSAGE : 0);
+				end_stream(w, has_failed(w) ? REQUEST_FAILED : 0);
 		} else if (f->flags & FRAME_END_HEADERS) {
 			fields_end(w);
 		}
@@ -697,9 +731,7 @@ INLINE u32 payload_part(struct frame_walk *w, u32 n)
 	}
 	if (f->type == FRAME_DATA)
 		return data_part(w, n);
-	if (w->is_out)
-		return n;
-	if (f->type == FRAME_WINDOW || (f->type == FRAME_SETTINGS && !(f->flags & FRAME_ACK))) {
+	if (!w->is_out && (f->type == FRAME_WINDOW || (f->type == FRAME_SETTINGS && !(f->flags & FRAME_ACK)))) {
 		bpf_probe_read_user(&byte, 1, (void *)w->at);
 		number_byte(w, byte);
 		return 1;
@@ -869,20 +901,23 @@ INLINE bool is_http2(const struct scratch *s)
 	return !h[5] && is_frame_of_client(h, (u32)h[0] << 16 | (u32)h[1] << 8 | h[2]);
 }
 
-INLINE struct http2 *new_http2(u64 socket, struct scratch *s, s64 now)
+INLINE struct http2 *new_http2(struct sock *sk, struct scratch *s, s64 now)
 {
 	struct http2 *h = &s->fresh_http2;
+	u64 socket = (u64)sk;
 
 	__builtin_memset(h, 0, sizeof(*h));
 	h->id = now;
 	h->window = h->stream_window = INITIAL_WINDOW;
+	h->out_fields.is_out = 1;
+	h->client = client_of(sk);
 	if (s->header[0] == 'P') {
 		h->knows_windows = 1;
 		h->in.n_header = N_FRAME_HEADER;
 		h->in.type = FRAME_PREFACE;
 		h->in.left = PREFACE_BYTES;
 	} else {
-		h->fields.n_inserted = UNKNOWN_INSERTED;
+		h->in_fields.n_inserted = h->out_fields.n_inserted = UNKNOWN_INSERTED;
 	}
 	bpf_map_update_elem(&http2s, &socket, h, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&http2s, &socket);

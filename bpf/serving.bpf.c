@@ -27,6 +27,7 @@ const volatile struct {
 #define MSG_PEEK 2
 #define EAGAIN 11
 #define AF_UNIX 1
+#define MAPPED_IPV4 0xffff0000 /* the third word of ::ffff:0:0, in the order of a little-endian machine */
 #define TCP_ESTABLISHED 1
 #define TCP_FIN_WAIT1 4
 #define TCP_CLOSE 7
@@ -273,6 +274,7 @@ INLINE void open_request(struct connection *c, const struct waiting *from, u8 fl
 	r->id = from->read_ns ^ id << 20;
 	r->pid = id >> 32;
 	r->tid = id;
+	r->client = c->client;
 	r->flags = flags | REQUEST_UNANSWERED;
 	__builtin_memcpy(r->method, from->method, sizeof(r->method));
 	__builtin_memcpy(r->path, from->path, sizeof(r->path));
@@ -453,6 +455,26 @@ INLINE bool segments_of(u64 n, struct segments *out)
 	return true;
 }
 
+/* A hash of the client's address without its port; 0: a Unix socket. An IPv4 address that is mapped to IPv6 has the
+ * hash of the IPv4 address. */
+INLINE u32 client_of(struct sock *sk)
+{
+	u16 family = BPF_CORE_READ(sk, __sk_common.skc_family);
+	u32 words[4] = {}, hash = 2166136261u;
+
+	if (family == AF_INET)
+		words[3] = BPF_CORE_READ(sk, __sk_common.skc_daddr);
+	else if (family == AF_INET6 && bpf_core_field_exists(struct sock_common, skc_v6_daddr))
+		BPF_CORE_READ_INTO((struct in6_addr *)words, sk, __sk_common.skc_v6_daddr);
+	else
+		return 0;
+	if (words[2] == MAPPED_IPV4)
+		words[2] = 0;
+	for (int i = 0; i < 4; i++)
+		hash = (hash ^ words[i]) * 16777619u;
+	return hash ? hash : 1;
+}
+
 #include "http2.h"
 
 /* Data on these ports is of interest from now on. */
@@ -472,6 +494,7 @@ INLINE struct connection *new_connection(struct sock *sk, struct scratch *s)
 	if (!method_bytes(s))
 		return NULL;
 	__builtin_memset(&s->fresh, 0, sizeof(s->fresh));
+	s->fresh.client = client_of(sk);
 	bpf_map_update_elem(&connections, &key, &s->fresh, BPF_NOEXIST);
 	add_serving_port(sk);
 	return bpf_map_lookup_elem(&connections, &key);
@@ -502,7 +525,7 @@ INLINE int has_read_http2(struct sock *sk, struct scratch *s, const struct segme
 	if (!h) {
 		if (!is_http2(s))
 			return 0;
-		h = new_http2(key, s, now);
+		h = new_http2(sk, s, now);
 		if (!h)
 			return 0;
 		add_serving_port(sk);

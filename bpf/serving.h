@@ -5,7 +5,7 @@
 
 #include "events.h"
 
-#define N_METHOD 8
+#define N_METHOD 4
 #define N_PATH 64 /* a power of two */
 #define N_MODEL 40
 
@@ -15,7 +15,7 @@ enum request_flag {
 	REQUEST_PIPELINED = 4,	/* it arrived before the end of the response to the request before it */
 	REQUEST_CLIENT_LEFT = 8, /* the client closed its side before the end of the response */
 	REQUEST_UNANSWERED = 16, /* no byte of the response was sent */
-	REQUEST_NO_MESSAGE = 32, /* the response of a gRPC call was its end alone: it failed */
+	REQUEST_FAILED = 32,	/* a gRPC call failed, by its status */
 };
 
 struct request_event { /* times are 0 until they are known */
@@ -40,7 +40,8 @@ struct request_event { /* times are 0 until they are known */
 	u16 status;
 	u8 flags;
 	u8 huffman_bytes; /* of path, if it has the code of HTTP/2's headers; 0: it is text */
-	char method[N_METHOD];
+	char method[N_METHOD]; /* ends with a zero if it is shorter */
+	u32 client;	     /* hash of the client's address; 0: a Unix socket */
 	char path[N_PATH];
 	char model[N_MODEL]; /* of a gRPC request to Triton; otherwise empty */
 	u64 id_hash;	     /* FNV-1a of the id in the response's JSON: {"id":"..."; 0: none */
@@ -65,7 +66,6 @@ struct waiting {
 	char method[N_METHOD];
 	char path[N_PATH];
 	u32 path_hash;
-	u32 spare;
 };
 
 struct connection {
@@ -85,7 +85,7 @@ struct connection {
 	u8 is_chunked;
 	u8 n_waiting;
 	u8 is_filled;	    /* full_since_ns is a write that filled the socket, not a write that failed */
-	u8 spare[4];
+	u32 client;	    /* as in struct request_event */
 	struct waiting waiting[N_WAITING];
 };
 
@@ -109,23 +109,24 @@ struct frames { /* the bytes of one direction of a connection */
 	u8 spare;
 };
 
-struct fields { /* the state of HPACK (RFC 7541): the fields of requests */
-	u64 name;	/* of at most 8 letters */
+struct fields { /* the state of HPACK (RFC 7541): the fields of one direction */
+	u64 name;	/* its last 8 letters */
 	u32 n_inserted; /* into the dynamic table */
 	u32 number;	/* being read */
 	u32 text_left;
-	u32 path_hash;
+	u32 value_hash;
 	u8 state;
 	u8 shift;
-	u8 is_path;
+	u8 is_wanted;	/* the value of the field is read: the path of a request, the status of a response */
 	u8 is_inserted; /* the field goes into the dynamic table */
 	u8 is_huffman;
-	u8 has_short_name;
-	u8 path_bytes;
+	u8 name_bytes;	/* 0: the name is too long for a wanted field */
+	u8 value_bytes;
 	u8 huffman_bytes;
 	u8 kind;
-	u8 spare[7];
-	char path[N_PATH]; /* of the request whose fields are being read */
+	u8 is_out;	/* the fields of responses */
+	u8 spare[6];
+	char value[N_PATH]; /* the wanted value of the fields that are being read */
 };
 
 struct http2 { /* a connection */
@@ -138,11 +139,13 @@ struct http2 { /* a connection */
 	s64 stream_window; /* of a new stream */
 	u32 ends_stream;   /* the request whose fields are being read has no body */
 	u32 n_open;
+	u32 client;	  /* as in struct request_event */
 	u8 knows_windows; /* the connection is known from its start on */
-	u8 spare[7];
+	u8 spare[3];
 	struct frames in;
 	struct frames out;
-	struct fields fields;
+	struct fields in_fields;
+	struct fields out_fields;
 };
 
 struct stream_key {

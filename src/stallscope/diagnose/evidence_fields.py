@@ -203,6 +203,10 @@ class VerdictEvidence:
     part: str | None = None  # pickup, first, gap: the late part of most late requests
     n_late_requests: int | None = None
     n_requests: int | None = None  # examined; of a dead server: open
+    n_late_clients: int | None = (
+        None  # clients (addresses) with a late request; not stated for fewer than 5 clients
+    )
+    n_clients: int | None = None  # of the examined requests
     parts: list[RequestPart] | None = None  # of the late time, in the order of the path
     n_spans: int | None = None  # of the late requests that have a span of the engine
     engine_ms: Mapping[str, float] | None = None  # queue, prefill, decode, first, whole: means of these spans

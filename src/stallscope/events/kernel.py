@@ -310,7 +310,8 @@ REQUEST = np.dtype(
         ("status", "<u2"),
         ("flags", "u1"),
         ("huffman_bytes", "u1"),
-        ("method", "S8"),
+        ("method", "S4"),
+        ("client", "<u4"),
         ("path", "S64"),
         ("model", "S40"),
         ("id_hash", "<u8"),
@@ -325,9 +326,9 @@ WAITING = np.dtype(
     [
         *((name, "<i8") for name in ("ts_ns", "read_ns", "complete_ns")),
         ("request_bytes", "<u8"),
-        ("method", "S8"),
+        ("method", "S4"),
         ("path", "S64"),
-        *((name, "<u4") for name in ("path_hash", "spare")),
+        ("path_hash", "<u4"),
     ]
 )
 """struct waiting: a pipelined request."""
@@ -341,7 +342,7 @@ CONNECTION = np.dtype(
         ("send_status", "<u2"),
         *((name, "u1") for name in ("send_kind", "send_is_chunked", "has_header", "is_chunked", "n_waiting")),
         ("is_filled", "u1"),
-        ("spare", "u1", (4,)),
+        ("client", "<u4"),
         ("waiting", WAITING, (4,)),
     ]
 )
@@ -361,11 +362,11 @@ FRAMES = np.dtype(
 FIELDS = np.dtype(
     [
         ("name", "<u8"),
-        *((name, "<u4") for name in ("n_inserted", "number", "text_left", "path_hash")),
-        *((name, "u1") for name in ("state", "shift", "is_path", "is_inserted", "is_huffman")),
-        *((name, "u1") for name in ("has_short_name", "path_bytes", "huffman_bytes", "kind")),
-        ("spare", "u1", (7,)),
-        ("path", "S64"),
+        *((name, "<u4") for name in ("n_inserted", "number", "text_left", "value_hash")),
+        *((name, "u1") for name in ("state", "shift", "is_wanted", "is_inserted", "is_huffman")),
+        *((name, "u1") for name in ("name_bytes", "value_bytes", "huffman_bytes", "kind", "is_out")),
+        ("spare", "u1", (6,)),
+        ("value", "S64"),
     ]
 )
 """struct fields: the state of HPACK."""
@@ -375,12 +376,13 @@ HTTP2 = np.dtype(
         ("id", "<u8"),
         *((name, "<i8") for name in ("arrived_ns", "full_since_ns", "blocked_ns", "window", "opened_ns")),
         ("stream_window", "<i8"),
-        *((name, "<u4") for name in ("ends_stream", "n_open")),
+        *((name, "<u4") for name in ("ends_stream", "n_open", "client")),
         ("knows_windows", "u1"),
-        ("spare", "u1", (7,)),
+        ("spare", "u1", (3,)),
         ("in", FRAMES),
         ("out", FRAMES),
-        ("fields", FIELDS),
+        ("in_fields", FIELDS),
+        ("out_fields", FIELDS),
     ]
 )
 """struct http2: an HTTP/2 connection to a server."""

@@ -160,7 +160,7 @@ class RequestFlag(IntFlag):
     PIPELINED = 4  # it arrived before the end of the response to the request before it
     CLIENT_LEFT = 8  # the client closed its side before the end of the response
     UNANSWERED = 16  # no byte of the response was sent
-    NO_MESSAGE = 32  # the response of a gRPC call was its end alone: it failed
+    FAILED = 32  # a gRPC call failed, by its status
 
 
 class Direction(IntEnum):

@@ -11,8 +11,8 @@ def is_aborted(requests: Array) -> Array:
 
 
 def is_failed(requests: Array) -> Array:
-    """Whether the server answered with an error: bool (n,). So does a gRPC response that is its end alone."""
-    failed: Array = (requests["status"] >= 500) | (requests["flags"] & RequestFlag.NO_MESSAGE > 0)
+    """Whether the server answered with an error: bool (n,)."""
+    failed: Array = (requests["status"] >= 500) | (requests["flags"] & RequestFlag.FAILED > 0)
     return failed
 
 

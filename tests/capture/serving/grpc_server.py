@@ -2,7 +2,8 @@
 
 It prints its process number, and its port once it listens. Methods of the service `tests.Engine`: Whole (one message),
 Tokens (N_TOKENS messages, GAP_S apart), Chat (N_TOKENS messages for each message of the client), Large (messages of
-LARGE_BYTES), Never (no message), Refused (an error), Begun (header fields, and then the end), Empty (only the end).
+LARGE_BYTES), Never (no message), Refused (an error), Begun (header fields, and then the end), Empty (only the end),
+Broken (a message, and then an error), BegunRefused (header fields, and then an error).
 Whole is also the method ModelInfer of Triton's service, and Empty its ModelStreamInfer.
 """
 
@@ -55,6 +56,17 @@ def begun(_request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
     return iter(())
 
 
+def broken(_request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield b"token"
+    context.abort(grpc.StatusCode.INTERNAL, "out of memory")
+
+
+def begun_refused(_request: bytes, context: grpc.ServicerContext) -> bytes:
+    context.send_initial_metadata(())
+    context.abort(grpc.StatusCode.UNAVAILABLE, "no such model")
+    return b""
+
+
 def empty(_requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
     return iter(())
 
@@ -70,6 +82,8 @@ def main() -> None:
         "Refused": grpc.unary_unary_rpc_method_handler(refused),
         "Begun": grpc.unary_stream_rpc_method_handler(begun),
         "Empty": grpc.stream_stream_rpc_method_handler(empty),
+        "Broken": grpc.unary_stream_rpc_method_handler(broken),
+        "BegunRefused": grpc.unary_unary_rpc_method_handler(begun_refused),
     }
     triton = {"ModelInfer": methods["Whole"], "ModelStreamInfer": methods["Empty"]}
     server.add_generic_rpc_handlers(

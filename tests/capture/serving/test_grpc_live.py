@@ -179,23 +179,89 @@ def test_a_message_without_a_short_name_has_no_model(server: Server, body: bytes
     assert request["model"] == b""
 
 
-def test_a_call_that_ends_without_a_message_has_failed(server: Server):
+def test_a_call_with_the_status_of_an_error_has_failed(server: Server):
+    paths = ["/tests.Engine/Refused", "/tests.Engine/Unknown", "/tests.Engine/BegunRefused"]
     with server.channel() as channel:
-        for path in ("/tests.Engine/Refused", "/tests.Engine/Unknown"):
+        for path in 2 * paths:  # the second time, the server refers to fields by their index
             with pytest.raises(grpc.RpcError):
                 channel.unary_unary(path)(b"prompt")
-        requests = server.recorded(2)
-    assert (requests["flags"] & RequestFlag.NO_MESSAGE).all()
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError):
+                list(channel.unary_stream("/tests.Engine/Broken")(b"prompt"))
+        requests = server.recorded(8)
     assert is_failed(request_rows(requests, {}, 0)).all()
 
 
 def test_a_stream_that_ends_without_a_message_has_not_failed(server: Server):
     with server.channel() as channel:
-        assert list(channel.unary_stream("/tests.Engine/Begun")(b"prompt")) == []
-        triton = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        assert list(triton(iter([b"prompt"]))) == []
-        requests = server.recorded(2)
+        for _ in range(2):
+            assert list(channel.unary_stream("/tests.Engine/Begun")(b"prompt")) == []
+            for path in ("/tests.Engine/Empty", "/inference.GRPCInferenceService/ModelStreamInfer"):
+                assert list(channel.stream_stream(path)(iter([b"prompt"]))) == []
+        requests = server.recorded(6)
     assert not is_failed(request_rows(requests, {}, 0)).any()
+
+
+RAW_SERVER = """
+import socket, sys
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+connection, _ = listening.accept()
+for answer in sys.argv[1:]:
+    data = b""
+    while not data.endswith(b"prompt") and (part := connection.recv(1 << 16)):
+        data += part
+    for byte in bytes.fromhex(answer):  # each byte in a write of its own
+        connection.sendall(bytes([byte]))
+connection.recv(1)
+"""
+
+
+def test_a_status_with_the_huffman_code_and_from_the_dynamic_table(program: Program):
+    coded = b"\x40" + text(huffman("grpc-status"), is_huffman=True)  # inserted into the table
+    statuses = [
+        coded + text(b"\x07", is_huffman=True),  # the code of "0"
+        b"\xbe",  # index 62: the same field
+        b"\x7e" + text(b"13"),  # the same name
+        b"\xbe",
+        b"\xbf",
+        b"\x00" + text(b"grpc-status") + text(b"0"),
+        b"\x00" + text(b"other-stats") + text(b"5"),
+    ]
+    streams = [2 * i + 1 for i in range(len(statuses))]
+    begin, end = END_HEADERS, END_HEADERS | END_STREAM
+    answers = [
+        frame(HEADERS, begin, i, b"\x88") + frame(DATA, 0, i, message()) + frame(HEADERS, end, i, status)
+        for i, status in zip(streams, statuses, strict=True)
+    ]
+    words = [sys.executable, "-c", RAW_SERVER, *(answer.hex() for answer in answers)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        server = Server(process, int(process.stdout.readline()), program)
+        program.record_requests([process.pid])
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(PREFACE + frame(SETTINGS, 0, 0))
+            for n, stream in enumerate(streams, 1):
+                connection.sendall(call(stream, b"\x04" + text(b"/tests.Engine/Whole")))
+                requests = server.recorded(n)
+    program.forget_engines([process.pid])
+    assert is_failed(request_rows(requests, {}, 0)).tolist() == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_requests_of_a_client_have_its_address(server: Server):
+    with server.channel() as channel:
+        channel.unary_unary("/tests.Engine/Whole")(b"prompt")
+        channel.unary_unary("/tests.Engine/Whole")(b"prompt")
+        requests = server.recorded(2)
+    assert requests["client"][0] == requests["client"][1] != 0
 
 
 def test_each_message_of_a_stream_is_a_token(server: Server):
@@ -287,11 +353,12 @@ def test_paths_with_the_huffman_code_and_from_the_dynamic_table(server: Server):
 
 
 def huffman(path: str) -> bytes:
-    """The code of RFC 7541, appendix B, for the letters of a test path."""
+    """The code of RFC 7541, appendix B, for the letters of these tests."""
     codes = {
         **{"/": "011000", "t": "01001", "e": "00101", "s": "01000", ".": "010111", "E": "1100000"},
         **{"n": "101010", "g": "100110", "i": "00110", "W": "1110010", "h": "100111", "o": "00111"},
-        "l": "101000",
+        **{"l": "101000", "r": "101100", "p": "101011", "c": "00100", "-": "010110"},
+        **{"a": "00011", "u": "101101"},
     }
     bits = "".join(codes[letter] for letter in path)
     bits += "1" * (-len(bits) % 8)

@@ -272,3 +272,17 @@ def test_requests_to_other_processes_are_not_recorded(server):
             connection.sendall(post("/sized"))
             until(connection, b"0123456789")
     assert traced.recorded(1)["pid"].tolist() == [traced.process.pid]
+
+
+def test_the_hash_of_the_client_is_of_its_address(server):
+    running = server()
+    clients = []
+    for address in ("127.0.0.1", "127.0.0.1", "127.0.0.2"):
+        with socket.create_connection(
+            ("127.0.0.1", int(running.address)), source_address=(address, 0)
+        ) as client:
+            client.sendall(post("/sized"))
+            until(client, b"0123456789")
+        clients.append(int(running.recorded(len(clients) + 1)[-1]["client"]))
+    assert clients[0] == clients[1] != clients[2]
+    assert 0 not in clients

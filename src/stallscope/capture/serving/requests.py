@@ -37,7 +37,8 @@ def request_rows(events: Array, engines: Mapping[int, Engine], node: int) -> Arr
     for name in _TIMES:
         rows[name] = np.where(events[name] > 0, events[name], UNKNOWN)
     rows["id_hash"] = np.where(events["id_hash"] > 0, events["id_hash"].view("<i8"), UNKNOWN)
-    rows["status"] = np.where(events["status"] > 0, events["status"].astype(np.int64), UNKNOWN)
+    for name in ("status", "client"):
+        rows[name] = np.where(events[name] > 0, events[name].astype(np.int64), UNKNOWN)
     for row, model in zip(rows, events["model"].tolist(), strict=True):
         engine = engines.get(int(row["pid"]))
         row["engine"] = engine.name.encode() if engine else b""

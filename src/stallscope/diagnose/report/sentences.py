@@ -140,8 +140,9 @@ def _latency(verdict: Verdict) -> str:
     facts = verdict.evidence
     late = f"delayed by {ms_text(verdict.late_ms['median'])}" if verdict.late_ms else "delayed"
     name = f"{facts.engine} (model {facts.model})" if facts.model else facts.engine
+    clients = f", of {facts.n_late_clients} of {facts.n_clients} clients," if facts.n_clients else ""
     head = (
-        f"{facts.n_late_requests} of {facts.n_requests} requests to {name} are {late} "
+        f"{facts.n_late_requests} of {facts.n_requests} requests to {name}{clients} are {late} "
         f"{_DELAYED_BEFORE[facts.part or 'first']}"
     )
     if verdict.abstained_because:

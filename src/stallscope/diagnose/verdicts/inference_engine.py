@@ -22,20 +22,24 @@ from stallscope.diagnose.serving.endpoints import endpoints
 from stallscope.diagnose.serving.engine_threads import Threads
 from stallscope.diagnose.serving.joined_spans import JoinedSpans, joined_spans
 from stallscope.diagnose.serving.late_delay import Delay, merged
+from stallscope.diagnose.serving.late_reason import Reason
 from stallscope.diagnose.serving.late_requests import Late, late_requests
 from stallscope.diagnose.serving.own_metrics import differences, span_differences
-from stallscope.diagnose.serving.reasons import Reason, reason_of
+from stallscope.diagnose.serving.reasons import reason_of
 from stallscope.diagnose.serving.request_path import mean_parts
 from stallscope.diagnose.serving.server_advice import advice
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts._owners import with_owners
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.trace import Gap, Trace
 
 _LARGE_SHARE = 0.35
 _MAX_LATE = 2000
 """Late requests that are explained, the latest: enough for the shares of the causes."""
+
+_MIN_CLIENTS = 5
+"""With fewer clients, their share is not evidence: each client sends a large share of the requests."""
 
 
 def has_engines(trace: Trace) -> bool:
@@ -169,6 +173,7 @@ def _verdict(
     excess_ms = np.array([each.excess_ns for each in late]) / 1e6
     node, pid = int(row["node"]), reason.pid or int(row["pid"])
     of_cause = cause(reason.cause)
+    n_late_clients, n_clients = _clients_hit(requests, late)
     begins = min(each.begin_ns for each in late), max(each.end_ns for each in late)
     is_unknown = reason.cause == "unknown"
     return Verdict(
@@ -191,12 +196,26 @@ def _verdict(
             part=max({each.part for each in late}, key=lambda part: sum(each.part == part for each in late)),
             n_late_requests=len(late),
             n_requests=len(requests),
+            n_late_clients=n_late_clients,
+            n_clients=n_clients,
             pid=reason.pid or None,
             command=_command(trace, node, pid) if reason.pid else None,
             line=reason.evidence.line,
             parts=parts,
         ),
     )
+
+
+def _clients_hit(requests: Array, late: list[Late]) -> tuple[int | None, int | None]:
+    """How many clients have a late request, and how many there are; None if there are fewer than _MIN_CLIENTS.
+
+    A client is an address, so the clients behind a proxy count as one.
+    """
+    clients = np.unique(requests["client"][requests["client"] != UNKNOWN])
+    if len(clients) < _MIN_CLIENTS:
+        return None, None
+    of_late = {int(each.request["client"]) for each in late} - {UNKNOWN}
+    return len(of_late), len(clients)
 
 
 def _typical(parts: list[tuple[Late, Reason]]) -> Reason:
