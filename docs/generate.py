@@ -37,6 +37,7 @@ from stallscope.exporters.metric_values import MAX_SERIES
 from stallscope.live.incident_lines import ATTRIBUTES
 from stallscope.query import trace_schema
 from stallscope.query.sql_functions import FUNCTIONS
+from stallscope.query.trace_views import VIEWS
 from stallscope.serve import tools as hub_tools
 from stallscope.serve.tools.tool_registry import Tool, collected
 
@@ -356,6 +357,7 @@ def _sql() -> tuple[str, str]:
         "dialect is SQLite's.\n\n"
     )
     listed = [table.name for table in layout.EVENT_TABLES] + list(trace_schema.OTHERS)
+    listed += [view.name for view in VIEWS]
     tables = [(f"`{name}`", trace_schema.about(name)) for name in listed]
     functions = [(f"`{name}`", meaning) for name, meaning in FUNCTIONS.items()]
     return "SQL on a trace", (

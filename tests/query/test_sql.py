@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,22 @@ def test_every_column_is_listed_with_its_meaning(db):
     assert "io" in meaning["collectives", "io_ns"]
     without = [name for (table, name), output in meaning.items() if table == "collectives" and not output]
     assert without == ["id"]
+
+
+def test_hand_overs_are_wakeups_between_processes_of_one_engine(tmp_path):
+    servers = layout.empty(layout.SERVERS, 3)
+    servers["pid"], servers["group_pid"] = (10, 11, 20), (10, 10, 20)
+    waits = layout.empty(layout.OFFCPU, 4)
+    waits["ts_ns"], waits["duration_ns"] = (1 * MS, 2 * MS, 3 * MS, 4 * MS), 5 * MS
+    waits["pid"], waits["tid"], waits["runnable_ns"] = 10, 10, 2 * MS
+    waits["waker_pid"], waits["waker_tid"] = (11, 10, 20, 99), (12, 10, 20, 99)
+    path = tmp_path / "engine.db"
+    node.write(path, replace(dp_trace(n_steps=2), servers=servers, offcpu=waits))
+    answer = ask(path, "SELECT * FROM hand_overs")
+    names = ("node", "ts_ns", "from_pid", "from_tid", "pid", "tid", "waited_ns", "pickup_ns")
+    assert answer.columns == names
+    assert answer.rows == [(1, 4 * MS, 11, 12, 10, 10, 3 * MS, 2 * MS)]
+    assert names == tuple(column.name for column in columns(path) if column.table == "hand_overs")
 
 
 def test_a_trace_that_is_being_written_is_read(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stallscope.errors import BadInput, RefusedQuery, StallscopeError, TookTooLong
 from stallscope.query.sql_functions import add_functions
+from stallscope.query.trace_views import add_views
 from stallscope.store.node import reading
 from stallscope.store.time_range import Part, narrow, windows
 
@@ -93,6 +94,7 @@ def ask(
     with reading(path) as db:
         add_functions(db)
         _narrow(db, part or Part(since_ns=since_ns))
+        add_views(db)
         gate = _Gate()
         _limit(db)
         # The engine declares these tables at their first use, which the gate would take for a change of the schema.
@@ -191,7 +193,8 @@ def _advice(db: sqlite3.Connection, message: str) -> str:
     if not missing:
         return "" if "near" not in message else "; `stallscope query --schema` lists tables and columns"
     db.set_authorizer(None)
-    tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    listed = "SELECT name FROM sqlite_master WHERE type = 'table' UNION SELECT name FROM sqlite_temp_master"
+    tables = [name for (name,) in db.execute(listed)]
     existing = tables
     if missing[1] == "column":
         existing = [row[1] for table in tables for row in db.execute(f"PRAGMA table_info({table})")]

@@ -1,10 +1,11 @@
-"""Descriptions of the tables and columns of a node trace."""
+"""Descriptions of the tables, views and columns of a node trace."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from stallscope.events.layout import EVENT_TABLES, Field
 from stallscope.events.names import CATEGORY_NAMES
+from stallscope.query.trace_views import VIEWS, add_views
 from stallscope.store.node import reading
 
 OTHERS = {
@@ -31,29 +32,35 @@ class Column:
 
 
 def columns(path: Path) -> list[Column]:
-    """The columns of every table in a trace, in order. Raises as store.node.reading()."""
+    """The columns of every table and view of a trace, in order. Raises as store.node.reading()."""
     with reading(path) as db:
+        add_views(db)
         tables = [
             name
             for (name,) in db.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
             )
         ]
+        tables += [name for (name,) in db.execute("SELECT name FROM sqlite_temp_master WHERE type = 'view'")]
         table_columns = {table: db.execute(f"PRAGMA table_info({table})").fetchall() for table in tables}
     return [
-        Column(table, row[1], row[2], _meanings(table).get(row[1], ""))
+        Column(table, row[1], row[2] or "INTEGER", _meanings(table).get(row[1], ""))
         for table in tables
         for row in table_columns[table]
     ]
 
 
 def about(table: str) -> str:
-    """The meaning of a row of the table."""
+    """The meaning of a row of the table or view."""
     meanings = {table_type.name: table_type.meaning for table_type in EVENT_TABLES} | OTHERS
+    meanings |= {view.name: view.meaning for view in VIEWS}
     return meanings.get(table, "")
 
 
 def _meanings(table: str) -> dict[str, str]:
+    for view in VIEWS:
+        if view.name == table:
+            return view.columns
     fields = {
         field.name: field
         for table_type in EVENT_TABLES
