@@ -315,3 +315,66 @@ def test_the_line_of_a_sleep_without_a_stack_comes_from_samples():
         engine.off(begin_ns, end_ns, Category.SLEEP)
         engine.sample(begin_ns, Category.SLEEP, "/srv/app.py:12 write_slowly")
     assert the_verdict(engine).evidence.line == "/srv/app.py:12 write_slowly"
+
+
+@pytest.mark.parametrize(("n_late_clients", "severity"), [(1, "medium"), (4, "high"), (8, "critical")])
+def test_the_severity_grows_with_the_clients_that_are_hit(n_late_clients, severity):
+    engine = EngineTrace(n=120)
+    engine.requests["client"] = 1 + np.arange(120) % 10
+    for i in range(8):
+        row = 10 * (i + 2) + i % n_late_clients
+        engine.off(*engine.late_gap(row, DELAY_NS), Category.STOPPED)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert (verdict.evidence.n_late_clients, verdict.evidence.n_clients) == (n_late_clients, 10)
+    assert f"of {n_late_clients} of 10 clients" in verdict.summary
+    assert verdict.severity == severity
+
+
+def test_few_clients_are_not_counted():
+    engine = late_engine(Category.STOPPED)
+    engine.requests["client"] = 1 + np.arange(len(engine.requests)) % 4
+    assert the_verdict(engine).evidence.n_clients is None
+
+
+FLOCK, RECVFROM, POLL, EPOLL_WAIT = 73, 45, 7, 232
+
+
+@pytest.mark.parametrize("syscall_nr", [RECVFROM, POLL])
+def test_a_thread_that_waits_for_another_service_is_named_with_its_line(syscall_nr):
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.NET, syscall_nr=syscall_nr, waker_pid=0)
+        peer = b"connection to 10.0.0.7:6379"
+        engine.sample(begin_ns, Category.NET, "/srv/app.py:12 look_up", object=peer)
+    (part,) = the_verdict(engine).causes
+    assert (part.cause.name, part.evidence.line) == ("network_wait", "/srv/app.py:12 look_up")
+    assert part.evidence.peer == "connection to 10.0.0.7:6379"
+
+
+def test_a_wait_for_a_process_of_the_engine_is_not_a_wait_for_another_service():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        worker = {"pid": PID + 1, "tid": PID + 1}
+        engine.off(begin_ns, end_ns, Category.NET, syscall_nr=RECVFROM, waker_pid=PID + 1, waker_tid=PID + 1)
+        engine.off(begin_ns, end_ns - MS, Category.IO, **worker)
+    engine.server(10**9, pid=PID + 1)
+    assert [part.cause.name for part in the_verdict(engine).causes] == ["block_io"]
+
+
+def test_an_event_loop_that_waits_is_not_a_wait_for_another_service():
+    engine = late_engine(Category.NET, syscall_nr=EPOLL_WAIT, waker_pid=0)
+    assert [part.cause.name for part in the_verdict(engine).causes] == ["unknown"]
+
+
+def test_a_lock_on_a_file_is_named_with_its_line():
+    engine = EngineTrace()
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.OTHER_OFF, syscall_nr=FLOCK, waker_pid=7)
+        lock = b"lock on /srv/cache.lock held by 7 (rsync)"
+        engine.sample(begin_ns, Category.OTHER_OFF, "/srv/app.py:12 locked", object=lock)
+    (part,) = the_verdict(engine).causes
+    assert (part.cause.name, part.evidence.line) == ("file_lock", "/srv/app.py:12 locked")
+    assert part.evidence.lock == "lock on /srv/cache.lock held by 7 (rsync)"

@@ -29,6 +29,8 @@ _INNER_FRAMES = 4
 _SLEEP = re.compile(r"^(clock_)?nanosleep\b")
 """The innermost frame of a thread that sleeps, as a background thread does: another blocked thread is named first."""
 
+_FILE_LOCK = re.compile(r"^(flock|fcntl)\b")
+
 _AT_WORK = (
     *(Category.ON_CPU, Category.WAIT_GPU, Category.DEVICE, Category.IO, Category.PREEMPTED),
     Category.CHILD,  # a compiler, for example
@@ -90,8 +92,14 @@ def _held(
     if any(_share(spent, pid, _AT_WORK) > _WORKS for pid in pids):
         return None
     pid, stack = _blocked_at(trace, node, pids, since_ns) or (int(row["pid"]), ())
-    name = "lock_contention" if any(LOCKS.search(frame) for frame in stack) else "blocked"
-    return DeadServer(node, pid, row, since_ns, waited_ns, name, stack)
+    return DeadServer(node, pid, row, since_ns, waited_ns, _cause_of(stack), stack)
+
+
+def _cause_of(stack: tuple[str, ...]) -> str:
+    """The cause of a thread that is blocked at this stack."""
+    if stack and _FILE_LOCK.match(stack[0]):
+        return "file_lock"
+    return "lock_contention" if any(LOCKS.search(frame) for frame in stack) else "blocked"
 
 
 def _longest_ns(requests: Array) -> int:

@@ -19,6 +19,15 @@ from stallscope.events.trace import Trace
 SENDS = (1, 20, 44, 46, 307)
 """write, writev, sendto, sendmsg, sendmmsg (x86-64)."""
 
+RECEIVES = (0, 19, 45, 47, 299)
+"""read, readv, recvfrom, recvmsg, recvmmsg (x86-64)."""
+
+POLLS = (7, 23, 270, 271)
+"""poll, select, pselect6, ppoll (x86-64): a call on a socket with a timeout waits in them."""
+
+FILE_LOCKS = (72, 73)
+"""fcntl, flock (x86-64)."""
+
 WRITES = (1, 20)
 """write, writev: to a socket, a pipe or a file."""
 

@@ -1,6 +1,7 @@
 """A late part of a request with the activity of the engine in this time."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -185,6 +186,30 @@ class Delay:
         rows = self.threads.sampled(self.begin_ns, self.end_ns)
         return [text for text in rows["object"].tolist() if text.startswith(_PIPE)]
 
+    def thread_that_ran(self, pids: Collection[int], *, without: Collection[int]) -> tuple[int, str] | None:
+        """Process and line of the thread that ran most in the delay, for most of it, and runs less at other times."""
+        waits, span = self.threads.waits, (self.begin_ns, self.end_ns)
+        running = {
+            (pid, tid): waits.running_ns(tid, *span)
+            for pid, tid, (since_ns, until_ns) in waits.threads()
+            if pid in pids and tid not in without and since_ns < span[0] and until_ns > span[1]
+        }
+        for pid, tid in sorted(running, key=lambda key: -running[key]):
+            line = self.threads.frequent_line(*span, pid=pid, tids=[tid], category=Category.ON_CPU)
+            share = running[pid, tid] / (span[1] - span[0])
+            if running[pid, tid] >= self.min_ns and line and self._share_outside(tid) < HALF * share:
+                return pid, line
+        return None
+
+    def _share_outside(self, tid: int) -> float:
+        """The share of the time outside the late intervals in which a thread runs."""
+        waits = self.threads.waits
+        since_ns, until_ns = next(span for _, each, span in waits.threads() if each == tid)
+        late = np.clip(self.late_spans, since_ns, until_ns)
+        inside_ns = sum(waits.running_ns(tid, begin, end) for begin, end in late.tolist() if end > begin)
+        outside_ns = waits.running_ns(tid, since_ns, until_ns) - inside_ns
+        return outside_ns / max(until_ns - since_ns - int((late[:, 1] - late[:, 0]).sum()), 1)
+
     def longest_ns(self, rows: Array) -> int:
         return most_of_a_thread(rows, self.begin_ns, self.end_ns)
 
@@ -192,6 +217,15 @@ class Delay:
         """The line of code of these intervals: by their stacks, otherwise by samples of their threads."""
         line = self.threads.line_of(rows, "duration_ns")
         return line or self.threads.sampled_line(self.begin_ns, self.end_ns, rows) or None
+
+    def object_of(self, rows: Array) -> str:
+        """The most frequent object of the waits of these threads in these states, by samples; empty if unknown."""
+        samples = self.threads.sampled(self.begin_ns, self.end_ns)
+        is_same = np.isin(samples["tid"], rows["tid"]) & np.isin(samples["category"], rows["category"])
+        names = Counter[str]()
+        for row in samples[is_same & (samples["object"] != b"")]:
+            names[row["object"].decode("utf-8", "replace")] += int(row["n"])
+        return names.most_common(1)[0][0] if names else ""
 
     def pid_of(self, rows: Array) -> int:
         """The process with most of the time of these rows."""

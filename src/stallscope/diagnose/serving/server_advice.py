@@ -30,6 +30,12 @@ _ADVICE = {
     "recompilation": (
         "Send a request of each shape and option before the server takes load, and cache the compiled code.",
     ),
+    "file_lock": (
+        "Do not share a locked file between processes on the path of a request, or lock it for less time.",
+    ),
+    "network_wait": (
+        "Find the service at the other end: a store, a transfer of the KV cache. Set a timeout for its answers.",
+    ),
     "child_program": ("Start the program before the server takes requests, or in a thread of its own.",),
     "unknown": ("Trace the server with stacks, and check the logs of the host at these times.",),
 }

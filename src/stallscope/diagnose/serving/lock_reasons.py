@@ -1,0 +1,77 @@
+"""A late request waits for a lock: the interpreter lock, a lock of the process, a lock on a file."""
+
+from collections import Counter
+
+import numpy as np
+
+from stallscope.diagnose.evidence_fields import CauseEvidence
+from stallscope.diagnose.processes.code_locations import LOCKS
+from stallscope.diagnose.serving.engine_threads import FILE_LOCKS
+from stallscope.diagnose.serving.late_delay import Delay
+from stallscope.diagnose.serving.late_reason import Reason
+from stallscope.events.layout import UNKNOWN
+from stallscope.events.names import Category
+
+_MOST = 0.75
+
+
+def interpreter_lock(delay: Delay) -> Reason | None:
+    """A thread waits for a lock while another Python thread of its process runs."""
+    rows = delay.of_holder(Category.LOCK)
+    if delay.longest_ns(rows) < delay.min_ns:
+        rows = delay.of_others(Category.LOCK)
+    if not len(rows):
+        return None
+    pid = delay.pid_of(rows)
+    waiting = np.unique(rows["tid"]).tolist()
+    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
+    if not running or delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
+        return None
+    evidence = CauseEvidence(line=running.line, holder=running.line, waits_at=delay.line(rows))
+    return Reason("gil", pid, evidence)
+
+
+def own_thread(delay: Delay) -> Reason | None:
+    """A thread of the process that held the request ran, while the holder waited for the lock, and then for a CPU.
+
+    With a few CPUs, the thread that has the interpreter lock also takes the CPU of the thread that waits for it.
+    """
+    waits = [
+        each
+        for each in delay.path
+        if each.category in (Category.LOCK, Category.PREEMPTED) and not each.is_pickup
+    ]
+    times = Counter[int]()
+    for each in waits:
+        times[each.pid] += each.ns
+    if not times or times.total() < delay.min_ns:
+        return None
+    pid = times.most_common(1)[0][0]
+    foreign = delay.foreign[delay.foreign["by_pid"] != UNKNOWN]
+    has_waited_for_lock = any(each.category == Category.LOCK for each in waits if each.pid == pid)
+    if not has_waited_for_lock or delay.longest_ns(foreign) >= delay.min_ns:
+        return None
+    found = delay.thread_that_ran([pid], without={each.tid for each in waits})
+    return Reason("gil", pid, CauseEvidence(line=found[1], holder=found[1])) if found else None
+
+
+def file_lock(delay: Delay) -> Reason | None:
+    """The thread with the request waited for a lock on a file that a process outside the engine held."""
+    on_path = [each.tid for each in delay.path if each.category == Category.OTHER_OFF]
+    rows = delay.of_engine(Category.OTHER_OFF)
+    rows = rows[np.isin(rows["syscall_nr"], FILE_LOCKS) & np.isin(rows["tid"], on_path)]
+    rows = rows[~np.isin(rows["waker_pid"], delay.threads.pids)]
+    if delay.longest_ns(rows) < delay.min_ns:
+        return None
+    name = delay.object_of(rows)
+    return Reason("file_lock", delay.pid_of(rows), CauseEvidence(line=delay.line(rows), lock=name or None))
+
+
+def lock(delay: Delay) -> Reason | None:
+    """A thread waited for a lock, and no thread that would hold it ran."""
+    rows = delay.of_others(Category.LOCK)
+    rows = rows[rows["stack"] != UNKNOWN]
+    line = delay.line(rows)
+    if not line or LOCKS.search(line):
+        return None
+    return Reason("lock_contention", delay.pid_of(rows), CauseEvidence(line=line))
