@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
-from prove_faults import Truth, is_right, pause, repeated
+from outside_faults import pause, repeated
+from prove_faults import Truth, is_right
 from report import commit
 from running_server import Server, explained, load, tracing
 

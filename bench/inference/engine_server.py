@@ -2,8 +2,8 @@
 
 KIND: uvicorn (one process, asyncio), threads (one process, a thread for each connection), split (an API server and an
 engine core in two processes, over ZMQ as in vLLM), llama.cpp or triton (the model is code of this process). The prompt
-selects the work: a long prompt takes longer, and the word "rare" triggers the fault of the tokenizer, the writer, the
-log, the adapter and the lock. FAULT_S in the environment is the length of a delay.
+selects the work: a long prompt takes longer, and the word "rare" triggers the faults of a request. FAULT_S in the
+environment is the length of a delay.
 """
 
 import http.server
@@ -16,7 +16,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fault_code import burn, deadlock, flush_slowly, load_adapter, log_line, slow_merge, sum_squares
+from fault_code import (
+    burn,
+    deadlock,
+    flush_slowly,
+    load_adapter,
+    log_line,
+    look_up,
+    map_weights,
+    match_badly,
+    read_shared,
+    slow_merge,
+    sum_squares,
+)
 
 KIND, FAULT, PORT, FOLDER = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
 GAP_S = 0.01
@@ -24,6 +36,7 @@ FAULT_S = float(os.environ.get("FAULT_S", "0.4"))
 TOKEN = b'data: {"token": 1}\n\n'
 DONE = b"data: [DONE]\n\n"
 SLOTS = threading.Semaphore(2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64)
+OF_ENGINE = {"adapter": load_adapter, "weights": map_weights, "remote": look_up, "file_lock": read_shared}
 BATCH = threading.Lock()
 COLD = threading.Lock()
 
@@ -53,6 +66,8 @@ def spin_with_lock() -> None:
 def before_work(prompt: str) -> None:
     """The part of the front end before the engine."""
     tokenize(prompt)
+    if FAULT == "regex" and "rare" in prompt:
+        match_badly(FAULT_S)
     if FAULT == "log_pipe":
         log_line()
 
@@ -61,8 +76,8 @@ def engine_fault(prompt: str) -> None:
     if FAULT == "slow_start":
         warm_up()
     if "rare" in prompt:
-        if FAULT == "adapter":
-            load_adapter(FOLDER)
+        if FAULT in OF_ENGINE:
+            OF_ENGINE[FAULT](FOLDER)
         if FAULT == "deadlock":
             deadlock()
 

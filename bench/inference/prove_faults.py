@@ -19,9 +19,7 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +30,17 @@ from datetime import datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from outside_faults import (
+    answer_slowly,
+    control_group,
+    disk_of,
+    drain_slowly,
+    hogs,
+    hold_lock,
+    pause,
+    read_slowly,
+    repeated,
+)
 from report import commit, report
 from running_server import (
     KINDS,
@@ -51,8 +60,6 @@ from running_server import (
 LOAD_S = 14.0
 N_LONG = {"llama.cpp": (2200, 3400), VLLM: (2800, 3600)}
 """Words of a long prompt."""
-
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -97,99 +104,6 @@ class Truth:
     kind: str = "latency"
 
 
-def read_slowly(server: Server, stop: threading.Event) -> None:
-    """A client that takes 256 kB of a large response, then nothing for half a second, again and again."""
-    body = request_body(server, "ab cd", n=60, size=100_000)
-    if server.kind == "llama.cpp":
-        body |= {"n_predict": 1000, "n_probs": 100}
-    if server.kind == VLLM:
-        body |= {"max_tokens": 1000, "logprobs": 5}
-    text, path = json.dumps(body).encode(), PATHS.get(server.kind, "/completion").encode()
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    while not stop.is_set():
-        with socket.socket() as connection, contextlib.suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(5)
-            connection.connect(("127.0.0.1", server.port))
-            connection.sendall(head % (path, len(text)) + text)
-            n_bytes, tail = 0, b""
-            while not stop.is_set() and not tail.endswith(b"0\r\n\r\n"):
-                tail = connection.recv(1 << 16)
-                n_bytes += len(tail)
-                if n_bytes > 1 << 18:
-                    n_bytes = 0
-                    stop.wait(0.5)
-
-
-# ---- faults from outside ----
-
-
-def repeated(stop: threading.Event, action: Callable[[], None], *, every_s: float = 1.5) -> None:
-    while not stop.wait(every_s):
-        action()
-
-
-def pause(pid: int, seconds: float) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(seconds)
-    os.kill(pid, signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def control_group(controller: str, pids: list[int], settings: dict[str, str]) -> Iterator[None]:
-    folder = CGROUPS / controller / f"prove-{os.getpid()}"
-    folder.mkdir(exist_ok=True)
-    try:
-        for name, value in settings.items():
-            (folder / name).write_text(value)
-        for pid in pids:
-            (folder / "cgroup.procs").write_text(str(pid))
-        yield
-    finally:
-        for pid in (folder / "cgroup.procs").read_text().split():
-            (CGROUPS / controller / "cgroup.procs").write_text(pid)
-        time.sleep(0.1)
-        folder.rmdir()
-
-
-def hogs(pids: list[int], stop: threading.Event, seconds: float) -> None:
-    """Pin the server to a CPU, on which a burst of other programs runs from time to time."""
-    for pid in pids:
-        subprocess.run(["taskset", "-acp", "1", str(pid)], stdout=subprocess.DEVNULL, check=True)
-    burn = f"import time\nend=time.monotonic()+{seconds}\nwhile time.monotonic()<end: pass"
-    while not stop.wait(1.5):
-        words = ["taskset", "-c", "1", "chrt", "-f", "5", "/usr/bin/python3", "-c", burn]
-        subprocess.run(words, check=True)
-
-
-def drain_slowly(server: Server, stop: threading.Event) -> None:
-    """The reader of the server's log takes nothing for half a second, again and again."""
-    while not stop.is_set():
-        stop.wait(0.6)
-        data = os.read(server.process.stderr.fileno(), 1 << 16)
-        end_s = time.monotonic() + 0.6
-        os.set_blocking(server.process.stderr.fileno(), False)
-        while time.monotonic() < end_s:
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(server.process.stderr.fileno(), 1 << 16)
-            time.sleep(0.01)
-        os.set_blocking(server.process.stderr.fileno(), True)
-    threading.Thread(
-        target=lambda: [0 for _ in iter(lambda: os.read(server.process.stderr.fileno(), 1 << 16), b"")],
-        daemon=True,
-    ).start()
-    del data
-
-
-def disk_of(path: Path) -> str:
-    device = path.stat().st_dev
-    whole = (Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}").resolve()
-    disk = whole.parent if (whole / "partition").exists() else whole
-    return (disk / "dev").read_text().strip()
-
-
-# ---- runs ----
-
 IN_CORE = {"split": "core", VLLM: "core"}
 
 
@@ -214,12 +128,21 @@ def truth(kind: str, fault: str) -> Truth | None:
         "spin": Truth(("gil",), core, "sum_squares"),
         "deadlock": Truth(("lock_contention", "blocked"), core, "take_wedged", "dead_server"),
     }
-    return (by_fault | (in_python if is_python else {})).get(fault)
+    of_small = {
+        "regex": Truth(("host_compute", "gil"), "api", "match_badly"),
+        "weights": Truth(("block_io", "page_fault"), core, "map_weights"),
+        "remote": Truth(("network_wait",), core, "look_up"),
+        "file_lock": Truth(("file_lock",), core, "read_shared"),
+    }
+    if kind == VLLM:
+        of_small = {}
+    return (by_fault | (in_python | of_small if is_python else {})).get(fault)
 
 
 FAULTS = (
     *("sigstop", "quota", "hog", "long_prompts", "kv_space", "overload", "slow_client"),
     *("tokenizer", "writer_sleep", "log_pipe", "adapter", "spin", "deadlock"),
+    *("regex", "weights", "remote", "file_lock"),
 )
 
 
@@ -362,7 +285,11 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
             "cpu.cfs_quota_us": {"split": "50000", VLLM: "200000"}.get(server.kind, "150000"),
         }
         stack.enter_context(control_group("cpu", server.engine_pids(), limits))
-    elif fault == "adapter":
+    elif fault == "remote":
+        start(answer_slowly, server.folder / "service", stop, variation.fault_s)
+    elif fault == "file_lock":
+        start(hold_lock, server.folder / "adapter.bin", stop, variation.fault_s)
+    elif fault in ("adapter", "weights"):
         limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
         stack.enter_context(control_group("blkio", server.pids(), limits))
 

@@ -49,7 +49,9 @@ class Server:
     n_starts: int = 0
 
     def __post_init__(self) -> None:
-        (self.folder / "adapter.bin").write_bytes(os.urandom(1 << 20))
+        with (self.folder / "adapter.bin").open("wb") as file:
+            file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())  # pages that wait for the disk stay in memory
         self.start()
 
     def start(self) -> None:

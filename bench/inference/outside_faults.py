@@ -1,0 +1,132 @@
+"""Faults that come from outside a server: signals, control groups, other programs, disks, clients, services."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from running_server import PATHS, VLLM, Server, request_body
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def repeated(stop: threading.Event, action: Callable[[], None], *, every_s: float = 1.5) -> None:
+    while not stop.wait(every_s):
+        action()
+
+
+def pause(pid: int, seconds: float) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def control_group(controller: str, pids: list[int], settings: dict[str, str]) -> Iterator[None]:
+    folder = CGROUPS / controller / f"prove-{os.getpid()}"
+    folder.mkdir(exist_ok=True)
+    try:
+        for name, value in settings.items():
+            (folder / name).write_text(value)
+        for pid in pids:
+            (folder / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (CGROUPS / controller / "cgroup.procs").write_text(pid)
+        time.sleep(0.1)
+        folder.rmdir()
+
+
+def hogs(pids: list[int], stop: threading.Event, seconds: float) -> None:
+    """Pin the server to a CPU, on which a burst of other programs runs from time to time."""
+    for pid in pids:
+        subprocess.run(["taskset", "-acp", "1", str(pid)], stdout=subprocess.DEVNULL, check=True)
+    burn = f"import time\nend=time.monotonic()+{seconds}\nwhile time.monotonic()<end: pass"
+    while not stop.wait(1.5):
+        words = ["taskset", "-c", "1", "chrt", "-f", "5", "/usr/bin/python3", "-c", burn]
+        subprocess.run(words, check=True)
+
+
+def drain_slowly(server: Server, stop: threading.Event) -> None:
+    """The reader of the server's log takes nothing for half a second, again and again."""
+    while not stop.is_set():
+        stop.wait(0.6)
+        data = os.read(server.process.stderr.fileno(), 1 << 16)
+        end_s = time.monotonic() + 0.6
+        os.set_blocking(server.process.stderr.fileno(), False)
+        while time.monotonic() < end_s:
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(server.process.stderr.fileno(), 1 << 16)
+            time.sleep(0.01)
+        os.set_blocking(server.process.stderr.fileno(), True)
+    threading.Thread(
+        target=lambda: [0 for _ in iter(lambda: os.read(server.process.stderr.fileno(), 1 << 16), b"")],
+        daemon=True,
+    ).start()
+    del data
+
+
+def disk_of(path: Path) -> str:
+    device = path.stat().st_dev
+    whole = (Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}").resolve()
+    disk = whole.parent if (whole / "partition").exists() else whole
+    return (disk / "dev").read_text().strip()
+
+
+def read_slowly(server: Server, stop: threading.Event) -> None:
+    """A client that takes 256 kB of a large response, then nothing for half a second, again and again."""
+    body = request_body(server, "ab cd", n=60, size=100_000)
+    if server.kind == "llama.cpp":
+        body |= {"n_predict": 1000, "n_probs": 100}
+    if server.kind == VLLM:
+        body |= {"max_tokens": 1000, "logprobs": 5}
+    text, path = json.dumps(body).encode(), PATHS.get(server.kind, "/completion").encode()
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    while not stop.is_set():
+        with socket.socket() as connection, contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(5)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(head % (path, len(text)) + text)
+            n_bytes, tail = 0, b""
+            while not stop.is_set() and not tail.endswith(b"0\r\n\r\n"):
+                tail = connection.recv(1 << 16)
+                n_bytes += len(tail)
+                if n_bytes > 1 << 18:
+                    n_bytes = 0
+                    stop.wait(0.5)
+
+
+def answer_slowly(path: Path, stop: threading.Event, seconds: float) -> None:
+    """A service on a Unix socket that takes this time for each answer."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen(64)
+        listening.settimeout(0.2)
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                connection = listening.accept()[0]
+                threading.Thread(target=answer_one, args=(connection, seconds), daemon=True).start()
+
+
+def answer_one(connection: socket.socket, seconds: float) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.recv(100)
+        time.sleep(seconds)
+        connection.sendall(b"value")
+
+
+def hold_lock(path: Path, stop: threading.Event, seconds: float) -> None:
+    """Another program that holds a lock on a file for most of the time."""
+    while not stop.wait(0.2):
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(2 * seconds)
