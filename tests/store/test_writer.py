@@ -34,6 +34,32 @@ def test_a_second_writer_is_refused_until_the_first_has_gone(tmp_path):
         pass
 
 
+def test_a_new_trace_has_tables_before_it_is_opened_for_writing(tmp_path):
+    """The writer opens the file only some milliseconds later; a reader may come first."""
+    db = tmp_path / "trace.db"
+    with only_writer(db, os.getgid()):
+        assert len(node.read(db).collectives) == 0
+        assert (db.stat().st_mode & 0o777, db.stat().st_gid) == (0o640, os.getgid())
+        assert list(tmp_path.glob(".*")) == []
+
+
+def test_leftovers_of_a_killed_writer_do_not_prevent_a_new_trace(tmp_path):
+    db = tmp_path / "trace.db"
+    db.with_name(f".trace.db.new-{os.getpid()}").write_text("half")
+    with only_writer(db), closing(NodeTrace(db)):
+        assert list(tmp_path.glob(".*")) == []
+
+
+def test_a_file_system_without_links_gets_a_trace(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    db = tmp_path / "trace.db"
+    with only_writer(db, os.getgid()), closing(NodeTrace(db)):
+        assert len(node.read(db).collectives) == 0
+
+
 def test_the_lock_leaves_sqlites_own_locks_alone(tmp_path):
     db = tmp_path / "trace.db"
     with only_writer(db), closing(NodeTrace(db)) as store:

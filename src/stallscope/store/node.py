@@ -9,7 +9,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
@@ -73,7 +73,7 @@ class NodeTrace:
         self.path = path
         with _storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _create_file(path)
+            create_file(path)
             self._connection = sqlite3.connect(
                 path, isolation_level=None, timeout=10.0, cached_statements=_STATEMENTS
             )
@@ -548,20 +548,25 @@ def _statements(script: str) -> list[str]:
     return [text.strip() for text in "\n".join(lines).split(";") if text.strip()]
 
 
-def _create_file(path: Path) -> None:
+def create_file(path: Path, *, mode: int = 0o644, group: int | None = None) -> None:
     """Create a missing trace with its tables in one step, so that no reader opens a file without tables.
 
-    Where the file system has no links, the caller creates the tables in the file itself.
+    group: number of the group that the file belongs to. Where the file system has no links, no file is created.
+    Raises OSError, sqlite3.Error.
     """
     if path.exists():
         return
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
+    _remove_database(temporary)  # of a killed process with the same number, as in containers
     try:
-        db = sqlite3.connect(temporary, isolation_level=None)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            _create_schema(db)
+            if group is not None:
+                os.fchown(fd, -1, group)
         finally:
-            db.close()
+            os.close(fd)
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+            _create_schema(db)
         with suppress(OSError):
             os.link(temporary, path)
     finally:

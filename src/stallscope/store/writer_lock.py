@@ -11,25 +11,28 @@ from pathlib import Path
 from urllib.parse import quote
 
 from stallscope.errors import StorageFailed
+from stallscope.store import node
 
 _SUFFIXES = ("", "-wal", "-shm")
+_MODE = 0o640
 
 
 @contextmanager
 def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
     """Inside the with block this process is the only writer of the trace at `path`.
 
-    group: number of the group that may read a new trace; its owner may always read it.
+    A missing trace is created with its tables. group: number of the group that may read a new trace; its owner may
+    always read it.
     The lock is the kernel's (flock) and ends with the process. Raises StorageFailed when
     another process has it, or the file cannot be written. Leave the block after closing the trace.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        node.create_file(path, mode=_MODE, group=group)
         fd = _open_or_create(path, group)
-    except OSError as error:
-        raise StorageFailed(
-            f"cannot write {path}: {error.strerror}; choose another path with --db"
-        ) from error
+    except (OSError, sqlite3.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StorageFailed(f"cannot write {path}: {reason}; choose another path with --db") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -42,9 +45,12 @@ def only_writer(path: Path, group: int | None = None) -> Iterator[None]:
 
 
 def _open_or_create(path: Path, group: int | None) -> int:
-    """Open the file, or create it. SQLite gives its additional files the same owner, group and mode."""
+    """Open the file; create it where the file system has no links.
+
+    SQLite gives its additional files the same owner, group and mode.
+    """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     except FileExistsError:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     if group is not None:
