@@ -1,6 +1,7 @@
 """Which package may import which. The table is the architecture; a new package begins with a row here.
 
-Every package may import `credentials` and `errors`. `commands` may import every package; `cli` imports only `commands`.
+Every package may import `credentials` and `errors`. `commands` may import every package; `cli` imports only
+`commands` and `terminal_text`.
 """
 
 MAY_IMPORT = {
@@ -8,8 +9,9 @@ MAY_IMPORT = {
     "rates": [],
     "ending": [],
     "annotate": [],
+    "terminal_text": [],
     "events": [],
-    "capture": ["events", "settings"],
+    "capture": ["events", "settings", "terminal_text"],
     "importers": ["events"],
     "store": ["events"],
     "store.hub": ["events", "store"],
@@ -73,7 +75,18 @@ MAY_IMPORT = {
         "store",
         "store.hub",
     ],
-    "demo": ["agent", "capture", "diagnose", "events", "importers", "serve", "settings", "store", "synth"],
+    "demo": [
+        "agent",
+        "capture",
+        "diagnose",
+        "events",
+        "importers",
+        "serve",
+        "settings",
+        "store",
+        "synth",
+        "terminal_text",
+    ],
     "assistant": ["check", "demo", "diagnose", "events", "query", "rates", "serve", "settings", "store"],
 }
 

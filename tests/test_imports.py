@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stallscope"
 MAY_IMPORT = {part: {*EVERYWHERE, *parts} for part, parts in import_table.MAY_IMPORT.items()}
 MAY_IMPORT |= {"credentials": set(), "errors": {"credentials"}}
 MAY_IMPORT["commands"] = set(MAY_IMPORT)
-MAY_IMPORT["cli"] = {"commands", *EVERYWHERE}
+MAY_IMPORT["cli"] = {"commands", "terminal_text", *EVERYWHERE}
 
 HEAVY = {
     "pyarrow": {

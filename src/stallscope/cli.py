@@ -35,12 +35,12 @@ from stallscope.commands.serve import serve
 from stallscope.commands.settings_command import settings
 from stallscope.commands.stacks import stacks
 from stallscope.commands.stress import stress
-from stallscope.commands.terminal_text import echo_text
 from stallscope.commands.trace_command import trace
 from stallscope.commands.usage_error import UsageError, is_help, usage_line
 from stallscope.commands.version import version
 from stallscope.credentials import masked
 from stallscope.errors import BadInput, StallscopeError, StorageFailed, remedy_for_extra
+from stallscope.terminal_text import echo_text
 
 app = typer.Typer(
     help="Which rank slows down a GPU job, since when, why, and at what cost?",

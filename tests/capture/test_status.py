@@ -62,6 +62,14 @@ def test_a_terminal_gets_one_line_that_changes(monkeypatch):
     assert out.getvalue() == "\r\x1b[Ka\r\x1b[Kb\r\x1b[Kc\n\r\x1b[Kd\n"
 
 
+def test_a_note_on_a_terminal_breaks_between_words(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "20")
+    out = Terminal()
+    StatusLine(out).note("the trace is kept as another file")
+    assert out.getvalue() == "the trace is kept as\nanother file\n"
+
+
 @pytest.mark.parametrize("term", ["dumb", ""])
 def test_a_terminal_without_a_cursor_gets_line_after_line(monkeypatch, term):
     monkeypatch.setenv("TERM", term)

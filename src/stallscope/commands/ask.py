@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stallscope.commands.options import AsJson, CaFile, HubUrl, SettingsFile, TokenFile, settings_from
-from stallscope.commands.terminal_text import echo_text, terminal_width
 from stallscope.errors import BadInput, NotFound
+from stallscope.terminal_text import echo_text, terminal_width
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from pathlib import Path

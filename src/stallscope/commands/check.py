@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stallscope.commands.options import AsJson, Db, SettingsFile
-from stallscope.commands.terminal_text import fitted
+from stallscope.terminal_text import fitted
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.check.finding import Finding

@@ -17,8 +17,8 @@ from stallscope.commands.options import (
     check_no_hub_options,
     settings_from,
 )
-from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput
+from stallscope.terminal_text import echo_text
 
 if TYPE_CHECKING:
     from stallscope.settings import Settings

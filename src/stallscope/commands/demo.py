@@ -9,8 +9,8 @@ import typer
 
 from stallscope.commands.options import AsJson, Price, settings_from
 from stallscope.commands.report import print_report
-from stallscope.commands.terminal_text import echo_text
 from stallscope.events.counted import counted
+from stallscope.terminal_text import echo_text
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.demo.real_gpu import GpuLibraries
@@ -127,10 +127,10 @@ def _write_data(folder: Path | None) -> None:
     for path in written:
         typer.echo(path)
     if written[-1].name != demo_data.HUB_FOLDER:
-        typer.echo(f"stallscope: no hub folder was written: {remedy_for_extra('hub')}", err=True)
+        echo_text(f"stallscope: no hub folder was written: {remedy_for_extra('hub')}", err=True)
     traces = " ".join(str(path) for path in written if path.suffix == ".db")
-    typer.echo(f"next: stallscope merge {traces} -o {folder / 'all.db'}")
-    typer.echo(f"      stallscope explain {folder / 'all.db'}; {folder / 'answer.json'} contains the answer")
+    echo_text(f"next: stallscope merge {traces} -o {folder / 'all.db'}")
+    echo_text(f"      stallscope explain {folder / 'all.db'}; {folder / 'answer.json'} contains the answer")
 
 
 def _can_trace() -> bool:
@@ -156,9 +156,9 @@ def _gpus() -> GpuLibraries:
     gpus = real_gpu.libraries()
     preflight.check()
     versions = f"{counted(gpus.n_gpus, 'GPU')}, {gpus.cudart}, {gpus.nccl}"
-    typer.echo(f"stallscope: {versions}", err=True)
+    echo_text(f"stallscope: {versions}", err=True)
     if gpus.n_gpus == 1:
-        typer.echo(
+        echo_text(
             "stallscope: with one GPU no rank waits for another; only the rank's own calls are reported",
             err=True,
         )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stallscope.commands.options import Db, SettingsFile, settings_from
-from stallscope.commands.terminal_text import echo_text
 from stallscope.events.counted import counted
+from stallscope.terminal_text import echo_text
 
 if TYPE_CHECKING:
     from stallscope.diagnose import IdleHolder

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import NotFound
 from stallscope.events.counted import counted
+from stallscope.terminal_text import echo_text
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.commands.details import Details

@@ -23,9 +23,9 @@ from stallscope.commands.options import (
     TokenFile,
     duration_ns,
 )
-from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.events.owner import SUM_LABELS
+from stallscope.terminal_text import echo_text
 
 report_app = typer.Typer(
     help="Reports for cron and e-mail.",

@@ -25,9 +25,9 @@ from stallscope.commands.fleet import (
     refuse_partial,
 )
 from stallscope.commands.options import AsJson, SettingsFile, settings_from
-from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import NotFound
 from stallscope.events.counted import counted
+from stallscope.terminal_text import echo_text
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.diagnose.views import ProcessStack, StackGroup

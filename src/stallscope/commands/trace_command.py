@@ -22,8 +22,8 @@ from stallscope.commands.options import (
     duration_ns,
     settings_from,
 )
-from stallscope.commands.terminal_text import echo_text
 from stallscope.errors import BadInput
+from stallscope.terminal_text import echo_text
 
 if TYPE_CHECKING:
     from stallscope.agent import Hub, Options
@@ -214,7 +214,7 @@ def trace(
     if pid and command:
         raise BadInput("--pid and a command exclude each other; give only one")
     for number in pid or ():
-        typer.echo(f"stallscope: {job_process.described(number)}", err=True)
+        echo_text(f"stallscope: {job_process.described(number)}", err=True)
     shows = as_json or (not quiet and _has_screen())
     run = partial(_show, chosen=chosen, as_json=as_json) if shows else agent.trace
     if not command:
@@ -241,8 +241,8 @@ def _print_summary(chosen: Settings, *, since_ns: int) -> None:
         trace = node.read(chosen.db, part=Part(from_wall_ns=since_ns))
         echo_text(as_screen(of_report(report_on(trace, chosen), str(chosen.db))), err=True)
     except StallscopeError as error:
-        typer.echo(f"stallscope: no summary of the job: {error}", err=True)
-    typer.echo(f"stallscope: for the verdict: stallscope explain --db {chosen.db}", err=True)
+        echo_text(f"stallscope: no summary of the job: {error}", err=True)
+    echo_text(f"stallscope: for the verdict: stallscope explain --db {chosen.db}", err=True)
 
 
 def _cloud(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from stallscope.commands.terminal_text import echo_text
+from stallscope.terminal_text import echo_text
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.diagnose import Report

@@ -22,6 +22,7 @@ from stallscope.demo.real_gpu import GpuLibraries
 from stallscope.errors import CannotTrace
 from stallscope.events.trace import Trace
 from stallscope.store import node
+from stallscope.terminal_text import echo_text
 
 COMMAND = (
     sys.executable,
@@ -45,7 +46,7 @@ SLACK_S = 60.0
 
 
 def _print_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    echo_text(line, err=True)
 
 
 def described(plan: Plan) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from stallscope.events.counted import counted
 from stallscope.events.layout import Array
 from stallscope.events.names import P2P_OPS
+from stallscope.terminal_text import columns_of, fitted
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -79,7 +80,9 @@ class StatusLine:
         self._is_open = self._is_terminal
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays; on a terminal it breaks between words."""
+        if width := columns_of(self._out):
+            text = fitted(text, width)
         self._write(f"{_CLEAR_LINE if self._is_open else ''}{text}\n")
         self._is_open = False
 

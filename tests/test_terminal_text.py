@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope import cli
-from stallscope.commands.terminal_text import fitted
+from stallscope.terminal_text import fitted
 
 
 def on_a_terminal(*words: str, n_columns: int) -> str:

@@ -5,10 +5,11 @@ A pipe or a file gets each line unchanged, so that programs such as grep find a 
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import sys
 import textwrap
+from typing import TextIO
 
 import typer
 
@@ -16,6 +17,8 @@ _LABELS = re.compile(r" *(?:\S{1,12}(?: \S{1,12})* {2,})*")
 """The indentation of a line, with the labels of a row: "  cause       "."""
 
 _MAX_INDENT = 24
+_DEFAULT_COLUMNS = 80
+"""Of a terminal that does not report its size, such as a serial console."""
 
 
 def echo_text(text: str, *, err: bool = False, newline: bool = True) -> None:
@@ -27,8 +30,19 @@ def echo_text(text: str, *, err: bool = False, newline: bool = True) -> None:
 
 def terminal_width(*, err: bool = False) -> int | None:
     """The columns of standard output (or standard error); None if that is not a terminal."""
-    stream = sys.stderr if err else sys.stdout
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    return columns_of(sys.stderr if err else sys.stdout)
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """The columns of the terminal that a stream writes to; None if that is not a terminal."""
+    if not stream.isatty():
+        return None
+    if (columns := os.environ.get("COLUMNS", "")).isdigit() and int(columns):
+        return int(columns)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
+    except OSError:
+        return _DEFAULT_COLUMNS
 
 
 def fitted(text: str, width: int) -> str:
