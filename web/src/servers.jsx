@@ -39,7 +39,7 @@ const Open = ({ rows }) => (
 
 const Endpoints = ({ rows }) => (
   <Scroll name="Endpoints">
-    <table>
+    <table class="dense">
       <thead>
         <tr>
           {COUNTS.map(title => <th key={title} rowSpan={2} class={title === 'Endpoint' ? '' : 'num'}>{title}</th>)}
@@ -50,7 +50,7 @@ const Endpoints = ({ rows }) => (
       <tbody>
         {rows.map(row => (
           <tr key={[row.cluster, row.engine, row.model, row.path].join(' ')}>
-            <td>{row.model || row.engine} {row.path} <span class="dim">{row.cluster}</span></td>
+            <td class="name">{row.model || row.engine} {row.path} <span class="dim">{row.cluster}</span></td>
             <td class="num">{num(row.per_second)}</td>
             <td class="num">{num(row.tokens_per_second)}</td>
             <td class="num">{row.n_failed}</td>
