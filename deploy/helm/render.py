@@ -1,6 +1,6 @@
 """Renders the chart with Helm's engine (PyPI: helm-python-sdk), and writes the plain manifests of deploy/kubernetes.
 
-python deploy/helm/render.py    writes deploy/kubernetes/*.yaml and tests/golden/chart_agents.yaml
+python deploy/helm/render.py    writes deploy/kubernetes/*.yaml and tests/golden/chart_*.yaml
 """
 
 import re
@@ -11,10 +11,10 @@ from value_sets import PLAIN, SETS
 
 CHART = Path(__file__).parent / "stallscope"
 MANIFESTS = CHART.parents[1] / "kubernetes"
-GOLDEN = CHART.parents[2] / "tests" / "golden" / "chart_agents.yaml"
+GOLDEN = CHART.parents[2] / "tests" / "golden"
 NAMESPACE = "stallscope"
 
-_GOLDEN_SETS = (
+_GOLDEN_AGENTS = (
     "agents of a hub elsewhere",
     "old kernels",
     "own seccomp profile",
@@ -23,7 +23,16 @@ _GOLDEN_SETS = (
     "monitors",
     "everything else",
 )
-"""Rendered without the hub, whose generated Secrets differ each time: deploy/kubernetes has the hub."""
+_GOLDEN_HUBS = (
+    "monitors",
+    "no volume",
+    "existing claim",
+    "open network",
+    "peers outside",
+    "three hubs",
+    "one hub that shares its data by a role",
+    "everything else",
+)
 
 _HEAD = """\
 # Written by deploy/helm/render.py from the chart: change the chart and run `make manifests`.
@@ -64,18 +73,29 @@ def plain(name: str) -> str:
     return _HEAD.format(name=name, secrets=_SECRETS if "tlsSecret" in PLAIN[name]["hub"] else "") + text
 
 
-def golden() -> str:
-    """The agents' objects of several sets of values."""
-    parts = []
-    for name in _GOLDEN_SETS:
-        values = SETS[name]
-        without_hub = values | {"hub": values.get("hub", {}) | {"enabled": False}}
-        parts.append(f"# {name}\n{manifests(without_hub)}")
-    return "".join(parts)
+def golden() -> dict[str, str]:
+    """The files of tests/golden: the objects of the agents and of the hub with several sets of values.
+
+    The hub's Secrets have names, because generated Secrets differ each time.
+    """
+    agents = [(name, _with(SETS[name], "hub", enabled=False)) for name in _GOLDEN_AGENTS]
+    hubs = [
+        (name, _with(_with(SETS[name], "agent", enabled=False), "hub", tlsSecret="tls", tokenSecret="tokens"))
+        for name in _GOLDEN_HUBS
+    ]
+    return {
+        file: "".join(f"# {name}\n{manifests(values)}" for name, values in sets)
+        for file, sets in (("chart_agents.yaml", agents), ("chart_hubs.yaml", hubs))
+    }
+
+
+def _with(values: dict[str, Any], part: str, **more: Any) -> dict[str, Any]:
+    return values | {part: values.get(part, {}) | more}
 
 
 if __name__ == "__main__":
     MANIFESTS.mkdir(exist_ok=True)
     for name in PLAIN:
         (MANIFESTS / name).write_text(plain(name))
-    GOLDEN.write_text(golden())
+    for file, text in golden().items():
+        (GOLDEN / file).write_text(text)
