@@ -85,6 +85,7 @@ images: $(STAMPS)/dist ## build the images of agent, hub and publisher in dist w
 prove-install: dist images ## install the files of dist in empty environments, and run demo, trace, explain and check there
 	@setup/need.sh chroot || true
 	@setup/prove_install.sh dist bench/results/install.json
+	@setup/prove_builds.sh dist
 	@setup/prove_pages.sh dist $(BIN)/python
 	@if setup/need.sh kernels; then setup/kernels.sh build/kernels 6.12/trixie; fi
 	@setup/prove_upgrade.sh $(BIN)/python "$$(git log --reverse --format=%h -S"SCHEMA_VERSION = 2" -- src/stallscope/store/node.py | head -n 1)~1"

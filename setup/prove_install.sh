@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the files of a dist folder outside the checkout and runs the first commands of a user with each:
-# prove_install.sh DIST RESULT [PART...]. PART: environment, machine, image; without it all. Writes size in bytes, seconds to the first verdict and exit codes as JSON. Needs root.
+# prove_install.sh DIST RESULT [PART...]. PART: wheel, file, deb, rpm, apk, python, agent, hub; without it all.
+# Writes size in bytes, seconds to the first verdict and exit codes as JSON. Needs root.
 # Empty machines need debootstrap, the images need buildah; without these programs their rows are left out. The apk needs
 # apk (or APK=/path/to/apk) and busybox; without apk only its files are tried.
 set -euo pipefail
@@ -16,13 +17,22 @@ trap cleanup EXIT
 cd "$scratch"
 unset PYTHONPATH
 parts=${*:3}
-parts=" ${parts:-environment machine image} "
+parts=" ${parts:-wheel file deb rpm apk python agent hub} "
 inside=
 verdict='^(\[[0-9]+/[0-9]+\] )?Rank 2 \(host'
 caps=(BPF PERFMON SYS_PTRACE DAC_READ_SEARCH CHECKPOINT_RESTORE)
 
 row() { # row NAME FILE MORE: one row of the result
 	python3 "$setup/install_row.py" "$result" "$commit" "{\"artefact\": \"$1\", \"commit\": \"$commit\", \"bytes\": $(stat -L -c %s "$2"), \"load\": $(cut -d ' ' -f 1 /proc/loadavg)$3}"
+}
+wants() { # wants PART...: whether one of the parts was chosen
+	for part in "$@"; do
+		[[ $parts != *" $part "* ]] || return 0
+	done
+	return 1
+}
+at_most() { # at_most MEGABYTES FILE
+	[ "$(stat -L -c %s "$2")" -le $(($1 * 1000000)) ] || { echo "prove: $2 is larger than $1 MB" >&2; exit 1; }
 }
 machine() { # machine RELEASE FOLDER [PACKAGE,...]: an empty Debian without a compiler
 	archive=$(apt-get --print-uris update 2>/dev/null | sed -n "s|^'\(.*/debian/\)dists/.*|\1|p" | head -1)
@@ -86,7 +96,7 @@ try() { # try NAME FILE FOLDER COMMAND...: the first minute. FOLDER: for the tra
 
 python3 -m venv wheel
 wheel/bin/pip --quiet --disable-pip-version-check install "$dist"/*.whl
-if [[ $parts == *" environment "* ]]; then
+if wants wheel; then
 	try wheel "$dist"/*.whl "$scratch" wheel/bin/stallscope
 
 	# A user without root, with exactly the five capabilities and no way to get more.
@@ -100,7 +110,8 @@ if [[ $parts == *" environment "* ]]; then
 	try wheel-seccomp "$dist"/*.whl "$scratch/nobody" env HOME="$scratch/nobody" python3 "$setup/seccomp_exec.py" "$setup/../deploy/seccomp/stallscope-agent.json" \
 		setpriv --reuid 65534 --regid 65534 --clear-groups --no-new-privs --inh-caps "$five" --ambient-caps "$five" --bounding-set "$five" \
 		"$scratch/wheel/bin/stallscope"
-
+fi
+if wants file; then
 	clean=(env -i PATH="$PATH" SHIV_ROOT="$scratch/shiv" XDG_CACHE_HOME="$scratch/cache")
 	for file in "$dist"/*.pyz; do
 		try pyz "$file" "$scratch" "${clean[@]}" "$file"
@@ -114,14 +125,16 @@ if [[ $parts == *" environment "* ]]; then
 fi
 
 file=("$dist"/*.deb)
-if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#file[@]} = 1 ]; then
-	root=$scratch/bookworm
+apk=${APK:-$(command -v apk || true)}
+if { wants deb rpm || { wants apk && [ -z "$apk" ]; }; } && command -v debootstrap >/dev/null; then
+	root=$scratch/bookworm inside=$scratch/bookworm
 	machine bookworm "$root" rpm
-	cp "$dist"/*.deb "$root/tmp/stallscope.deb"
+fi
+if wants deb && [ -n "$inside" ] && [ ${#file[@]} = 1 ]; then
+	cp "$file" "$root/tmp/stallscope.deb"
 	chroot "$root" dpkg -i /tmp/stallscope.deb >/dev/null
 	absent "$root" python3
 	present "$root/usr/lib/stallscope/packages/pynvml.py"
-	inside=$root
 	hidden=0
 	chroot "$root" stallscope check >check.txt || hidden=$?
 	grep -q 'action: mount it' check.txt && [ $hidden = 5 ]
@@ -132,13 +145,20 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 	tail -n 1 "$root/etc/stallscope/settings.yaml" | grep -q '^# changed' # an upgrade keeps the settings
 	chroot "$root" dpkg --purge stallscope >/dev/null 2>&1
 	[ ! -e "$root/usr/lib/stallscope" ]
+fi
+if [ -n "$inside" ] && ! mountpoint -q "$root/sys"; then
+	mount -t sysfs sysfs "$root/sys"
+fi
+if wants rpm && [ -n "$inside" ]; then
 	for file in "$dist"/*.rpm; do
 		cp "$file" "$root/tmp/stallscope.rpm"
 		chroot "$root" rpm --install --force-debian --nodeps /tmp/stallscope.rpm
+		present "$root/usr/lib/stallscope/packages/pynvml.py"
 		try rpm "$file" /var/lib/stallscope chroot "$root" stallscope
 		chroot "$root" rpm --erase --force-debian stallscope
 	done
-	apk=${APK:-$(command -v apk || true)}
+fi
+if wants apk && [ -n "$apk$inside" ]; then
 	for file in "$dist"/*.apk; do
 		if [ -z "$apk" ]; then # its files alone, without the scripts
 			tar -xzf "$file" -C "$root" usr etc 2>/dev/null
@@ -149,6 +169,7 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 		alpine "$root"
 		manage=("$apk" --root "$root" --arch "$(uname -m)" --no-network --allow-untrusted)
 		"${manage[@]}" --initdb add "$file" >/dev/null
+		present "$root/usr/lib/stallscope/packages/pynvml.py"
 		try apk "$file" /var/lib/stallscope chroot "$root" stallscope
 		grep -q 'apk add' check.txt # the remedies are those of this distribution
 		echo '# changed' >>"$root/etc/stallscope/settings.yaml"
@@ -157,6 +178,8 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 		"${manage[@]}" del stallscope >/dev/null
 		[ ! -e "$root/usr/lib/stallscope" ]
 	done
+fi
+if wants python && command -v debootstrap >/dev/null; then
 	for release in bookworm trixie; do # Debian has no release with Python 3.12
 		root=$scratch/python-$release inside=$scratch/python-$release
 		machine "$release" "$root" python3
@@ -167,8 +190,8 @@ if [[ $parts == *" machine "* ]] && command -v debootstrap >/dev/null && [ ${#fi
 			try "pyz-python-$version" "$file" /tmp chroot "$root" stallscope
 		done
 	done
-	inside=
 fi
+inside=
 
 image() { # image NAME COMMAND...: runs a command in the image with exactly the five capabilities and the seccomp profile
 	container=$1
@@ -179,8 +202,9 @@ image() { # image NAME COMMAND...: runs a command in the image with exactly the 
 	done
 	buildah --storage-driver vfs run "${dropped[@]}" "${caps[@]/#/--cap-add=CAP_}" --isolation chroot "$container" -- stallscope "$@"
 }
-if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/agent.tar" ]; then
+if wants agent && command -v buildah >/dev/null && [ -f "$dist/agent.tar" ]; then
 	(cd "$dist" && sha256sum --check --quiet SHA256SUMS && grep -q ' agent.tar$' SHA256SUMS)
+	at_most 60 "$dist/agent.tar"
 	profile=$setup/../deploy/seccomp/stallscope-agent.json
 	container=$(buildah --storage-driver vfs from --quiet --security-opt "seccomp=$profile" "oci-archive:$dist/agent.tar")
 	inside=$(buildah --storage-driver vfs mount "$container")
@@ -191,7 +215,8 @@ fi
 hub() { # hub COMMAND...: runs a command in the image of the hub, as its user
 	buildah --storage-driver vfs run --isolation chroot "$container" -- stallscope "$@"
 }
-if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/hub.tar" ]; then
+if wants hub && command -v buildah >/dev/null && [ -f "$dist/hub.tar" ]; then
+	at_most 180 "$dist/hub.tar"
 	container=$(buildah --storage-driver vfs from --quiet "oci-archive:$dist/hub.tar")
 	inside=$(buildah --storage-driver vfs mount "$container")
 	libraries hub
@@ -203,7 +228,7 @@ if [[ $parts == *" image "* ]] && command -v buildah >/dev/null && [ -f "$dist/h
 	server=$!
 	for _ in $(seq 120); do ! grep -q ready hub.log || break; sleep 1; done
 	"$dist/stallscope-$(uname -m)" trace --quiet --db "$scratch/sent.db" --hub localhost:14317 --token-file "$files/ingest.token" \
-		--ca-cert "$files/tls/hub.crt" -- wheel/bin/python "$setup/live_job.py" sleep 20 >trace.txt 2>&1
+		--ca-cert "$files/tls/hub.crt" -- wheel/bin/python "$setup/live_job.py" sleep 20 "$scratch/trace.txt" >trace.txt 2>&1
 	asked=()
 	for _ in $(seq 60); do # the verdict follows the data by a few seconds
 		hub ask verdicts --hub https://localhost:18081 --token-file /tmp/hub/read.token --ca-cert /tmp/hub/tls/hub.crt >asked.txt 2>&1 || true

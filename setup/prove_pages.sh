@@ -113,8 +113,7 @@ done 3<"$repository/docs/install.md"
 section=Slurm
 export SLURM_JOB_ID=7
 chroot "$node" env SLURM_JOB_ID=7 PATH="$PATH" sh /etc/slurm/prolog.d/stallscope
-sleep 5
-PYTHONPATH=$repository/src "$python" "$repository/setup/live_job.py" sleep 15 >/dev/null
+PYTHONPATH=$repository/src "$python" "$repository/setup/live_job.py" sleep 15 "$node/var/lib/stallscope/slurm/7/agent.log" >/dev/null
 chroot "$node" env SLURM_JOB_ID=7 PATH="$PATH" sh /etc/slurm/epilog.d/stallscope
 grep -q '^Rank 2' "$node/var/lib/stallscope/slurm/7/report.txt"
 echo "Slurm: the report of the epilog names rank 2"
