@@ -11,7 +11,9 @@ from stallscope.store.hub import schema
 from stallscope.store.hub.store import Batch
 from stallscope.store.hub.unexamined import OTHERS
 
-BOUNDS = BacklogLimits(turn_rows=10, behind_s=2.0, calm_s=10.0, max_every=4, max_rows=50, max_rows_in=1_000)
+BOUNDS = BacklogLimits(
+    turn_rows=10, behind_s=2.0, patience_s=2.0, calm_s=10.0, max_every=4, max_rows=50, max_rows_in=1_000
+)
 
 
 class Hand:
@@ -115,14 +117,18 @@ def test_more_rows_than_fit_are_sampled_in_whole_rounds_of_all_ranks(backlog: Ba
     assert sum(turn.n_left_out for turn in taken) == n_ranks * n_rounds // 2
 
 
-def test_rows_that_wait_are_sampled_more_coarsely_with_each_turn_and_finely_again_later(
+def test_rows_whose_wait_does_not_become_shorter_are_sampled_and_finely_again_later(
     backlog: Backlog, clock: Hand
 ):
-    backlog.add(batch(40, "c"))
+    for first in (0, 10, 20, 30):
+        backlog.add(batch(10, "c", first=first))
     clock.now_s += BOUNDS.behind_s + 1
-    first, second = backlog.turn(), backlog.turn()
-    assert first is not None and (first.every, first.n_left_out, first.n_rows) == (2, 20, 20)
-    assert second is None
+    first = backlog.turn()
+    assert first is not None and (first.every, first.n_left_out, first.n_rows) == (1, 0, 10)
+    clock.now_s += BOUNDS.patience_s
+    second, third = backlog.turn(), backlog.turn()
+    assert second is not None and (second.every, second.n_left_out, second.n_rows) == (2, 15, 10)
+    assert third is not None and (third.every, third.n_rows) == (2, 5)
     backlog.add(batch(8, "c"))
     turn = backlog.turn()
     assert turn is not None and (seqs(turn), turn.every, turn.n_left_out) == ([0, 2, 4, 6], 2, 4)
@@ -131,6 +137,20 @@ def test_rows_that_wait_are_sampled_more_coarsely_with_each_turn_and_finely_agai
         backlog.add(batch(4, "c"))
         turn = backlog.turn()
         assert turn is not None and (seqs(turn), turn.every) == (expected, every)
+
+
+def test_no_row_is_left_out_while_waits_become_shorter(backlog: Backlog, clock: Hand):
+    """A start of 6 s, in which no row is examined, is made up for: each second brings 10 rows, and 20 are examined."""
+    n_rows = 0
+    for second in range(20):
+        backlog.add(batch(5, "c", first=10 * second))
+        backlog.add(batch(5, "c", first=10 * second + 5))
+        for _ in range(2 if second >= 4 else 0):
+            turn = backlog.turn()
+            n_rows += 0 if turn is None else turn.n_rows
+            assert turn is None or (turn.every, turn.n_left_out) == (1, 0)
+        clock.now_s += 1.0
+    assert n_rows == 200
 
 
 def test_other_clusters_and_rows_without_a_round_are_not_sampled(backlog: Backlog):

@@ -5,6 +5,7 @@ that sends more than can be examined is sampled in whole rounds: the collectives
 its verdicts are current, and every remaining round is complete. Rows that are left out are counted and reported.
 """
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -32,24 +33,29 @@ MAX_CLUSTERS = 1_000
 _ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus", traces.LOSSES, machine_incidents.TABLE)
 """Small tables whose rows are sent only once."""
 
+_SHORTER = 0.95
+"""A wait is shorter if it is this share of the shortest wait before: otherwise chance would make it shorter."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BacklogLimits:
     """turn_rows: rows of one cluster per turn. behind_s: rows that wait longer are examined in larger batches.
 
-    While they wait longer and do not fit into a turn, the cluster is sampled twice as coarsely with each turn; after
-    calm_s without such rows, twice as finely. max_every: the coarsest sample.
+    If they wait longer, do not fit into a turn, and their wait has not become shorter for patience_s, the cluster is
+    sampled twice as coarsely; after calm_s without such rows, twice as finely. A wait that becomes shorter needs no
+    sample: the start of the diagnosis, or a pause of the machine, is made up for. max_every: the coarsest sample.
 
-    max_rows: waiting rows of a cluster; of more rows in the coarsest sample only the newest are kept. max_rows_in:
-    rows of all clusters before they are split by cluster. max_rows_all: waiting rows of all clusters; beyond it, the
-    oldest rows of the largest cluster of the tenant with most rows are skipped.
+    max_rows: waiting rows of a cluster; beyond it the cluster is sampled at once, and in the coarsest sample only the
+    newest rows are kept. max_rows_in: rows of all clusters before they are split by cluster. max_rows_all: waiting rows
+    of all clusters; beyond it, the oldest rows of the largest cluster of the tenant with most rows are skipped.
     """
 
     turn_rows: int = 50_000
     behind_s: float = 1.0
-    calm_s: float = 10.0
+    patience_s: float = 2.0
+    calm_s: float = 5.0
     max_every: int = 64
-    max_rows: int = 250_000
+    max_rows: int = 600_000
     max_rows_in: int = 2_000_000
     max_rows_all: int = 2_000_000
 
@@ -77,9 +83,20 @@ class _Part:
 
 @dataclass
 class _Queue:
+    """min_wait_s: the shortest wait of its oldest row while it was behind, reached at min_at_s."""
+
     parts: deque[_Part] = field(default_factory=deque)
     n_rows: int = 0
     n_left_out: int = 0
+    min_wait_s: float = math.inf
+    min_at_s: float = 0.0
+
+    def note_wait(self, wait_s: float, now_s: float, *, is_behind: bool) -> None:
+        """Note how long the oldest row has waited."""
+        if not is_behind:
+            self.min_wait_s = math.inf
+        elif wait_s < _SHORTER * self.min_wait_s:
+            self.min_wait_s, self.min_at_s = wait_s, now_s
 
 
 @dataclass
@@ -199,7 +216,10 @@ class Backlog:
                 return None
             key = self._order.pop()
             lane = self._lanes[key]
-            is_behind = self._clock_s() - lane.parts[0].at_s > self._bounds.behind_s
+            now_s = self._clock_s()
+            wait_s = now_s - lane.parts[0].at_s
+            is_behind = wait_s > self._bounds.behind_s
+            lane.note_wait(wait_s, now_s, is_behind=is_behind)
             every = self._sample(key, lane, is_behind=is_behind)
             self._skip(lane)
             parts: list[_Part] = []
@@ -251,7 +271,8 @@ class Backlog:
         """Adapt the sample of a cluster to the waiting rows. Returns its k."""
         bounds, now_s = self._bounds, self._clock_s()
         sample = self._samples.get(key, _Sample())
-        has_too_many = is_behind and lane.n_rows > bounds.turn_rows
+        is_growing = is_behind and now_s - lane.min_at_s >= bounds.patience_s
+        has_too_many = is_growing and lane.n_rows > bounds.turn_rows
         while (has_too_many or lane.n_rows > bounds.max_rows) and sample.every < bounds.max_every:
             self._samples[key] = sample = _Sample(2 * sample.every, now_s)
             n_before = lane.n_rows
@@ -259,6 +280,7 @@ class Backlog:
             lane.n_rows = sum(part.n_rows for part in lane.parts)
             lane.n_left_out += n_before - lane.n_rows
             has_too_many = False
+            lane.min_wait_s = math.inf
         if is_behind:
             sample.since_s = now_s
         every = sample.every
