@@ -248,10 +248,11 @@ class Job:
 
     def _note_communicator(self, arrived: Array) -> None:
         """Keep the largest communicator of a known identity: the smallest hash of equals."""
-        known = arrived[(arrived["comm_hash"] != 0) & (arrived["nranks"] >= self._comm_size)]
-        if len(known):
-            size = int(known["nranks"].max())
-            smallest = int(known["comm_hash"][known["nranks"] == size].min())
+        comm_hash, nranks = arrived["comm_hash"], arrived["nranks"]
+        known = (comm_hash != 0) & (nranks >= self._comm_size)
+        if known.any():
+            size = int(nranks[known].max())
+            smallest = int(comm_hash[known & (nranks == size)].min())
             is_larger = size > self._comm_size or not self.comm_hash
             self.comm_hash = smallest if is_larger else min(smallest, self.comm_hash)
             self._comm_size = size

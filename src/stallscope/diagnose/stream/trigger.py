@@ -8,16 +8,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import median_of_others, numbered
+from stallscope.diagnose.arrays.grouping import median_of_others, numbered, order_of
+from stallscope.diagnose.arrays.row_order import in_order
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import P2P_OPS, Category
 
 _WAIT = Category.WAIT_GPU - 1
 _MORE = 0.2  # growth of a reported number of late steps that is worth another report, see incidents
 _AGAIN = 4  # waiting rows are compared again when a quarter as many have arrived
-_ROW = np.dtype(
-    [("process", "i8"), ("comm", "u8"), ("seq", "i8"), ("ts", "i8"), ("own", "i8"), ("nranks", "i4")]
-)
+_READ = ("node", "pid", "ts_ns", "comm_hash", "seq", "nranks", "op")
+
+Columns = dict[str, Array]
+"""Rows as columns: a collective is several hundred bytes wide, and few of its columns are needed."""
+
+_OPEN = ("process", "comm_hash", "seq", "ts_ns", "own_ns", "nranks")
+"""The columns of rows whose round is not complete. own_ns: the process's own time before the arrival."""
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Trigger:
     _last: dict[int, tuple[int, int]] = field(default_factory=dict)
     _last_excess_ns: dict[int, int] = field(default_factory=dict)
     _arrived: list[Array] = field(default_factory=list)
-    _open: list[Array] = field(default_factory=list)
+    _open: list[Columns] = field(default_factory=list)
     _n_open: int = 0
     _n_new: int = 0
 
@@ -60,7 +65,7 @@ class Trigger:
 
     def _take(self) -> None:
         if self._arrived:
-            self._open.append(self._own_times(np.concatenate(self._arrived)))
+            self._open.append(self._own_times(_joined([_read(rows) for rows in self._arrived])))
             self._arrived = []
 
     def evaluated(self, *, step_ns: float, min_ns: float) -> None:
@@ -71,54 +76,82 @@ class Trigger:
             process: 0 if process in known else min(n, self.enough - 1) for process, n in self.count.items()
         }
 
-    def _own_times(self, rows: Array) -> Array:
+    def _own_times(self, rows: Columns) -> Columns:
         """The process's own time before each arrival, for collectives with a round."""
         process, n = numbered(rows["node"], rows["pid"])
-        order = np.lexsort((rows["ts_ns"], process))
-        rows, process = rows[order], process[order]
+        order = _by_time(process, n, rows["ts_ns"])
+        process = process[order]
         first = np.searchsorted(process, np.arange(n + 1))
+        heads = order[first[:-1]]
         numbers = [
-            self._number.setdefault((int(rows["node"][i]), int(rows["pid"][i])), len(self._number))
-            for i in first[:-1]
+            self._number.setdefault(key, len(self._number))
+            for key in zip(rows["node"][heads].tolist(), rows["pid"][heads].tolist(), strict=True)
         ]
-        ts, waited = rows["ts_ns"], rows["ledger_ns"][:, _WAIT]
+        ts, waited = rows["ts_ns"][order], rows["waited_ns"][order]
         own_ns = np.diff(ts, prepend=ts[:1]) - np.maximum(np.diff(waited, prepend=waited[:1]), 0)
-        for row, number in zip(first[:-1].tolist(), numbers, strict=True):
+        begins, ends = first[:-1], first[1:] - 1
+        for row, number, begin_ns, waited_ns in zip(
+            begins.tolist(), numbers, ts[begins].tolist(), waited[begins].tolist(), strict=True
+        ):
             before = self._last.get(number)
-            own_ns[row] = 0 if before is None else ts[row] - before[0] - max(waited[row] - before[1], 0)
-        for row, number in zip((first[1:] - 1).tolist(), numbers, strict=True):
-            self._last[number] = int(ts[row]), int(waited[row])
+            own_ns[row] = 0 if before is None else begin_ns - before[0] - max(waited_ns - before[1], 0)
+        self._last.update(
+            zip(numbers, zip(ts[ends].tolist(), waited[ends].tolist(), strict=True), strict=True)
+        )
         kept = ~np.isin(rows["op"], P2P_OPS) & (rows["nranks"] > 1) & (rows["seq"] != UNKNOWN)
-        out = np.zeros(int(kept.sum()), _ROW)
-        out["process"] = np.array(numbers, np.int64)[process[kept]]
-        for name, column in (("comm", "comm_hash"), ("seq", "seq"), ("ts", "ts_ns"), ("nranks", "nranks")):
-            out[name] = rows[column][kept]
-        out["own"] = np.maximum(own_ns[kept], 0)
+        here = kept[order]
+        out = {name: rows[name][order[here]] for name in ("comm_hash", "seq", "nranks")}
+        out["process"] = np.array(numbers, np.int64)[process[here]]
+        out["ts_ns"], out["own_ns"] = ts[here], np.maximum(own_ns[here], 0)
         return out
 
     def _compare(self) -> None:
-        rows = np.concatenate(self._open)
-        comm, _ = numbered(rows["comm"])
+        rows = _joined(self._open)
+        comm, _ = numbered(rows["comm_hash"])
         group, n_groups = numbered(comm, rows["seq"])
         is_whole = (
             np.bincount(group, minlength=n_groups)
             >= np.minimum(rows["nranks"], len(self._number))[_row_of_each(group, n_groups)]
         )[group]
-        excess = rows["own"][is_whole] - median_of_others(group[is_whole], rows["own"][is_whole])
-        odd = np.flatnonzero(excess >= self.min_ns)
+        own_ns = rows["own_ns"][is_whole]
+        excess = own_ns - median_of_others(group[is_whole], own_ns)
+        odd = np.flatnonzero(is_whole)[excess >= self.min_ns]
         enough = {
             self._number[process]: max(self.enough, int(_MORE * n))
             for process, n in self.reported.items()
             if process in self._number
         }
-        for process, ts in rows[is_whole][odd][["process", "ts"]].tolist():
+        for process, ts in zip(rows["process"][odd].tolist(), rows["ts_ns"][odd].tolist(), strict=True):
             if ts - self._last_excess_ns.get(process, -(1 << 62)) >= 0.5 * self.step_ns:
                 self.count[process] = self.count.get(process, 0) + 1
                 self._last_excess_ns[process] = ts
                 self.is_due |= self.count[process] >= enough.get(process, self.enough)
         most = 64 * max(len(self._number), 64)
-        left = rows[~is_whole][-most:]
-        self._open, self._n_open, self._n_new = [left], len(left), 0
+        left = np.flatnonzero(~is_whole)[-most:]
+        self._open, self._n_open, self._n_new = [{n: rows[n][left] for n in _OPEN}], len(left), 0
+
+
+def _read(rows: Array) -> Columns:
+    """The columns of arriving rows that the trigger needs, with the cumulative time in waits."""
+    waited_ns = np.empty(len(rows), np.int64)
+
+    def add(here: slice, part: Array) -> None:
+        waited_ns[here] = part["ledger_ns"][:, _WAIT]
+
+    return in_order(rows, None, _READ, for_rows=add) | {"waited_ns": waited_ns}
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _by_time(process: Array, n_processes: int, ts_ns: Array) -> Array:
+    """The rows by process, then time; rows of one process mostly are in order of time."""
+    order = order_of(process, n_processes)
+    is_earlier = (np.diff(ts_ns[order]) < 0) & (np.diff(process[order]) == 0)
+    return np.lexsort((ts_ns, process)) if is_earlier.any() else order
 
 
 def _row_of_each(group: Array, n_groups: int) -> Array:
