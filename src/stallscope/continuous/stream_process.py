@@ -1,7 +1,10 @@
 """Streams in a process of their own: the diagnosis uses another core than the receiver, and the hub survives its end.
 
-The process starts with the first rows and ends with the hub's end of the pipe. Tables travel in Arrow's stream format.
-If it ends otherwise, the caller gets ProcessEnded, and the next rows start a new process with new streams.
+The process starts with the first rows and ends with the hub's end of the socket. If it ends otherwise, the caller gets
+ProcessEnded, and the next rows start a new process with new streams.
+
+Tables travel in Arrow's stream format, directly after the message that announces them. Both ends use one block of
+memory for all of them: new memory for each message would cost more than the copies.
 """
 
 import logging
@@ -14,16 +17,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from stallscope.continuous.backlog import Key
 from stallscope.continuous.streams import AdvancedStream, Streams
 from stallscope.diagnose import Change, Stream
+from stallscope.events.layout import Array
+from stallscope.store.hub import traces
 
 _PATIENCE_S = 120.0
 """The process is killed if an answer takes longer."""
 
 _END_S = 5.0
+_ALIGNED_BYTES = 64
+_CHUNK_ROWS = 4_096
+"""Tables in smaller pieces are joined first: each piece costs as much as hundreds of rows."""
 
 
 class StepFailed(Exception):
@@ -46,6 +55,7 @@ class StreamProcess:
         self._make_stream = make_stream
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._memory = _Memory()
 
     @property
     def pid(self) -> int | None:
@@ -89,9 +99,9 @@ class StreamProcess:
         """The result of a step. Raises StepFailed, ProcessEnded."""
         try:
             pipe = self._pipe or self._started()
-            pipe.send((step, list(tables), arguments, options))
-            for table in tables.values():
-                pipe.send_bytes(_packed(table))
+            packed, n_bytes = _packed(tables, self._memory)
+            pipe.send((step, n_bytes, arguments, options))
+            _send(pipe, packed)
             if not pipe.poll(_PATIENCE_S):
                 raise TimeoutError
             is_good, answer = pipe.recv()
@@ -130,12 +140,68 @@ class StreamProcess:
         return f"the process of the diagnosis ended with status {code}"
 
 
-def _packed(table: pa.Table) -> memoryview:
-    sink = pa.BufferOutputStream()
-    whole = table.combine_chunks()
-    with pa.ipc.new_stream(sink, whole.schema) as writer:
-        writer.write_table(whole)
-    return memoryview(sink.getvalue())
+class _Memory:
+    """A block of memory that is used again for each message."""
+
+    def __init__(self) -> None:
+        self._block = np.empty(0, np.uint8)
+
+    def part(self, n_bytes: int) -> Array:
+        """Its first bytes; their old content is lost."""
+        if n_bytes > len(self._block):
+            self._block = np.empty(n_bytes + n_bytes // 4, np.uint8)
+        return self._block[:n_bytes]
+
+
+def _packed(tables: Mapping[str, pa.Table], memory: _Memory) -> tuple[Array, dict[str, int]]:
+    """The tables, one after the other, and the bytes of each by name."""
+    pieces = {name: _in_few_pieces(rows) for name, rows in traces.needed(tables).items()}
+    n_bytes = {name: _n_bytes(rows) for name, rows in pieces.items()}
+    block = memory.part(sum(n_bytes.values()))
+    begin = 0
+    for name, rows in pieces.items():
+        _write(rows, pa.FixedSizeBufferWriter(pa.py_buffer(block[begin : begin + n_bytes[name]])))
+        begin += n_bytes[name]
+    return block, n_bytes
+
+
+def _in_few_pieces(rows: pa.Table) -> pa.Table:
+    n_pieces = max((column.num_chunks for column in rows.columns), default=1)
+    return rows if len(rows) >= _CHUNK_ROWS * n_pieces else rows.combine_chunks()
+
+
+def _n_bytes(rows: pa.Table) -> int:
+    """The bytes of a table in Arrow's stream format, aligned."""
+    counted = pa.MockOutputStream()
+    _write(rows, counted)
+    return -(-counted.size() // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _write(rows: pa.Table, sink: pa.NativeFile) -> None:
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+
+
+def _send(pipe: Connection, packed: Array) -> None:
+    rest = memoryview(packed)
+    while rest:
+        rest = rest[os.write(pipe.fileno(), rest) :]
+
+
+def _received(pipe: Connection, n_bytes: Mapping[str, int], memory: _Memory) -> dict[str, pa.Table]:
+    """The tables that follow a message; valid until the next ones are received."""
+    block = memory.part(sum(n_bytes.values()))
+    rest = memoryview(block)
+    while rest:
+        n_read = os.readv(pipe.fileno(), [rest])
+        if not n_read:
+            raise EOFError
+        rest = rest[n_read:]
+    tables, begin = {}, 0
+    for name, n in n_bytes.items():
+        tables[name] = pa.ipc.open_stream(pa.py_buffer(block[begin : begin + n])).read_all()
+        begin += n
+    return tables
 
 
 def main() -> None:
@@ -143,12 +209,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the hub ends first, and with it the pipe
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="stallscope diagnosis: %(message)s")
-    pipe = Connection(int(sys.argv[1]))
+    pipe, memory = Connection(int(sys.argv[1])), _Memory()
     try:
         streams = Streams(pipe.recv())
         while True:
-            step, names, arguments, options = pipe.recv()
-            tables = {name: pa.ipc.open_stream(pipe.recv_bytes()).read_all() for name in names}
+            step, n_bytes, arguments, options = pipe.recv()
+            tables = _received(pipe, n_bytes, memory)
             if step == "feed":
                 options["tables"] = tables
             pipe.send(_result(getattr(streams, step), arguments, options))

@@ -7,6 +7,7 @@ replaces a missing process number, and records without a ledger are marked.
 
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,37 @@ _NUMBERS: dict[str, dict[str, int]] = {
     "reduce_op": {name: number for number, name in enumerate(("sum", "prod", "max", "min", "avg"), 1)},
 }
 _HASHES = ("comm_hash", "parent_hash")
+_COLUMNS = {"node": ("node_id",), "ledger_ns": tuple(f"{name}_ns" for name in CATEGORY_NAMES)}
+"""The columns of the hub's tables for fields with another name; other fields have their own name."""
+
 _FOREIGN_PIDS = 1 << 30
 """Above the kernel's largest pid (4,194,304), so that a synthetic pid never equals a real one."""
+
+
+def needed(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+    """The tables and columns that trace() and losses() read; columns without a value take no memory."""
+    return {
+        name: pa.table(
+            {
+                column: pa.nulls(len(rows)) if rows[column].null_count == len(rows) else rows[column]
+                for column in columns
+            }
+        )
+        for name, columns in _columns_read().items()
+        if (rows := tables.get(name)) is not None
+    }
+
+
+@cache
+def _columns_read() -> dict[str, tuple[str, ...]]:
+    """The columns of each table that trace() and losses() read."""
+    read = {
+        table.name: tuple(
+            column for field in table.fields for column in _COLUMNS.get(field.name, (field.name,))
+        )
+        for table in layout.SENT_TABLES
+    }
+    return read | {"collectives": (*read["collectives"], "rank"), LOSSES: ("node_id", "kind", "n_lost")}
 
 
 def trace(tables: Mapping[str, pa.Table]) -> Trace:
@@ -134,6 +164,8 @@ def _numbered(words: pa.Array, numbers: Mapping[str, int]) -> Array:
 
 
 def _hashes(words: pa.Array) -> Array:
+    if words.null_count == len(words):
+        return np.zeros(len(words), np.uint64)
     coded = words.dictionary_encode()
     table = np.array([_hash(word) for word in coded.dictionary.to_pylist()] + [0], np.uint64)
     return _of_codes(table, coded)
