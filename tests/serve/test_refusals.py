@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mcp.server import Server
 
 from stallscope.serve.app import AppContext
 from stallscope.serve.audit import AuditLog
+from stallscope.serve.mcp_transport import PATH, mounted
 from stallscope.serve.plain_text import visible, without_paths
 from stallscope.serve.refusals import Refusals, network
 
@@ -102,3 +104,41 @@ def test_addresses_of_one_network_count_together():
     assert network("::ffff:10.0.0.1") == network("10.0.0.1") == "10.0.0.1"
     assert network("2001:db8::1") == network("2001:db8::9")
     assert network("") == ""
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200),
+        ("http://127.0.0.1:8081", 200),
+        ("http://[::1]:8081", 200),
+        ("https://localhost", 200),
+        ("http://elsewhere.example", 403),
+        ("http://localhost.elsewhere.example", 403),
+        ("http://127.0.0.1@elsewhere.example", 403),
+        ("http://127.0.0.1.", 403),
+        ("http://[::1", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+def test_a_web_page_of_another_origin_cannot_use_the_tools(tmp_path: Path, origin: str | None, status: int):
+    """A browser that was led to this address by another name sends the page's origin, and the token it may hold."""
+    route, lifespan = mounted(Server("test"))
+    headers = {"Accept": "application/json, text/event-stream"} | (
+        {"Origin": origin} if origin is not None else {}
+    )
+    about = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "page", "version": "1"},
+    }
+    question = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+    with house_in(tmp_path) as house:
+        token = house.tokens.create(["read"], "a")
+
+        async def ask() -> int:
+            async with lifespan(None), client_of(house, route, token=token) as client:
+                return (await client.post(PATH, json=question, headers=headers)).status_code
+
+        assert asyncio.run(ask()) == status

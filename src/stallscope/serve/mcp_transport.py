@@ -183,12 +183,19 @@ class _FromOwnPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         origin = dict(scope["headers"]).get(b"origin")
-        if origin is not None and urlsplit(origin.decode("latin-1")).hostname not in _LOOPBACK:
+        if origin is not None and not _is_loopback(origin.decode("latin-1")):
             await refused(NotAllowed("requests from web pages of other origins are refused"))(
                 scope, receive, send
             )
             return
         await self._app(scope, receive, send)
+
+
+def _is_loopback(origin: str) -> bool:
+    try:
+        return urlsplit(origin).hostname in _LOOPBACK
+    except ValueError:  # no URL
+        return False
 
 
 async def on_standard_streams(served: Server[Any]) -> None:
