@@ -4,39 +4,65 @@ A tenant never has more than three quarters of a bound, so the requests of one t
 """
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from stallscope.errors import Overloaded
 
 _TENANT_SHARE = 0.75
 
 
+@dataclass(frozen=True, eq=False)
+class _Waiter:
+    """A request that waits for room. has_room: set once it holds n."""
+
+    n: int
+    has_room: threading.Event = field(default_factory=threading.Event)
+
+
 class SharedLimit:
-    """A bounded quantity that requests hold while they are in flight. Thread-safe."""
+    """A bounded quantity that requests hold while they are in flight. Thread-safe.
+
+    Requests that wait get room in order of arrival, and only these are woken: at hundreds of waiting requests, waking
+    all of them for each free place would cost more than the requests.
+    """
 
     def __init__(self, total: int, name: str):
         """name: the quantity, as shown in error messages."""
         self._total, self._name = total, name
         self._of_tenant = max(1, int(total * _TENANT_SHARE))
         self._held: Counter[str] = Counter()
-        self._changed = threading.Condition()
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        self._lock = threading.Lock()
 
     def take(self, tenant: str, n: int = 1, *, patience_s: float = 0.0) -> None:
         """Hold n until give(). patience_s: longest wait for room. Raises Overloaded."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._has_room(tenant, n), timeout=patience_s):
-                raise Overloaded(f"the hub has no room for more {self._name}; send again later", 1.0)
-            self._held[tenant] += n
+        with self._lock:
+            if tenant not in self._waiting and self._has_room(tenant, n):
+                self._held[tenant] += n
+                return
+            if patience_s <= 0.0:
+                raise self._overloaded()
+            waiter = _Waiter(n)
+            self._waiting.setdefault(tenant, deque()).append(waiter)
+        if waiter.has_room.wait(patience_s):
+            return
+        with self._lock:
+            if waiter.has_room.is_set():
+                return
+            self._waiting[tenant].remove(waiter)
+            self._admit()
+        raise self._overloaded()
 
     def give(self, tenant: str, n: int = 1) -> None:
         """Release the quantity that take() held."""
-        with self._changed:
+        with self._lock:
             self._held[tenant] -= n
             if not self._held[tenant]:
                 del self._held[tenant]
-            self._changed.notify_all()
+            self._admit()
 
     @contextmanager
     def held(self, tenant: str, n: int = 1, *, patience_s: float = 0.0) -> Iterator[None]:
@@ -50,8 +76,25 @@ class SharedLimit:
     @property
     def n_held(self) -> int:
         """The quantity that all tenants hold now."""
-        with self._changed:
+        with self._lock:
             return self._held.total()
+
+    def _admit(self) -> None:
+        """Give room to the requests that waited longest, one of each tenant in turn."""
+        is_changed = bool(self._waiting)
+        while is_changed:
+            is_changed = False
+            for tenant, waiters in list(self._waiting.items()):
+                if waiters and self._has_room(tenant, waiters[0].n):
+                    waiter = waiters.popleft()
+                    self._held[tenant] += waiter.n
+                    waiter.has_room.set()
+                    is_changed = True
+                if not waiters:
+                    del self._waiting[tenant]
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(f"the hub has no room for more {self._name}; send again later", 1.0)
 
     def _has_room(self, tenant: str, n: int) -> bool:
         held = self._held

@@ -1,0 +1,81 @@
+"""Room for requests: bounded for each tenant, given in order of arrival, and refused after the wait."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.patience import until
+
+from stallscope.errors import Overloaded
+from stallscope.receive.admission import SharedLimit
+
+
+def waiting(limit: SharedLimit) -> int:
+    return sum(len(waiters) for waiters in limit._waiting.values())
+
+
+def test_a_tenant_never_holds_all_the_room():
+    limit = SharedLimit(8, "requests")
+    for _ in range(6):
+        limit.take("a")
+    with pytest.raises(Overloaded, match="no room for more requests"):
+        limit.take("a")
+    limit.take("b")
+    limit.take("b")
+    with pytest.raises(Overloaded):
+        limit.take("c")
+    assert limit.n_held == 8
+
+
+def test_a_request_larger_than_the_room_is_admitted_alone():
+    limit = SharedLimit(10, "bytes")
+    with limit.held("a", 50), pytest.raises(Overloaded):
+        limit.take("b", 1)
+    limit.take("b", 1)
+
+
+def test_waiting_requests_get_room_in_order_of_arrival_and_tenants_in_turn():
+    limit, order = SharedLimit(4, "messages"), []
+    for _ in range(3):
+        limit.take("a")
+    limit.take("b")
+
+    def wait(tenant: str, number: int) -> None:
+        limit.take(tenant, patience_s=60.0)
+        order.append((tenant, number))
+
+    with ThreadPoolExecutor(4) as threads:
+        for n_before, (tenant, number) in enumerate([("a", 1), ("a", 2), ("b", 1)]):
+            threads.submit(wait, tenant, number)
+            until(lambda n=n_before: waiting(limit) == n + 1)
+        for n_done, tenant in enumerate(["a", "b", "a"], 1):
+            limit.give(tenant)
+            until(lambda n=n_done: len(order) == n)
+    assert order == [("a", 1), ("b", 1), ("a", 2)]
+    assert limit.n_held == 4
+
+
+def test_a_request_that_waited_too_long_is_refused_and_leaves_its_place():
+    limit = SharedLimit(1, "messages")
+    limit.take("a")
+    with pytest.raises(Overloaded):
+        limit.take("b", patience_s=0.01)
+    assert waiting(limit) == 0
+    limit.give("a")
+    limit.take("b")
+
+
+def test_no_room_is_lost_when_requests_give_up_while_room_is_given():
+    limit = SharedLimit(4, "messages")
+    n_refused = threading.Semaphore(0)
+
+    def request(number: int) -> None:
+        try:
+            with limit.held(f"t{number % 3}", patience_s=0.0005 * (number % 5)):
+                pass
+        except Overloaded:
+            n_refused.release()
+
+    with ThreadPoolExecutor(32) as threads:
+        list(threads.map(request, range(2_000)))
+    assert limit.n_held == 0 and waiting(limit) == 0
