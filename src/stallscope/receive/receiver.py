@@ -37,6 +37,9 @@ CAPABILITIES: Mapping[str, object] = {"otlp": list(otlp_requests.SIGNALS), "arro
 _SMALL_ARROW_BYTES = 1 << 16
 """As sent: a larger request has more than SMALL_BYTES after decompression."""
 
+_BYTES_A_REQUEST = 1 << 20
+"""Of the hub's memory: a request in flight holds a thread and its message."""
+
 _LOG = logging.getLogger(__name__)
 _LOG_EVERY_S = 60.0
 
@@ -76,7 +79,7 @@ class RequestLimits:
     max_json_bytes: int = 4 << 20
     max_decoded_bytes: int = 128 << 20
     max_bodies_bytes: int = 256 << 20
-    max_requests: int = 512
+    max_requests: int = 1_024
     max_reading: int = 32
     max_reading_s: float = 20.0
     patience_s: float = 2.0
@@ -91,6 +94,7 @@ class RequestLimits:
             max_bytes=min(cls.max_bytes, memory_bytes // 64),
             max_decoded_bytes=min(cls.max_decoded_bytes, memory_bytes // 16),
             max_bodies_bytes=min(cls.max_bodies_bytes, eighth),
+            max_requests=max(128, min(cls.max_requests, memory_bytes // _BYTES_A_REQUEST)),
             max_reading=max(4, min(cls.max_reading, eighth // cls.max_bytes)),
             max_at_once=max(1, min(os.cpu_count() or 2, eighth // cls.max_bytes)),
         )
