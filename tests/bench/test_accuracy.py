@@ -50,6 +50,13 @@ def test_another_program_on_a_gpu_of_a_pipeline_is_not_a_hot_expert() -> None:
     assert (entry.culprit, entry.cause) == ("right", "right")
 
 
+def test_gpus_with_more_work_by_turns_are_uneven_work_although_their_groups_wait_within_the_step() -> None:
+    """The waits of a step make all ranks equally late at its end."""
+    case = simulated.Case("dp8-tp2", "moving_imbalance_on_device", True, 8, has_twin=False)
+    _, entry, _ = simulated.tried(case)
+    assert (entry.culprit, entry.said) == ("right", "imbalance")
+
+
 @pytest.mark.parametrize("number", range(1, 9))
 def test_no_rank_of_a_healthy_job_is_accused(number: int) -> None:
     _, _, entry = simulated.healthy_job(number)

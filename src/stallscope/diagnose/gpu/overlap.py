@@ -34,12 +34,14 @@ class OverlappedWork:
     """Work of GPUs in steps with work during collectives: float64 (c,) each, by cell; 0 in other steps.
 
     own_ns: all work. compared_ns: its part that peers did without waiting for a collective, and that the error of the
-    GPU's clock does not hide. excess_ns: of that part beyond the peers' median.
+    GPU's clock does not hide. excess_ns: of that part beyond the peers' median. peak_ns: the largest excess since the
+    step began, before any of its calls: peers that wait for the GPU in the step are then as late as the GPU.
     """
 
     own_ns: Array
     compared_ns: Array
     excess_ns: Array
+    peak_ns: Array
 
     def late_ns(self, cells: Array) -> Array:
         """How much longer a GPU worked in some of its steps: float64 (k,), NaN where that is unknown.
@@ -57,12 +59,12 @@ class OverlappedWork:
     def late_in_step_ns(self) -> Array:
         """How much longer each GPU worked in each step, by that step alone: float64 (c,), NaN where unknown."""
         share = np.divide(
-            self.excess_ns,
+            self.peak_ns,
             self.compared_ns,
             out=np.full(len(self.own_ns), np.nan),
             where=self.compared_ns > 0,
         )
-        return np.asarray(np.maximum(share, 0.0) * self.own_ns)
+        return np.asarray(share * self.own_ns)
 
 
 def overlapped_work(timeline: Timeline, programs: Programs, table: Cells, times: GpuTime) -> OverlappedWork:
@@ -71,7 +73,7 @@ def overlapped_work(timeline: Timeline, programs: Programs, table: Cells, times:
     known, own, blocked = times.known, times.own_ns.copy(), np.zeros(len(times.known))
     rows = np.flatnonzero(overlaps(timeline, programs, known))
     if not len(rows):
-        return OverlappedWork(*np.zeros((3, len(table.step))))
+        return OverlappedWork(*np.zeros((4, len(table.step))))
     own[rows] = start_ns[rows] - start_ns[rows - 1]
     blocked[rows] = start_ns[rows] - end_ns[rows - 1] <= _BLOCKED_NS
     are_free = known & (medians_in_calls(programs, blocked, np.arange(len(known))) < 0.5)
@@ -85,8 +87,17 @@ def overlapped_work(timeline: Timeline, programs: Programs, table: Cells, times:
     is_compared &= is_sure
     excess = np.nan_to_num(programs.calls.beyond_others(own, known), nan=0.0)
     is_in = np.bincount(cell[rows], minlength=len(table.step)) > 0
-    values = (own, np.where(is_compared, own, 0.0), np.where(is_compared, excess, 0.0))
-    return OverlappedWork(*(np.where(is_in, table.sums(value), 0.0) for value in values))
+    compared, excess = (np.where(is_compared, value, 0.0) for value in (own, excess))
+    sums = (table.sums(own), table.sums(compared), table.sums(excess), _peaks(excess, table))
+    return OverlappedWork(*(np.where(is_in, value, 0.0) for value in sums))
+
+
+def _peaks(value: Array, table: Cells) -> Array:
+    """The largest sum of a value (n,) from the first row of each cell on, at least 0: float64 (c,)."""
+    total = np.append(0.0, np.cumsum(value))
+    ends = np.stack([table.first_row, table.end_row], axis=1).ravel()
+    largest = np.maximum.reduceat(np.append(total, total[-1]), ends + 1)[::2]
+    return np.asarray(np.maximum(largest - total[table.first_row], 0.0))
 
 
 def overlaps(timeline: Timeline, programs: Programs, known: Array) -> Array:
