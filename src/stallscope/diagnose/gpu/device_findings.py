@@ -123,10 +123,16 @@ def _is_hot(case: Case, process: int, device: SlowDevice, times: GpuTime, more: 
 
 
 def _is_by_manufacture(case: Case, device: SlowDevice) -> bool:
-    """Whether a GPU is slower by a small share of the step: GPUs of a model differ that much, and their speed drifts
-    around the threshold of a late step.
+    """Whether a GPU is slower by a small share of its late steps: GPUs of a model differ that much, and their speed
+    drifts around the threshold of a late step. The late steps may be of a longer kind than most steps.
     """
-    return device.typical_ns < case.limits.late_step_share * case.step_ns
+    table, rows = case.table, np.array([late.first_row for late in device.late], np.int64)
+    late_cells = np.searchsorted(table.first_row, rows)
+    late_cells = late_cells[late_cells + 1 < len(table.step)]
+    late_cells = late_cells[table.process[late_cells] == table.process[late_cells + 1]]
+    begin_ns = case.timeline.ts_ns[table.first_row]
+    length_ns = np.append(begin_ns[late_cells + 1] - begin_ns[late_cells], case.step_ns)
+    return device.typical_ns < case.limits.late_step_share * max(case.step_ns, float(np.median(length_ns)))
 
 
 def _is_victim(connected: Array, process: int, slow: Mapping[int, SlowDevice]) -> bool:
