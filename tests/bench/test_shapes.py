@@ -53,6 +53,10 @@ from shape_runs import Case, ran  # noqa: E402
         ),  # the hosts' time grows by 16 %, the means of the steps are unclear
         ("experts", "slower_job", 500_018),  # steps resemble the step before
         ("agent_died", "late_nodes", 500_023),  # one node is seen in three of the eight late steps
+        ("gan", "slower_job", 600_007),  # the steps of one model grow by 12 %, those of the other by 2 %
+        ("gan", "host_compute", 600_007),  # a GPU that is late by 2 % of the steps of the longer model
+        ("rollouts", "slow_gpu", 710_004),  # rollouts differ by more than the GPU is slower
+        ("lengths", "slow_gpu", 710_006),  # and sequence lengths
     ],
 )
 def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:

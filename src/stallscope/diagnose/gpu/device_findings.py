@@ -16,6 +16,7 @@ from stallscope.diagnose.gpu.slow_gpu import (
     min_device_ns,
     released_late,
     slow_devices,
+    steadily_slow_devices,
     without_overlap,
 )
 from stallscope.diagnose.lateness.late_steps import LateStep
@@ -74,6 +75,11 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
             for process, device in slow.items()
             if not (_moves(process, device, late) and _is_hot(case, process, device, times, more))
         }
+    differing = {process: device for process, device in slow.items() if _is_by_manufacture(case, device)}
+    slow = {process: device for process, device in slow.items() if process not in differing}
+    slow = slow or steadily_slow_devices(
+        table, more, usual=case.pace, limits=limits, host_late_steps=late_steps
+    )
     stage = slow_stage(
         timeline,
         case.programs,
@@ -83,11 +89,10 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         wait_ns=times.held_ns,
         own_ns=times.own_ns,
     )
-    named = {process: device.late for process, device in slow.items()}
+    named = {process: device.late for process, device in [*slow.items(), *differing.items()]}
     min_ns = min_device_ns(case.pace, limits)
-    differing = {process: device for process, device in slow.items() if _is_by_manufacture(case, device)}
     return DeviceFindings(
-        slow={process: device for process, device in slow.items() if process not in differing},
+        slow=slow,
         stage=stage,
         uneven=moving(
             timeline,
@@ -97,7 +102,7 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
             min_ns=min_ns,
             limits=limits,
         ),
-        differing=differing,
+        differing={process: device for process, device in differing.items() if process not in slow},
     )
 
 

@@ -13,6 +13,7 @@ from stallscope.diagnose.arrays.grouping import by_group, median_of_others, medi
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.gpu.gpu_clock import GpuTime
 from stallscope.diagnose.gpu.overlap import OverlappedWork, overlapped_work
+from stallscope.diagnose.gpu.slowest_gpu import slow_since
 from stallscope.diagnose.lateness.late_steps import LateStep, Pace
 from stallscope.diagnose.lateness.recurrence import beyond_chance
 from stallscope.diagnose.thresholds import Thresholds
@@ -25,6 +26,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CollectiveFlag
 
 _ALONE = 4  # times as many slow steps as any other GPU
+_HIDDEN = 2.0  # work of a GPU, as a multiple of its work between calls: the host may wait for the rest before a call
 _OFTEN = 0.3  # share of the steps
 _FEWEST_PEERS = 3  # other GPUs of a node that suffice for the node's median
 _FEW = 0.25  # share of the steps in which a small excess must occur, since small excesses drift
@@ -57,6 +59,8 @@ class SlowDevice:
 class DeviceExcess:
     """by_cell_ns, max_ns: float64 (c,), device time of a process in a step beyond its peers', at least and at most.
     by_row_ns: float64 (n,), the same before each call, at least, without regard to the host. error_ns: float64 (p,).
+    own_ns, likely_ns: float64 (c,), by cell, the likely work of a GPU, and the part beyond its peers' work (below 0 for
+    less work).
     noise_ns: the variation of a quiet GPU's excess from step to step. overlapped: the work of GPUs that work during
     collectives, of which by_cell_ns also counts the part that peers did while they waited.
     """
@@ -65,6 +69,8 @@ class DeviceExcess:
     max_ns: Array
     by_row_ns: Array
     error_ns: Array
+    own_ns: Array
+    likely_ns: Array
     overlapped: OverlappedWork
     noise_ns: float = 0.0
 
@@ -98,11 +104,14 @@ def device_excess(
     by_cell = table.sums(least) - by_host
     by_cell -= _of_node(timeline, table, by_cell)
     most = table.sums(beyond_peers(times.max_ns, times.min_ns)) - by_host
+    likely = table.sums(beyond_peers(times.own_ns, times.own_ns)) - by_host
     return DeviceExcess(
         by_cell_ns=np.maximum(by_cell, 0.0),
         max_ns=np.maximum(np.maximum(by_cell, most), 0.0),
         by_row_ns=least,
         error_ns=times.error_ns,
+        own_ns=table.sums(np.where(times.known, times.own_ns, 0.0)),
+        likely_ns=likely - _of_node(timeline, table, likely),
         overlapped=overlapped_work(timeline, programs, table, times),
         noise_ns=_noise_ns(table, by_cell, timeline.n_processes),
     )
@@ -203,6 +212,29 @@ def slow_devices(
             if device is not None:
                 slow[process] = device
                 break
+    return slow
+
+
+def steadily_slow_devices(
+    table: Cells, more: DeviceExcess, *, usual: Pace, limits: Thresholds, host_late_steps: list[LateStep]
+) -> dict[int, SlowDevice]:
+    """Processes whose GPU is among the slowest of a step again and again, although the work differs: see slowest_gpu.
+
+    A GPU that is slower by a small share of a step is left out.
+    """
+    explained = {(late_step.process, late_step.step) for late_step in host_late_steps}
+    least = max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns)
+    slow: dict[int, SlowDevice] = {}
+    for process, since in slow_since(table, more.own_ns, more.likely_ns, explained=explained).items():
+        excess_ns = since.share * more.own_ns[since.cells]
+        late = [
+            _late(table, i, ns, max_ns=min(float(more.max_ns[i]), _HIDDEN * ns))
+            for i, ns in zip(since.cells.tolist(), excess_ns.tolist(), strict=True)
+        ]
+        late = _without_overlap(late, more.overlapped.late_ns(since.cells))
+        device = SlowDevice(late, False, "its order among the GPUs in each step")
+        if device.typical_ns >= least:
+            slow[process] = device
     return slow
 
 

@@ -1,0 +1,48 @@
+"""A slow GPU among GPUs whose work is drawn anew for each rank and step, by its order among the GPUs of a step."""
+
+import numpy as np
+import pytest
+
+from stallscope.diagnose.report.verdict import Report
+from stallscope.events.layout import Array
+
+from .builders import MS, Job, data_parallel, trace_of
+from .reports import report_of
+
+N_RANKS, N_STEPS, SLOW_SINCE = 8, 60, 20
+
+
+def report_on(late_ns: Array) -> Report:
+    """The report on a job whose GPUs work longer by some times: (ranks, steps)."""
+    more = {(rank, step): int(late_ns[rank, step]) for rank, step in np.ndindex(late_ns.shape)}
+    program = data_parallel(N_RANKS, work_ns=500_000, gpu_ns=10 * MS)
+    return report_of(trace_of(Job(program, N_RANKS, n_steps=N_STEPS, gpu_late_ns=more, has_gpu_times=True)))
+
+
+def drawn(seed: int) -> Array:
+    """Work of each rank and step, that varies from rank to rank by 30 ms."""
+    return np.random.default_rng(seed).uniform(0, 30 * MS, (N_RANKS, N_STEPS))
+
+
+def accused(report: Report) -> set[int]:
+    return {rank for verdict in report.verdicts for rank in verdict.ranks}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_gpu_is_named_although_the_work_of_the_steps_differs_by_more(seed: int) -> None:
+    late_ns = drawn(seed)
+    late_ns[3, SLOW_SINCE:] += 0.6 * (late_ns[3, SLOW_SINCE:] + 20 * MS)
+    assert accused(report_on(late_ns)) == {3}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_work_that_is_drawn_for_each_step_names_no_gpu(seed: int) -> None:
+    assert not accused(report_on(drawn(seed)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_work_that_stays_on_a_gpu_for_some_steps_names_no_gpu(seed: int) -> None:
+    late_ns = drawn(seed)
+    for first, rank in zip(range(0, N_STEPS, 12), (1, 5, 2, 7, 1), strict=True):
+        late_ns[rank, first : first + 12] += 20 * MS
+    assert not accused(report_on(late_ns))
