@@ -107,10 +107,10 @@ def slowdown(
     if len(steps.number) < 2 * limits.slowdown_steps:
         return None
     together = _STEPS_AHEAD if steps.runs_ahead else 1
-    cut = _cut_of_steps(steps, together, limits, may_vary=is_whole)
-    if cut is None:
+    found = _cut_of_steps(steps, together, limits, may_vary=is_whole)
+    if found is None:
         return _of_levels(timeline, table, steps, limits) if is_whole and together == 1 else None
-    summed = _summed(steps.like_ns, together)
+    cut, summed = found
     before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
     if not _is_enough(before, after, limits):
         return None
@@ -186,8 +186,10 @@ def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowd
     )
 
 
-def _cut_of_steps(steps: _Steps, together: int, limits: Thresholds, *, may_vary: bool) -> int | None:
-    """The number of sums of `together` steps before the change; None without a lasting change.
+def _cut_of_steps(
+    steps: _Steps, together: int, limits: Thresholds, *, may_vary: bool
+) -> tuple[int, Array] | None:
+    """The number of sums of `together` steps before the change, and the sums; None without a lasting change.
 
     may_vary: whether a shift of steps that vary at random counts.
     """
@@ -196,13 +198,14 @@ def _cut_of_steps(steps: _Steps, together: int, limits: Thresholds, *, may_vary:
     if len(summed) < 2 * least:
         return None
     cut = _change(summed, least)
-    if _is_lasting(summed, cut, limits) or (may_vary and together == 1 and _is_shift(summed, cut, limits)):
-        return cut
     if together > 1:
-        return None
+        return (cut, summed) if _is_lasting(summed, cut, limits) else None
+    like = _of_one_kind(steps.duration_ns, steps.kind, until=cut)
+    if _is_lasting(like, cut, limits) or (may_vary and _is_shift(like, cut, limits)):
+        return cut, like
     cut = _change(summed, _FEWEST_BEFORE)
     is_early = cut < least and _is_lasting(summed, cut, limits)
-    return cut if is_early and summed[:cut].max() < summed[cut:].min() else None
+    return (cut, summed) if is_early and summed[:cut].max() < summed[cut:].min() else None
 
 
 def _summed(values: Array, together: int) -> Array:
@@ -223,18 +226,20 @@ def _kinds(n_calls: Array) -> Array:
     return np.asarray(numbered(n_calls, np.append(n_calls[:1], n_calls[:-1]))[0])
 
 
-def _of_one_kind(duration_ns: Array, kind_of: Array) -> Array:
+def _of_one_kind(duration_ns: Array, kind_of: Array, *, until: int | None = None) -> Array:
     """Durations of steps, as if all steps took as long as the median step of the job: float64 (k,).
 
     Only kinds that occur in the whole job are compared: a job whose steps get more calls at some moment has become
-    slower. kind_of: by step.
+    slower. kind_of: by step. until: steps after it do not count in the medians, since kinds may grow by other shares.
     """
     out, middle = duration_ns.astype(np.float64), len(duration_ns) // 2
     n_kinds = int(kind_of.max(initial=-1)) + 1
     for kind in range(n_kinds) if n_kinds > 1 else ():
         here = kind_of == kind
         if min(np.count_nonzero(here[:middle]), np.count_nonzero(here[middle:])) >= _FEWEST_OF_KIND:
-            out[here] *= np.median(duration_ns) / max(float(np.median(duration_ns[here])), 1.0)
+            counted = np.flatnonzero(here[:until])
+            counted = counted if len(counted) >= _FEWEST_OF_KIND else np.flatnonzero(here)
+            out[here] *= np.median(duration_ns[:until]) / max(float(np.median(duration_ns[counted])), 1.0)
     return out
 
 
