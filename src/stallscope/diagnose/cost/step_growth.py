@@ -383,7 +383,7 @@ def _narrowed(parts: Stretches, compared: _Estimate, delay_ns: Array, thresholds
     near = _is_near(delay_ns)
     whole_ns, n_hit = float(delay_ns[near].sum()), np.count_nonzero(delay_ns)
     error_ns = compared.error_ns * np.count_nonzero(delay_ns[near]) / n_hit
-    fitted = _by_fits(parts, np.where(near, delay_ns, 0.0), thresholds)
+    fitted = _by_fits(parts, delay_ns, thresholds)
     if fitted is None or fitted[1] - fitted[0] >= 2 * error_ns:
         return compared
     least = max(float(compared.min_ns[near].sum()) - error_ns, 0.0)
@@ -399,15 +399,16 @@ def _narrowed(parts: Stretches, compared: _Estimate, delay_ns: Array, thresholds
 
 
 def _by_fits(parts: Stretches, delay_ns: Array, thresholds: Array) -> tuple[float, float] | None:
-    """The growth of all stretches, at least and at most, by fits in which each delay costs its part beyond a threshold.
+    """The growth of all stretches by delays that are not far longer than the median delay, at least and at most, by
+    fits in which each delay costs its part beyond a threshold.
 
     A queue, or other ranks with more work, absorb the first part of a delay. Thresholds that fit about as well as the
     best threshold count, and so does the lowest threshold: a few steps do not show which part is absorbed.
     """
-    median_ns = float(np.median(delay_ns[delay_ns > 0]))
+    median_ns, near = float(np.median(delay_ns[delay_ns > 0])), _is_near(delay_ns)
     fits = []
     for threshold_ns in (thresholds * median_ns).tolist():
-        beyond = np.maximum(delay_ns - threshold_ns, 0.0)
+        beyond = np.where(near, np.maximum(delay_ns - threshold_ns, 0.0), 0.0)
         fit = _fit(parts, delay_ns, beyond) if beyond.any() else None
         if fit is not None and fit.is_possible:
             whole = float(beyond.sum())
