@@ -64,6 +64,25 @@ def test_sealed_and_hot_rows_of_the_tenant_are_there(workers):
     assert workers.query(asked, tenant="b").rows == [["b", [0, 1, 2, 7]]]
 
 
+def test_a_query_without_data_fails_alone(folder, data):
+    """The store of several hubs has no data while PostgreSQL or the bucket does not answer."""
+    is_away = True
+
+    def found(tenant, bounds, /):
+        if is_away:
+            raise Busy("the bucket does not answer")
+        return data(tenant, bounds)
+
+    with closing(Workers(found, n=1, limits=QueryLimits(timeout_s=240))) as workers:
+        for _ in range(2):
+            with pytest.raises(Busy, match="the bucket does not answer"):
+                workers.query("SELECT count(*) FROM events", tenant="a")
+        process = pids(workers)
+        is_away = False
+        assert workers.query("SELECT count(*) FROM events", tenant="a").rows == [[4]]
+        assert pids(workers) == process
+
+
 def test_a_worker_can_read_its_tenants_folder_only(folder, data):
     """The second line of defence: even a statement that got through the gate finds nothing else."""
     from stallscope.serve.sql.worker import _engine

@@ -91,6 +91,8 @@ def _answer(
     bounds = {table: known.get(table, ALL_ROWS).as_json() for table in sorted(query.tables)}
     worker_messages.send(answers, {"tables": bounds})
     data, blobs = worker_messages.receive(requests)
+    if "abandoned" in data:
+        return
     connection = _engine(data, blobs, limits=limits)
     try:
         worker_messages.send(answers, _rows(query, connection, request=request, limits=limits))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _START_S = 60.0
+_ABANDON_S = 1.0
 _CHECK_EVERY_S = 0.05
 _WORKER_BYTES = 200_000_000
 """Resident memory of a worker without a query, and some more."""
@@ -240,7 +241,11 @@ class Workers:
         if "error" in admitted:
             raise error_from(admitted)
         bounds = {name: RowBounds.of_json(value) for name, value in admitted["tables"].items()}
-        sources = self._data(tenant, bounds)
+        try:
+            sources = self._data(tenant, bounds)
+        except BaseException:
+            worker.abandon_query()
+            raise
         header = {
             "folder": str(sources.folder or ""),
             "sealed": {name: [str(path) for path in paths] for name, paths in sources.sealed.items()},
@@ -324,6 +329,13 @@ class _Worker:
             raise
         self._n_answered += 1
         return answer
+
+    def abandon_query(self) -> None:
+        """End a query whose data cannot be provided."""
+        try:
+            self._send(worker_messages.packed({"abandoned": True}), time.monotonic() + _ABANDON_S)
+        except (EOFError, TookTooLong):
+            self.kill()
 
     def _death(self) -> _Broken:
         """The reason why the process ended; its last output goes to the hub's log."""
