@@ -129,7 +129,7 @@ class Partial(StallscopeError):
 
 
 class Busy(StallscopeError):
-    """All workers are busy; try again later."""
+    """A query cannot be answered now; try again later."""
 
     exit_code = 13
     http_status = 503

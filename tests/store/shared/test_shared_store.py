@@ -32,7 +32,7 @@ from tests.store.shared.hubs import (
     until,
 )
 
-from stallscope.errors import BadInput, NewerSchema, Overloaded, StorageFailed
+from stallscope.errors import BadInput, Busy, NewerSchema, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
 from stallscope.store.hub.row_bounds import RowBounds
 from stallscope.store.hub.store import HubStore
@@ -205,7 +205,7 @@ def test_a_slot_opens_without_its_sealed_files_while_the_bucket_is_away(start: S
     assert stored(two, Batch("b2", "a", {"events": events("c", "hot")}))
     (slot_store,) = slot_stores(two)
     assert slot_store.tail("a", "events", since_us=0)["name"].to_pylist() == ["hot"]
-    with pytest.raises(StorageFailed, match="the bucket does not answer"):
+    with pytest.raises(Busy, match="the bucket does not answer"):
         names(two)
     monkeypatch.undo()
     until(lambda: not two.bucket.is_away())
@@ -255,6 +255,34 @@ def test_files_are_fetched_as_needed_and_the_cache_is_bounded(start: Started):
     os.utime(path, (1, 1))
     assert two._cache.trim() == 1
     assert names(two) == ["x"]
+
+
+def test_a_query_does_not_wait_for_all_files_of_a_slow_bucket(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+):
+    one = start("hub-a")
+    settled(one)
+    for name in ("x", "y"):
+        stored(one, Batch(name, "a", {"events": events("c", name)}))
+        slot_stores(one)[0].seal_all()
+    two = start("hub-b")
+    get, may_end, asked = two.bucket.get, threading.Event(), []
+
+    def slow(key: str) -> bytes:
+        asked.append(key)
+        assert may_end.wait(60)
+        return get(key)
+
+    monkeypatch.setattr(two.bucket, "get", slow)
+    monkeypatch.setattr("stallscope.store.shared.shared_store._SQL_FETCH_S", 0.1)
+    for _ in range(3):
+        with pytest.raises(
+            Busy, match=r"2 of the 2 sealed files .* still being fetched .* retry in a moment"
+        ):
+            two.snapshot("a", tables=("events",))
+    may_end.set()
+    until(lambda: two._cache.n_fetched == 2)
+    assert names(two) == ["x", "y"] and len(asked) == 2
 
 
 def test_a_full_disk_fails_queries_only_and_unused_files_make_room(

@@ -10,11 +10,11 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
-from stallscope.errors import Overloaded, StallscopeError, StorageFailed
+from stallscope.errors import Busy, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub.damage import reason_unreadable, reason_unreadable_inside
 from stallscope.store.hub.journal import Segment, line
 from stallscope.store.hub.segments import FOLDER
@@ -36,23 +36,34 @@ class SegmentCache:
         self.n_fetched = 0
         self._lock = threading.Lock()
         self._fetching: dict[str, threading.Lock] = {}
+        self._fetches: dict[str, Future[None]] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="segment-fetch")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.shutdown(wait=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def fetch(self, segments: Sequence[Segment]) -> None:
-        """Make files readable in the folder. Raises Overloaded, StorageFailed."""
+    def fetch(self, segments: Sequence[Segment], *, within_s: float | None = None) -> None:
+        """Make files readable in the folder. Raises Overloaded, StorageFailed.
+
+        within_s: raises Busy after this time, and continues to fetch the files.
+        """
         missing = [segment for segment in segments if not self._is_there(segment)]
         if missing and self.bucket.is_away():
             raise Overloaded("the bucket does not answer; send again later", _RETRY_S)
-        if len(missing) == 1:
+        if len(missing) == 1 and within_s is None:
             self._fetched(missing[0])
-        elif missing:
-            for done in [self._threads.submit(self._fetched, segment) for segment in missing]:
-                done.result()
+            return
+        fetches = [self._fetch_of(segment) for segment in missing]
+        waited = wait(fetches, timeout=within_s, return_when=FIRST_EXCEPTION)
+        for fetch in waited.done:
+            fetch.result()
+        if waited.not_done:
+            raise Busy(
+                f"{len(waited.not_done):,} of the {len(segments):,} sealed files that the query needs are still being"
+                " fetched from the bucket; retry in a moment, or select a shorter time"
+            )
 
     def put(self, segment: Segment) -> None:
         """Store a new local file in the bucket; removes it if that fails. Raises Overloaded, StorageFailed."""
@@ -107,6 +118,20 @@ class SegmentCache:
         except OSError:
             return False
         return path.stat().st_size == segment.n_bytes
+
+    def _fetch_of(self, segment: Segment) -> "Future[None]":
+        """The fetch of a file; queries that need the same file wait for the same fetch."""
+        with self._lock:
+            if fetch := self._fetches.get(segment.path):
+                return fetch
+            fetch = self._fetches[segment.path] = self._threads.submit(self._fetched, segment)
+
+        def ended(_: "Future[None]") -> None:
+            with self._lock:
+                self._fetches.pop(segment.path, None)
+
+        fetch.add_done_callback(ended)
+        return fetch
 
     def _fetched(self, segment: Segment) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import duckdb
 import pyarrow as pa
 
-from stallscope.errors import BadInput, Overloaded, StallscopeError, StorageFailed
+from stallscope.errors import BadInput, Busy, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, BatchMember, Receipt, separated
 from stallscope.store.hub.compactor import CompactorTotals
@@ -52,6 +52,8 @@ _LOG = logging.getLogger(__name__)
 _SWEEP_S = 30.0
 _UNLISTED_EVERY = 2880
 """Sweeps between two listings of the bucket: once a day."""
+_SQL_FETCH_S, _QUESTION_FETCH_S = 7.0, 30.0
+"""Most time to fetch files before an answer: SQL has a time limit of 10 s, clients of tools wait longer."""
 _LOOK_S = 2.0
 """Between two requests that ask whether the bucket is back."""
 _FIRST_UNLISTED = 120
@@ -297,7 +299,7 @@ class SharedStore:
     def check_room(self) -> None:
         """Raises Overloaded while this hub accepts no rows."""
         if not self.membership.is_connected():
-            raise Overloaded("PostgreSQL does not answer; send again later", 2.0)
+            raise Overloaded("PostgreSQL does not answer; retry later", 2.0)
         most = self._limits.max_memory_bytes
         if most is not None and process_memory().total() > most:
             pa.default_memory_pool().release_unused()
@@ -319,7 +321,7 @@ class SharedStore:
         """The answer to a named question over the tenant's current data. Raises NotFound, BadInput, StorageFailed."""
         sql = question_text(question)
         bounds = self._questions.bounds(sql, params=params, job=job)
-        snapshot = self.snapshot(tenant, tables=bounds.keys(), bounds=bounds)
+        snapshot = self._fetched(tenant, bounds.keys(), bounds, within_s=_QUESTION_FETCH_S)
         try:
             return self._questions.answer(sql, snapshot, params=params, job=job)
         except duckdb.Error as error:
@@ -337,18 +339,23 @@ class SharedStore:
         """The tenant's data of these tables at one moment; its files are in the folder.
 
         bounds: without slots and files that have no rows within the bounds of their table.
-        Raises StorageFailed, Overloaded.
+        Raises StorageFailed, Overloaded, Busy.
         """
+        return self._fetched(tenant, tables, bounds, within_s=_SQL_FETCH_S)
+
+    def _fetched(
+        self, tenant: str, tables: Collection[str], bounds: Mapping[str, RowBounds], *, within_s: float
+    ) -> Snapshot:
         snapshot = self._listed(tenant, tables, bounds)
         try:
             try:
-                self._cache.fetch(_files(snapshot))
+                self._cache.fetch(_files(snapshot), within_s=within_s)
             except ObjectMissing:
                 self._set_missing_aside(_files(snapshot))
                 snapshot = self._listed(tenant, tables, bounds)
-                self._cache.fetch(_files(snapshot))
+                self._cache.fetch(_files(snapshot), within_s=within_s)
         except Overloaded as error:
-            raise StorageFailed("the bucket does not answer; repeat the query later") from error
+            raise Busy("the bucket does not answer; repeat the query later") from error
         return snapshot
 
     def _listed(
