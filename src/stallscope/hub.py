@@ -335,6 +335,7 @@ def _announce(
     out: TextIO, options: Options, ports: Ports, tokens: Tokens, certificates: Certificates | None
 ) -> None:
     scheme = "https" if options.tls else "http"
+    content = "cache" if options.settings.hub_shared else "data"
     if not options.tls:
         _print_line(out, "INSECURE: no TLS; tokens and data travel in clear text")
     if certificates and (warning := certificates.warning()):
@@ -348,7 +349,7 @@ def _announce(
     _print_line(
         out,
         f"ready: OTLP over gRPC at port {ports.otlp_grpc}, over HTTP at {ports.otlp_http}; "
-        f"{scheme} API at {ports.api}; data in {options.db}; Ctrl-C ends it",
+        f"{scheme} API at {ports.api}; {content} in {options.db}; Ctrl-C ends it",
     )
 
 

@@ -62,6 +62,8 @@ def _print(tables: list[PublishedTable], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(table) for table in tables]))
         return
+    if not tables:
+        typer.echo("no Delta table: the hubs have no sealed files yet", err=True)
     for table in tables:
         typer.echo(
             f"{table.address}  version {table.version}  {table.n_added:,} added, {table.n_removed:,} removed,"

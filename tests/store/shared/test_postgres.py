@@ -39,7 +39,7 @@ def test_a_read_only_server_refuses_rows_until_it_is_writable_again(
             store.append(Batch("b2", "a", {"events": events("c", "y")})).result(30)
         except Overloaded as error:
             reasons.append(str(error))
-        return "PostgreSQL is read-only; send again later" in reasons
+        return "PostgreSQL is read-only; retry later" in reasons
 
     until(is_refused_as_read_only)
     assert names(store) == ["x"], "stored rows are still answered"
@@ -57,7 +57,7 @@ def test_a_full_disk_of_the_server_is_named_and_rows_are_stored_once_there_is_ro
             " $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$"
         )
         db.execute("CREATE TRIGGER full_disk BEFORE INSERT ON journal EXECUTE FUNCTION stallscope.full()")
-    with pytest.raises(Overloaded, match="PostgreSQL has no space left on its disk; send again later"):
+    with pytest.raises(Overloaded, match="PostgreSQL has no space left on its disk; retry later"):
         store.append(Batch("b1", "a", {"events": events("c", "x")})).result(30)
     with store.postgres.connection() as db:
         db.execute("DROP TRIGGER full_disk ON journal")
@@ -77,7 +77,7 @@ def test_a_limit_of_connections_is_named_and_the_leases_have_connections_of_thei
         closing(Postgres(dsn, name="two")) as two,
     ):
         with (
-            pytest.raises(Overloaded, match="PostgreSQL has no free connection; send again later"),
+            pytest.raises(Overloaded, match="PostgreSQL has no free connection; retry later"),
             two.connection(),
         ):
             pass

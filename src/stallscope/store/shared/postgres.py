@@ -144,7 +144,7 @@ class Postgres:
     def connection(self) -> Iterator[Connection]:
         """A connection outside of a transaction. Raises Overloaded if the server does not answer."""
         if not self._room.acquire(timeout=_WAIT_S):
-            raise Overloaded("all connections to PostgreSQL are busy; send again later", _RETRY_S)
+            raise Overloaded("all connections to PostgreSQL are busy; retry later", _RETRY_S)
         try:
             with errors():
                 db = self._taken()
@@ -209,7 +209,7 @@ def errors() -> Iterator[None]:
 
 def _later(reason: str, error: psycopg.Error) -> Overloaded:
     _REPORTED.warn(line(error))
-    return Overloaded(f"{reason}; send again later", _RETRY_S)
+    return Overloaded(f"{reason}; retry later", _RETRY_S)
 
 
 def _has_too_many(error: psycopg.Error) -> bool:
