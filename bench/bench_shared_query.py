@@ -66,7 +66,7 @@ def main() -> None:
                     store, of, n_rows=arguments.rows, until_s=time.monotonic() + 60 * arguments.minutes
                 )
             with closing(_store(of, "ask")) as store:
-                report("shared_query", {**filled, "questions": asked(store, filled["last_ns"])})
+                report("shared_query", {**filled, "questions": asked(store, _segments(of)[2])})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -123,7 +123,6 @@ def fill(store: SharedStore, of: Servers, *, n_rows: int, until_s: float) -> dic
     cpu_s |= {name: s - servers_s[name] for name, s in of.cpu_s().items()}
     segments = _segments(of)
     return {
-        "last_ns": segments[2],
         "rows": n_stored,
         "slots": SLOTS,
         "ranks_of_a_cluster": RANKS,
