@@ -96,6 +96,26 @@ def test_a_child_belongs_to_the_engine_of_its_parent(tmp_path):
     ]
 
 
+def test_a_child_with_a_smaller_number_than_its_parent_belongs_to_its_engine(tmp_path):
+    api = process(tmp_path, 32478, "python /usr/bin/vllm serve m")
+    core = process(tmp_path, 1694, "VLLM::EngineCore", parent=api)
+    worker = process(tmp_path, 9, "python", parent=core)
+    new, _ = Engines(lambda: (worker, core, api), proc=tmp_path).scan(0)
+    assert {each.pid: each.group_pid for each in new} == dict.fromkeys((api, core, worker), api)
+
+
+def test_children_that_were_recognised_before_their_parent_get_its_group(tmp_path):
+    front = process(tmp_path, 10, "python front.py")
+    core = process(tmp_path, 11, "VLLM::EngineCore", parent=front)
+    worker = process(tmp_path, 12, "python", parent=core)
+    engines = Engines(lambda: (front, core, worker), proc=tmp_path)
+    new, _ = engines.scan(0)
+    assert {each.pid: each.group_pid for each in new} == {core: core, worker: core}
+    (tmp_path / str(front) / "maps").write_text(TORCH)
+    new, _ = engines.scan(10**9)
+    assert {each.pid: each.group_pid for each in new} == dict.fromkeys((front, core, worker), front)
+
+
 def test_a_process_is_examined_again_as_it_may_load_a_runtime_later(tmp_path):
     pid = process(tmp_path, 30, "python app.py")
     engines = Engines(lambda: (pid,), proc=tmp_path)

@@ -86,20 +86,40 @@ class Engines:
     _others: dict[int, _Candidate] = field(default_factory=dict)
 
     def scan(self, now_ns: int) -> tuple[list[Engine], list[int]]:
-        """The new processes of engines, and the processes that have ended."""
+        """The new processes of engines, also those that have a new group, and the processes that have ended."""
         present = set(self.running())
         ended = [pid for pid in self.by_pid if pid not in present]
         for pid in ended:
             del self.by_pid[pid]
         self._others = {pid: known for pid, known in self._others.items() if pid in present}
+        due = {pid for pid in present - self.by_pid.keys() if self._is_due(pid, now_ns)}
         new = []
-        for pid in sorted(present - self.by_pid.keys()):
-            if self._is_due(pid, now_ns) and (engine := self._examined(pid)):
-                for each in (engine, *self._program_with_model(engine)):
+        while due:
+            pid = self._without_parent(due)
+            due.remove(pid)
+            if engine := self._examined(pid):
+                for each in (engine, *self._program_with_model(engine), *self._children(engine)):
                     self.by_pid[each.pid] = each
                     self._others.pop(each.pid, None)
                     new.append(each)
         return new, ended
+
+    def _children(self, engine: Engine) -> list[Engine]:
+        """The engines that a process has started and that were recognised before it, now in its group."""
+        groups = {pid for pid, each in self.by_pid.items() if each.group_pid == pid}
+        started = {pid for pid in groups if _parent(self.proc, pid) == engine.pid}
+        return [
+            each._replace(group_pid=engine.group_pid)
+            for each in self.by_pid.values()
+            if each.group_pid in started
+        ]
+
+    def _without_parent(self, pids: Collection[int]) -> int:
+        """A process whose parent is not among them. Numbers wrap around: a parent may have a larger number."""
+        pid = min(pids)
+        while (parent := _parent(self.proc, pid)) in pids:
+            pid = parent
+        return pid
 
     def _program_with_model(self, engine: Engine) -> list[Engine]:
         """The parent of an engine's process, if the model is code of the parent; otherwise no process."""

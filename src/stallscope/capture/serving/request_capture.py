@@ -73,7 +73,7 @@ class Serving:
         known = dict(self._engines.by_pid)
         new, ended = self._engines.scan(now_ns)
         if new:
-            self._record(new)
+            self._record([engine for engine in new if engine.pid not in known])
             yield layout.SERVERS, new_server_rows(new, now_ns, self._node)
         if engines := known | self._engines.by_pid:
             yield from self._rows(now_ns, engines)

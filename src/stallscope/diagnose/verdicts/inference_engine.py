@@ -12,7 +12,7 @@ from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, RequestPart, VerdictEvidence
 from stallscope.diagnose.processes.buckets import text_of
-from stallscope.diagnose.processes.code_locations import function, user_line
+from stallscope.diagnose.processes.code_locations import function, is_python, user_line
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.conclusion import graded
 from stallscope.diagnose.report.evidence import Evidence, from_counts
@@ -102,12 +102,14 @@ def verdicts(trace: Trace, whole: Report, limits: Thresholds) -> list[Verdict]:
 
 
 def _groups(trace: Trace) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Node and processes of each engine."""
-    for key in np.unique(trace.servers[["node", "group_pid"]]):
-        rows = trace.servers[
-            (trace.servers["node"] == key["node"]) & (trace.servers["group_pid"] == key["group_pid"])
-        ]
-        yield int(key["node"]), tuple(np.unique(rows["pid"]).tolist())
+    """Node and processes of each engine. The last group of a process counts: its parent may be recognised later."""
+    order = np.argsort(trace.servers["ts_ns"], kind="stable")
+    keys = trace.servers[["node", "pid", "group_pid"]][order].tolist()
+    groups: dict[tuple[int, int], list[int]] = {}
+    for (node, pid), group_pid in {(node, pid): group_pid for node, pid, group_pid in keys}.items():
+        groups.setdefault((node, group_pid), []).append(pid)
+    for (node, _), pids in sorted(groups.items()):
+        yield node, tuple(sorted(pids))
 
 
 def _latency(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
@@ -219,21 +221,24 @@ def _clients_hit(requests: Array, late: list[Late]) -> tuple[int | None, int | N
 
 
 def _typical(parts: list[tuple[Late, Reason]]) -> Reason:
-    """The reason with the process and the function that explain most of the delay; a reason with a line first."""
-    times = Counter[tuple[bool, int, tuple[str, str]]]()
+    """The reason with the process and the function that explain most of the delay.
+
+    A reason with a line of Python comes first, then a reason with another line.
+    """
+    times = Counter[tuple[int, int, tuple[str, str]]]()
     for late, reason in parts:
         times[_location(reason)] += late.excess_ns
-    named = [location for location in times if location[0]] or list(times)
-    chosen = max(named, key=lambda location: times[location])
+    most = max(location[0] for location in times)
+    chosen = max((each for each in times if each[0] == most), key=lambda location: times[location])
     return max((part for part in parts if _location(part[1]) == chosen), key=lambda part: part[0].excess_ns)[
         1
     ]
 
 
-def _location(reason: Reason) -> tuple[bool, int, tuple[str, str]]:
-    """Whether a line is known, the process, and the function of the line."""
-    line = reason.evidence.line
-    return line is not None, reason.pid, function(line or "")
+def _location(reason: Reason) -> tuple[int, int, tuple[str, str]]:
+    """How precisely a line is known (0 to 2), the process, and the function of the line."""
+    line = reason.evidence.line or ""
+    return bool(line) + is_python(line), reason.pid, function(line)
 
 
 def _dead(trace: Trace, limits: Thresholds) -> Iterator[Verdict]:
