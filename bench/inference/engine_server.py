@@ -307,6 +307,8 @@ def serve_llama() -> None:
 
 def serve_triton() -> None:
     """The real server, by PyTriton, with as many instances of the model as requests that run at a time."""
+    import asyncio
+
     import numpy as np
     from pytriton.model_config import ModelConfig, Tensor
     from pytriton.triton import Triton, TritonConfig
@@ -317,6 +319,23 @@ def serve_triton() -> None:
         for data in token_stream(body):
             yield [{"token": np.array([data.strip()])}]
 
+    def limited(n: int):
+        """An instance that works on n requests at a time. Its requests share a thread, so they may not block."""
+        slots: list[asyncio.Semaphore] = []
+
+        async def answer(requests):
+            values = {name: requests[0][name].ravel()[0] for name in ("prompt", "n_predict", "size")}
+            slots.extend([] if slots else [asyncio.Semaphore(n)])
+            async with slots[0]:
+                burn(prefill_s(values["prompt"].decode()))
+                for _ in range(values["n_predict"]):
+                    await asyncio.sleep(GAP_S)
+                    burn(0.001)
+                    yield [{"token": np.array([token_of(values).strip()])}]
+
+        return answer
+
+    instances = {"kv_space": [limited(1), limited(1)], "overload": [limited(2), limited(2)]}
     ports = {name: free_port() for name in ("grpc_port", "metrics_port")}
     addresses = dict.fromkeys(("http_address", "grpc_address", "metrics_address"), "127.0.0.1")
     config = TritonConfig(http_port=PORT, exit_timeout_secs=2, **ports, **addresses)
@@ -324,7 +343,7 @@ def serve_triton() -> None:
     with Triton(config=config) as server:
         server.bind(
             model_name="engine",
-            infer_func=[answer] * (2 if FAULT in ("kv_space", "overload") else 4),
+            infer_func=instances.get(FAULT, [answer] * 4),
             inputs=[Tensor(name=name, dtype=kind, shape=(1,)) for name, kind in inputs],
             outputs=[Tensor(name="token", dtype=bytes, shape=(1,))],
             config=ModelConfig(batching=False, decoupled=True),

@@ -82,12 +82,17 @@ def disk_of(path: Path) -> str:
 
 
 def read_slowly(server: Server, stop: threading.Event) -> None:
-    """A client that takes 256 kB of a large response, then nothing for half a second, again and again."""
+    """A client that takes a part of a large response, then nothing for a while, again and again.
+
+    vLLM on a CPU makes some tokens a second, so it fills a socket only in seconds.
+    """
     body = request_body(server, "ab cd", n=60, size=100_000)
+    n_at_once, pause_s = 1 << 18, 0.5
     if server.kind == "llama.cpp":
         body |= {"n_predict": 1000, "n_probs": 100}
     if server.kind == VLLM:
-        body |= {"max_tokens": 1000, "logprobs": 5}
+        body |= {"max_tokens": 1000, "logprobs": 20}
+        n_at_once, pause_s = 1 << 15, 4.0
     text, path = json.dumps(body).encode(), PATHS.get(server.kind, "/completion").encode()
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     while not stop.is_set():
@@ -100,9 +105,9 @@ def read_slowly(server: Server, stop: threading.Event) -> None:
             while not stop.is_set() and not tail.endswith(b"0\r\n\r\n"):
                 tail = connection.recv(1 << 16)
                 n_bytes += len(tail)
-                if n_bytes > 1 << 18:
+                if n_bytes > n_at_once:
                     n_bytes = 0
-                    stop.wait(0.5)
+                    stop.wait(pause_s)
 
 
 def answer_slowly(path: Path, stop: threading.Event, seconds: float) -> None:

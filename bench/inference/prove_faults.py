@@ -242,7 +242,7 @@ def run(environments: Environments, kind: str, fault: str, variation: Variation)
 
 def warm_up(server: Server) -> None:
     """vLLM compiles code for the first request with a new option, for up to half a minute."""
-    body = request_body(server, "ab cd", n=4) | {"logprobs": 5}
+    body = request_body(server, "ab cd", n=4) | {"logprobs": 20}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     with contextlib.closing(connection):
         connection.request("POST", PATHS[VLLM], json.dumps(body), {"Content-Type": "application/json"})

@@ -33,6 +33,7 @@ def sleep(delay: Delay) -> Reason | None:
         rows = delay.of_others(Category.SLEEP)
     if not len(rows):
         return None
+    rows = rows[2 * rows["duration_ns"] >= rows["duration_ns"].max()]
     return Reason("host_sleep", delay.pid_of(rows), CauseEvidence(line=delay.line(rows)))
 
 
@@ -104,6 +105,6 @@ def other_thread(delay: Delay) -> Reason | None:
     if not any(each.category == Category.NONE for each in delay.path):
         return None
     others = [pid for pid in delay.threads.pids if pid != delay.late.request["pid"]]
-    if not (found := delay.thread_that_ran(others, without=())):
+    if not (ran := delay.thread_that_ran(others, without=())):
         return None
-    return Reason("host_compute", found[0], CauseEvidence(line=found[1]))
+    return Reason("host_compute", ran.pid, CauseEvidence(line=ran.line))

@@ -144,6 +144,12 @@ class Threads:
 
         return self.line_of(_in(own, begin_ns, end_ns), "n") or self.line_of(own, "n")
 
+    def sampled_on_cpu(self, begin_ns: int, end_ns: int, *, pid: int, tid: int) -> str:
+        """The most frequent line of a thread in its samples on a CPU within this interval; empty without a sample."""
+        rows = self.sampled(begin_ns, end_ns)
+        is_own = (rows["owner_pid"] == pid) & (rows["tid"] == tid) & (rows["category"] == Category.ON_CPU)
+        return self.line_of(rows[is_own], "n")
+
     def _functions(self, rows: Array) -> dict[tuple[str, str], Counter[str]]:
         """Sampled time by function and line of the user's code."""
         out: dict[tuple[str, str], Counter[str]] = {}

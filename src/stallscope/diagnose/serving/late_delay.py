@@ -20,6 +20,15 @@ _PIPE = b"full pipe"
 
 
 @dataclass(frozen=True)
+class RunningThread:
+    """A thread that ran. line: the most frequent line of its code."""
+
+    pid: int
+    tid: int
+    line: str
+
+
+@dataclass(frozen=True)
 class Delay:
     """A late request with its context. requests: of the same engine. off: of its threads, in the late interval.
 
@@ -186,8 +195,11 @@ class Delay:
         rows = self.threads.sampled(self.begin_ns, self.end_ns)
         return [text for text in rows["object"].tolist() if text.startswith(_PIPE)]
 
-    def thread_that_ran(self, pids: Collection[int], *, without: Collection[int]) -> tuple[int, str] | None:
-        """Process and line of the thread that ran most in the delay, for most of it, and runs less at other times."""
+    def thread_that_ran(self, pids: Collection[int], *, without: Collection[int]) -> RunningThread | None:
+        """The thread that ran most in the delay, for most of it, and runs less at other times.
+
+        It was sampled on a CPU in the delay: the ledger may have stopped following a thread that seems to run.
+        """
         waits, span = self.threads.waits, (self.begin_ns, self.end_ns)
         running = {
             (pid, tid): waits.running_ns(tid, *span)
@@ -195,10 +207,10 @@ class Delay:
             if pid in pids and tid not in without and since_ns < span[0] and until_ns > span[1]
         }
         for pid, tid in sorted(running, key=lambda key: -running[key]):
-            line = self.threads.frequent_line(*span, pid=pid, tids=[tid], category=Category.ON_CPU)
+            line = self.threads.sampled_on_cpu(*span, pid=pid, tid=tid)
             share = running[pid, tid] / (span[1] - span[0])
             if running[pid, tid] >= self.min_ns and line and self._share_outside(tid) < HALF * share:
-                return pid, line
+                return RunningThread(pid, tid, line)
         return None
 
     def _share_outside(self, tid: int) -> float:

@@ -24,11 +24,14 @@ def interpreter_lock(delay: Delay) -> Reason | None:
         return None
     pid = delay.pid_of(rows)
     waiting = np.unique(rows["tid"]).tolist()
-    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
-    if not running or delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
+    if delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
         return None
-    evidence = CauseEvidence(line=running.line, holder=running.line, waits_at=delay.line(rows))
-    return Reason("gil", pid, evidence)
+    ran = delay.thread_that_ran([pid], without=waiting)
+    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
+    line = ran.line if ran else running.line if running else None
+    if not line:
+        return None
+    return Reason("gil", pid, CauseEvidence(line=line, holder=line, waits_at=delay.line(rows)))
 
 
 def own_thread(delay: Delay) -> Reason | None:
@@ -51,8 +54,8 @@ def own_thread(delay: Delay) -> Reason | None:
     has_waited_for_lock = any(each.category == Category.LOCK for each in waits if each.pid == pid)
     if not has_waited_for_lock or delay.longest_ns(foreign) >= delay.min_ns:
         return None
-    found = delay.thread_that_ran([pid], without={each.tid for each in waits})
-    return Reason("gil", pid, CauseEvidence(line=found[1], holder=found[1])) if found else None
+    ran = delay.thread_that_ran([pid], without={each.tid for each in waits})
+    return Reason("gil", pid, CauseEvidence(line=ran.line, holder=ran.line)) if ran else None
 
 
 def file_lock(delay: Delay) -> Reason | None:

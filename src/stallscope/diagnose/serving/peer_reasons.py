@@ -24,11 +24,15 @@ def slow_client(delay: Delay) -> Reason | None:
 
 
 def full_pipe(delay: Delay) -> Reason | None:
+    """The thread with the request wrote to a full pipe, or a thread of the engine that the request waited for."""
     rows = delay.of_holder(Category.NET, Category.IO)
     rows = rows[np.isin(rows["syscall_nr"], SENDS)]
+    pipes = delay.full_pipes
+    if delay.longest_ns(rows) < delay.min_ns:
+        rows = delay.of_others(Category.NET)
+        rows = rows[np.isin(rows["syscall_nr"], WRITES)] if pipes else rows[:0]
     if delay.longest_ns(rows) < delay.min_ns or not _writes_to_pipe(delay):
         return None
-    pipes = delay.full_pipes
     reader = pipes[0].decode("utf-8", "replace").removeprefix("full pipe read by ") if pipes else None
     return Reason("full_pipe", delay.pid_of(rows), CauseEvidence(line=delay.line(rows), reader=reader))
 

@@ -27,7 +27,12 @@ from stallscope.diagnose.serving.host_reasons import (
 from stallscope.diagnose.serving.late_delay import Delay
 from stallscope.diagnose.serving.late_reason import Reason
 from stallscope.diagnose.serving.load_reasons import capacity, kv_cache, long_prompt
-from stallscope.diagnose.serving.lock_reasons import file_lock, interpreter_lock, lock, own_thread
+from stallscope.diagnose.serving.lock_reasons import (
+    file_lock,
+    interpreter_lock,
+    lock,
+    own_thread,
+)
 from stallscope.diagnose.serving.peer_reasons import full_pipe, other_service, slow_client
 
 RULES: tuple[Callable[[Delay], Reason | None], ...] = (
