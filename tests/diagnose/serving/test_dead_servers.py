@@ -69,6 +69,23 @@ def test_the_thread_that_holds_the_lock_is_named_and_not_the_threads_that_wait_f
     assert verdict.evidence.line == "/srv/app.py:12 wedge"
 
 
+def test_python_code_is_named_before_native_threads_that_wait_for_it():
+    engine = dead_engine(Category.LOCK)
+    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
+    engine.position(at_ns, "0x85f16 (libc.so.6)", "main+0xf73 (tritonserver)")
+    engine.position(at_ns, "0x85f16 (libc.so.6)", "/srv/app.py:12 wedge", tid=PID + 1)
+    (verdict,) = verdicts(engine)
+    assert verdict.evidence.line == "/srv/app.py:12 wedge"
+
+
+def test_a_thread_that_waits_for_a_lock_on_a_file_is_named():
+    engine = dead_engine(Category.OTHER_OFF)
+    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
+    engine.position(at_ns, "flock+0x7 (libc.so.6)", "/srv/app.py:12 take")
+    (verdict,) = verdicts(engine)
+    assert (verdict.causes[0].cause.name, verdict.evidence.line) == ("file_lock", "/srv/app.py:12 take")
+
+
 def test_a_background_thread_that_sleeps_is_not_the_blocked_thread():
     engine = dead_engine(Category.LOCK)
     at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND

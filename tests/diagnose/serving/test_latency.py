@@ -378,3 +378,45 @@ def test_a_lock_on_a_file_is_named_with_its_line():
     (part,) = the_verdict(engine).causes
     assert (part.cause.name, part.evidence.line) == ("file_lock", "/srv/app.py:12 locked")
     assert part.evidence.lock == "lock on /srv/cache.lock held by 7 (rsync)"
+
+
+def test_the_lines_of_short_sleeps_are_not_the_line_of_the_long_sleep():
+    engine = EngineTrace()
+    pause, flush = engine.stack("/srv/app.py:5 pause"), engine.stack("/srv/app.py:12 flush")
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, 8 * DELAY_NS)
+        middle_ns = begin_ns + 5 * DELAY_NS
+        engine.off(begin_ns, middle_ns, Category.SLEEP, stack=flush if i == LATE[0] else UNKNOWN)
+        for at_ns in range(middle_ns, end_ns, 10 * MS):
+            engine.off(at_ns, at_ns + 9 * MS, Category.SLEEP, stack=pause)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert (verdict.causes[0].cause.name, verdict.evidence.line) == ("host_sleep", "/srv/app.py:12 flush")
+
+
+def test_a_full_pipe_in_another_process_of_the_engine_is_named():
+    engine = EngineTrace()
+    worker = {"pid": PID + 1, "tid": PID + 1}
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.LOCK)
+        engine.off(begin_ns, end_ns, Category.NET, syscall_nr=WRITE, **worker)
+        names = {"owner_pid": PID + 1, "object": b"full pipe read by logger", **worker}
+        engine.sample(begin_ns, Category.NET, "/srv/log.py:4 log", **names)
+    engine.server(10**9, pid=PID + 1)
+    verdict = the_verdict(engine)
+    assert (verdict.causes[0].cause.name, verdict.pids) == ("full_pipe", [PID + 1])
+    assert verdict.evidence.line == "/srv/log.py:4 log"
+
+
+def test_the_thread_that_ran_for_the_delay_holds_the_interpreter_lock():
+    engine = EngineTrace()
+    spins = {"role": SampleRole.SAME_PROCESS, "tid": PID + 1}
+    others = {"role": SampleRole.SAME_PROCESS, "tid": PID + 2, "n": 20}
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.LOCK)
+        for before_ns, after_ns in ((begin_ns - 500 * MS, begin_ns), (end_ns, end_ns + 500 * MS)):
+            engine.off(before_ns, after_ns, Category.SLEEP, tid=PID + 1)
+        engine.sample(begin_ns, Category.ON_CPU, "/srv/stats.py:3 spin", **spins)
+        engine.sample(begin_ns, Category.ON_CPU, "/srv/app.py:5 write", **others)
+    assert the_verdict(engine).evidence.line == "/srv/stats.py:3 spin"
