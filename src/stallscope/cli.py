@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -122,11 +122,23 @@ def _exit_code() -> int:
         code = app(prog_name="stallscope", standalone_mode=False)
     except UsageError as error:
         if not is_help(error):
-            raise BadInput(usage_line(error)) from error
+            raise BadInput(usage_line(error, command=_typed_command())) from error
         code = app([*sys.argv[1:], "--help"], prog_name="stallscope", standalone_mode=False)
     except typer.Abort:
         code = 1
     return code if isinstance(code, int) else 0
+
+
+def _typed_command() -> str:
+    """The command in the arguments, such as "stallscope hub token"."""
+    command: Any = typer.main.get_command(app)
+    words = ["stallscope"]
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        words.append(word)
+    return " ".join(words)
 
 
 def _write_all_of_it() -> None:

@@ -20,7 +20,7 @@ def command(*words: str) -> "subprocess.CompletedProcess[str]":
         (("explain", "--lst", "5"), ("explain: ", "--lst", "stallscope explain --help")),
         (("explain", "--last", "many"), ("--last", "'many'")),
         (("explain", "--last", "9" * 25), ("--last", "'" + "9" * 25 + "'")),
-        (("explain", "--last"), ("--last",)),
+        (("explain", "--last"), ("explain: ", "--last", "stallscope explain --help")),
         (("export", "trace.db"), ("export: Got unexpected extra argument (trace.db)", "--db PATH")),
         (("gate", "--db", "trace.db"), ("No such option: --db", "without an option: stallscope gate PATH")),
         (("hub", "check", "--db", "hub"), ("without an option: stallscope hub check PATH",)),

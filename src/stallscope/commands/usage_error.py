@@ -15,9 +15,12 @@ def is_help(error: Any) -> bool:
     return type(error).__name__ == "NoArgsIsHelpError"
 
 
-def usage_line(error: Any) -> str:
-    """The command, the complaint with the given value, and the command that lists the options."""
-    command = error.ctx.command_path if error.ctx else "stallscope"
+def usage_line(error: Any, *, command: str) -> str:
+    """The command, the complaint with the given value, and the command that lists the options.
+
+    command: for errors of the parser, which do not contain it.
+    """
+    command = error.ctx.command_path if error.ctx else command
     complaint = " ".join(error.format_message().split()).rstrip(".").partition(", unable to parse")[0]
     complaint = complaint.replace("Value error, ", "").replace("(s)", "")
     given = _given(error)
