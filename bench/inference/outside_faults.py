@@ -84,7 +84,8 @@ def disk_of(path: Path) -> str:
 def read_slowly(server: Server, stop: threading.Event) -> None:
     """A client that takes a part of a large response, then nothing for a while, again and again.
 
-    vLLM on a CPU makes some tokens a second, so it fills a socket only in seconds.
+    Its segments have the size of an Ethernet: with the segments of the loopback device, the kernel takes 1 MB from the
+    server before the server waits.
     """
     body = request_body(server, "ab cd", n=60, size=100_000)
     n_at_once, pause_s = 1 << 18, 0.5
@@ -92,12 +93,13 @@ def read_slowly(server: Server, stop: threading.Event) -> None:
         body |= {"n_predict": 1000, "n_probs": 100}
     if server.kind == VLLM:
         body |= {"max_tokens": 1000, "logprobs": 20}
-        n_at_once, pause_s = 1 << 15, 4.0
+        n_at_once, pause_s = 1 << 16, 2.0
     text, path = json.dumps(body).encode(), PATHS.get(server.kind, "/completion").encode()
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     while not stop.is_set():
         with socket.socket() as connection, contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
             connection.settimeout(5)
             connection.connect(("127.0.0.1", server.port))
             connection.sendall(head % (path, len(text)) + text)

@@ -102,3 +102,21 @@ def test_other_threads_of_the_least_sampled_processes_come_first():
     for _ in range(3):
         samples._sample_other_threads(blocked)
     assert {pid: pids.count(pid) for pid in (7, 8, 9)} == {7: 2, 8: 2, 9: 2}
+
+
+def test_a_thread_that_is_still_in_the_same_wait_is_not_read_again(job: int):
+    state = state_of(job, Category.LOCK)
+    samples, n_read = Samples(lambda: state), 0
+    read = samples._gpu_thread_sample
+
+    def counted(*words: Any) -> Any:
+        nonlocal n_read
+        n_read += 1
+        return read(*words)
+
+    samples._gpu_thread_sample = counted  # type: ignore[method-assign]
+    state.rows["slots"]["off_ns"][0, 0] = 5
+    first, again = samples_of(samples)[0], samples_of(samples)[0]
+    assert (n_read, again) == (1, first)
+    state.rows["slots"]["off_ns"][0, 0] = 6
+    assert (samples_of(samples)[0], n_read) == (first, 2)

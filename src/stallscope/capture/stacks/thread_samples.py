@@ -8,8 +8,8 @@ A process is sampled up to twenty times a second from outside: its memory is rea
 GPU thread is sampled each time. While it is blocked, its process's threads that run Python or woke it last are also
 sampled, and child processes such as data-loader workers: their share of the sampler's time is limited, so that samples
 of a blocked GPU thread come as often as samples of a running one. The sampler keeps its own CPU time below 2 % of a
-core: with many processes samples come less often. A thread that runs is read once, so its frames may mix two moments
-some microseconds apart.
+core: with many processes samples come less often. A thread that is still in the wait of its last sample is not read
+again. A thread that runs is read once, so its frames may mix two moments some microseconds apart.
 """
 
 import os
@@ -93,6 +93,14 @@ class _Key(NamedTuple):
     words: Words
 
 
+class _Wait(NamedTuple):
+    """A thread that has been off the CPU since a moment: its stack stays the same."""
+
+    tid: int
+    category: int
+    off_ns: int
+
+
 class _FaultRate(NamedTuple):
     """The page faults and CPU ticks of a thread so far; whether the rate of faults was high before."""
 
@@ -153,6 +161,7 @@ class Samples:
         self._turn = 0
         self._faults: dict[int, _FaultRate] = {}
         self._wakers: dict[int, int] = {}
+        self._waits: dict[int, tuple[_Wait, _Key]] = {}
         self._n_others: Counter[int] = Counter()
         self._others_due_s = 0.0
         self._lock = threading.Lock()
@@ -229,13 +238,21 @@ class Samples:
                 for pid, process in self._sampled_processes.items()
                 if (self._proc / str(pid)).exists()
             }
+            self._waits = {pid: wait for pid, wait in self._waits.items() if pid in alive}
         for pid, row in zip(state.pids.tolist(), state.rows, strict=True):
             by_slot = row["word"].reshape(1).astype("<u8").view(np.uint8)
             slot = row["slots"][int(by_slot.argmax())]
             category, tid = int(by_slot.max()), int(slot["tid"])
             if category and tid and pid in alive:
                 self._wakers[tid] = int(slot["waker_tid"])
-                yield self._gpu_thread_sample(pid, tid, category, now_ns)
+                wait = _Wait(tid, category, int(slot["off_ns"]))
+                if wait.off_ns and self._waits.get(pid, (None,))[0] == wait:
+                    yield self._waits[pid][1]
+                    continue
+                key = self._gpu_thread_sample(pid, tid, category, now_ns)
+                if category in _BLOCKED and key.nr != LEFT:
+                    self._waits[pid] = wait, key
+                yield key
 
     def _gpu_thread_sample(self, pid: int, tid: int, category: int, now_ns: int) -> _Key:
         """The stack is read first, so that it belongs to the state that the kernel reported."""

@@ -6,7 +6,7 @@ from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.serving.engine_threads import POLLS, RECEIVES, SENDS, WRITES
 from stallscope.diagnose.serving.late_delay import Delay
 from stallscope.diagnose.serving.late_reason import Reason
-from stallscope.events.layout import UNKNOWN
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
 
@@ -27,14 +27,21 @@ def full_pipe(delay: Delay) -> Reason | None:
     """The thread with the request wrote to a full pipe, or a thread of the engine that the request waited for."""
     rows = delay.of_holder(Category.NET, Category.IO)
     rows = rows[np.isin(rows["syscall_nr"], SENDS)]
-    pipes = delay.full_pipes
-    if delay.longest_ns(rows) < delay.min_ns:
-        rows = delay.of_others(Category.NET)
-        rows = rows[np.isin(rows["syscall_nr"], WRITES)] if pipes else rows[:0]
     if delay.longest_ns(rows) < delay.min_ns or not _writes_to_pipe(delay):
+        rows = _writes_of_others(delay)
+    if delay.longest_ns(rows) < delay.min_ns:
         return None
+    pipes = delay.full_pipes
     reader = pipes[0].decode("utf-8", "replace").removeprefix("full pipe read by ") if pipes else None
     return Reason("full_pipe", delay.pid_of(rows), CauseEvidence(line=delay.line(rows), reader=reader))
+
+
+def _writes_of_others(delay: Delay) -> Array:
+    """Writes of threads that do not write responses: a write that blocks goes to a pipe, not to a client."""
+    rows = delay.of_others(Category.NET)
+    rows = rows[np.isin(rows["syscall_nr"], WRITES)]
+    writers = np.union1d(delay.requests["tid"], delay.requests["writer_tid"])
+    return rows if delay.full_pipes else rows[~np.isin(rows["tid"], writers)]
 
 
 def other_service(delay: Delay) -> Reason | None:
