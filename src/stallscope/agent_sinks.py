@@ -54,6 +54,9 @@ class NodeSink:
     def process_device_known(self, pid: int, device: int) -> None:
         self._store.process_device_known(self._node, pid, device)
 
+    def process_libraries_known(self, pid: int, libraries: str) -> None:
+        self._store.process_libraries_known(self._node, pid, libraries)
+
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         self._store.communicator_ended(self._node, pid, comm_hash, ended_ns=ended_ns)
 
@@ -100,6 +103,9 @@ class HubSink(PartialSink):
 
     def process_device_known(self, pid: int, device: int) -> None:
         self._output.process_device_known(pid, device)
+
+    def process_libraries_known(self, pid: int, libraries: str) -> None:
+        self._output.process_libraries_known(pid, libraries)
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         self._output.communicator_ended(pid, comm_hash, ended_ns=ended_ns)

@@ -565,6 +565,17 @@ def test_ranks_without_nccl_that_all_wait_are_reported_as_they_are():
     assert any("make no NCCL call" in str(remark["what"]) for remark in report.benign)
 
 
+def test_the_libraries_that_connect_ranks_without_nccl_are_named():
+    waits = {Category.NET: 0.7, Category.DEVICE: 0.2, Category.ON_CPU: 0.1}
+    receives = [gpu(Category.NET, "/job/train.py:8 all_reduce", nr=232)]
+    trace = ranks_of((waits, receives), (waits, receives))
+    trace.processes["libraries"] = b"nccl, mpich, ucx"
+    report = report_of(trace)
+    assert any("messages of MPICH and UCX are not traced" in str(remark["what"]) for remark in report.benign)
+    assert [each["libraries"] for each in report.activity] == [["nccl", "mpich", "ucx"]] * 2
+    assert "library nccl, mpich, ucx" in text.report(report)
+
+
 def test_a_process_alone_next_to_a_job_is_judged():
     job = dp_trace()
     budget, samples, cause, _ = CASES["a sleep"]

@@ -179,6 +179,8 @@ class Delivery:
             self._governor.renew()
         for process in self._processes.update_ranks():
             self._sink.process_rank_known(process.pid, process.rank, nranks=process.nranks)
+        for pid, libraries in self._processes.update_libraries(now_ns):
+            self._sink.process_libraries_known(pid, libraries)
         self._append(layout.SNAPSHOTS, self._snapshots.remember(snapshots(states, node=self._node)))
         if self._stacks:
             self._stacks.follow(states.pids.tolist())

@@ -34,6 +34,9 @@ class Sink(Protocol):
     def process_device_known(self, pid: int, device: int) -> None:
         """The number of a process's GPU, once it is known."""
 
+    def process_libraries_known(self, pid: int, libraries: str) -> None:
+        """The communication libraries of a process have changed."""
+
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """The end of a process's membership in a communicator."""
 
@@ -55,6 +58,8 @@ class PartialSink:
     def process_rank_known(self, pid: int, rank: int, *, nranks: int) -> None: ...
 
     def process_device_known(self, pid: int, device: int) -> None: ...
+
+    def process_libraries_known(self, pid: int, libraries: str) -> None: ...
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None: ...
 
@@ -91,6 +96,10 @@ class Sinks:
     def process_device_known(self, pid: int, device: int) -> None:
         for sink in self._sinks:
             sink.process_device_known(pid, device)
+
+    def process_libraries_known(self, pid: int, libraries: str) -> None:
+        for sink in self._sinks:
+            sink.process_libraries_known(pid, libraries)
 
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         for sink in self._sinks:

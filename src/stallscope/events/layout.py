@@ -191,6 +191,7 @@ PROCESSES = Table(
 
 SPANS = Table(
     "spans",
+        Field("libraries", "S64", "communication libraries that it has loaded, such as `nccl, mpich, ucx`"),
     "Device or host work of a known kind and length, reported by the source (profiler, importer).",
     (
         Field("ts_ns", "i8", "start"),

@@ -106,6 +106,13 @@ class HubOutput:
             row["device"] = device
             self._ended.setdefault("processes", []).append(row.copy())
 
+    def process_libraries_known(self, pid: int, libraries: str) -> None:
+        """Send the row of a process again with the next offer(), with its present communication libraries."""
+        row = self._processes.get(pid)
+        if row is not None:
+            row["libraries"] = libraries.encode()
+            self._ended.setdefault("processes", []).append(row.copy())
+
     def communicator_ended(self, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Send the row of a communicator again with the next offer(), with the time at which the process left it."""
         self._add_end("communicators", self._communicators.pop((pid, comm_hash), None), ended_ns)

@@ -232,6 +232,14 @@ class NodeTrace:
                 (device, node, pid),
             )
 
+    def process_libraries_known(self, node: int, pid: int, libraries: str) -> None:
+        """Record the communication libraries of a running process that were loaded after its first record."""
+        with _storage_errors(self.path):
+            self._connection.execute(
+                "UPDATE processes SET libraries=? WHERE node=? AND pid=? AND ended_ns IS NULL",
+                (libraries, node, pid),
+            )
+
     def communicator_ended(self, node: int, pid: int, comm_hash: int, *, ended_ns: int) -> None:
         """Record that a process left a communicator."""
         signed = comm_hash - (1 << 64) if comm_hash >> 63 else comm_hash

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stallscope.capture.process.communication_libraries import communication_libraries
 from stallscope.capture.process.process_identity import Identity, environment, identity, stat_fields
 from stallscope.capture.process.visible_devices import GpuNumbers
 from stallscope.events import layout
@@ -22,12 +23,23 @@ _START_ERROR_S = 1.0
 """A first record cannot precede the start of its process by more: ticks, and the error of the clocks."""
 
 
+_FIRST_EXAMINED_NS = 10**9
+"""The libraries of a process are examined at its start, after a second, and each time its age has doubled."""
+
+
 class Member(NamedTuple):
     """The position of a process in the largest communicator it has joined. rank: -1 if it holds several ranks."""
 
     nranks: int
     rank: int
     comm_hash: int
+
+
+@dataclass
+class _Libraries:
+    names: tuple[str, ...]
+    since_ns: int
+    next_ns: int
 
 
 @dataclass
@@ -41,6 +53,7 @@ class Processes:
     _largest_communicator: dict[int, Member] = field(default_factory=dict)
     _own_ranks: dict[int, set[int]] = field(default_factory=dict)
     _environments: dict[int, dict[str, str]] = field(default_factory=dict)
+    _libraries: dict[int, _Libraries] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -67,7 +80,25 @@ class Processes:
         for name in ("pid", "rank", "local_rank", "nranks", "device"):
             rows[name] = [getattr(process, name) for process in new_processes]
         rows["comm"] = [process.comm.encode()[:16] for process in new_processes]
+        for row in rows:
+            pid, now_ns = int(row["pid"]), int(row["ts_ns"])
+            names = communication_libraries(self.proc / str(pid))
+            self._libraries[pid] = _Libraries(names, now_ns, now_ns + _FIRST_EXAMINED_NS)
+            row["libraries"] = ", ".join(names).encode()
         return rows
+
+    def update_libraries(self, now_ns: int) -> list[tuple[int, str]]:
+        """Examine the processes that are due. Returns the processes with new libraries, and all names of each."""
+        changed = []
+        for pid, known in self._libraries.items():
+            if now_ns < known.next_ns:
+                continue
+            known.next_ns = now_ns + (now_ns - known.since_ns)
+            names = communication_libraries(self.proc / str(pid))
+            if set(names) - set(known.names):
+                known.names = names
+                changed.append((pid, ", ".join(names)))
+        return changed
 
     def take_environment(self, pid: int) -> Mapping[str, str]:
         """The environment of a process of the last add(), returned once; empty for other processes."""
@@ -154,6 +185,7 @@ class Processes:
             del self._running[pid]
             self._largest_communicator.pop(pid, None)
             self._own_ranks.pop(pid, None)
+            self._libraries.pop(pid, None)
         return ended_pids
 
 

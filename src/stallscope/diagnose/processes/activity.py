@@ -140,14 +140,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Activity:
-    """One process. budget: shares of `seconds`, which leave out idle_seconds, and start_seconds before and after
-    the steady work. samples: rows of SAMPLES.
+    """One process.
+
+    libraries: communication libraries that it has loaded. budget: shares of `seconds`, which leave out idle_seconds,
+    and start_seconds before and after the steady work. samples: rows of SAMPLES.
     """
 
     node: int
     pid: int
     rank: int
     command: str
+    libraries: tuple[str, ...]
     begin_ns: int
     seconds: float
     idle_seconds: float
@@ -231,7 +234,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     )
     samples = trace.samples[(trace.samples["node"] == node) & (trace.samples["pid"] == pid)]
     samples = samples[_within(samples["ts_ns"], end_ns, ~active)]
-    rank, command = _identity(trace, node, pid)
+    rank, command, libraries = _identity(trace, node, pid)
     return Activity(
         node=node,
         pid=pid,
@@ -239,6 +242,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
         command=command,
         begin_ns=int(begin_ns[0]),
         seconds=seconds,
+        libraries=libraries,
         idle_seconds=float((end_ns - begin_ns)[is_idle].sum() + paused_ns[active].sum()) / 1e9,
         start_seconds=float((end_ns - begin_ns)[is_start].sum()) / 1e9,
         budget=_budget(spent, calls),
@@ -423,9 +427,13 @@ def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
     return shares
 
 
-def _identity(trace: Trace, node: int, pid: int) -> tuple[int, str]:
+def _identity(trace: Trace, node: int, pid: int) -> tuple[int, str, tuple[str, ...]]:
+    """The rank, the name and the communication libraries of a process."""
     rows = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
-    return (int(rows["rank"][0]), rows["comm"][0].decode("utf-8", "replace")) if len(rows) else (UNKNOWN, "")
+    if not len(rows):
+        return UNKNOWN, "", ()
+    command, libraries = (rows[name][0].decode("utf-8", "replace") for name in ("comm", "libraries"))
+    return int(rows["rank"][0]), command, tuple(name for name in libraries.split(", ") if name)
 
 
 def _gpu(trace: Trace, node: int, pid: int, *, begin_ns: Array, end_ns: Array) -> Gpu | None:

@@ -27,6 +27,8 @@ _CALL_WORDS = {
     "allocate": "allocations",
     "free": "frees",
 }
+_TRACED = frozenset(("nccl", "rccl"))
+"""Libraries whose calls are traced; PyTorch loads them in every process."""
 _BAR = 24
 _MAX_IN_FULL = 4
 _MAX_IN_LINES = 16
@@ -44,6 +46,7 @@ def _data(trace: Trace, process: Activity) -> dict[str, Any]:
         "pid": process.pid,
         "rank": None if process.rank == UNKNOWN else process.rank,
         "command": process.command,
+        "libraries": list(process.libraries),
         "seconds": round(process.seconds, 3),
         "idle_seconds": round(process.idle_seconds, 3),
         "start_seconds": round(process.start_seconds, 3),
@@ -137,6 +140,8 @@ def _block(process: Mapping[str, Any]) -> list[str]:
                     f"{share:4.0%} {word(item):<20} {'█' * round(share * _BAR)}".rstrip(),
                 )
             )
+    if set(process["libraries"]) - _TRACED:
+        rows.append(("library", ", ".join(process["libraries"])))
     rows.append(("GPU", _gpu_line(process)))
     if calls := _calls_line(process["calls"]):
         rows.append(("calls", calls))

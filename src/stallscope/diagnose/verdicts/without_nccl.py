@@ -29,6 +29,17 @@ _SAME_RATE = 0.05
 _LESS = 0.15
 """A rank that waits for this share of the time less than the median of the others is the rank that they wait for."""
 _MAX_LINES = 3
+_NAMES = {
+    "open_mpi": "Open MPI",
+    "cray_mpich": "Cray MPICH",
+    "intel_mpi": "Intel MPI",
+    "mpich": "MPICH",
+    "ucx": "UCX",
+    "ucc": "UCC",
+    "gloo": "gloo",
+    "nvshmem": "NVSHMEM",
+}
+"""Communication libraries whose messages are not traced, by their names in the table of processes."""
 
 
 def is_for(trace: Trace, activities: list[Activity]) -> bool:
@@ -103,8 +114,7 @@ def attributed(
     others = np.delete(waits, slow)
     size = int(trace.processes["nranks"].max())
     remark: dict[str, object] = {
-        "what": f"{len(ranks)} of {size} ranks make no NCCL calls; messages of gloo, MPI and UCX are not "
-        "traced"
+        "what": f"{len(ranks)} of {size} ranks make no NCCL calls; messages of {_libraries(ranks)} are not traced"
     }
     if np.median(others) - waits[slow] < _LESS:
         return verdicts, [remark]
@@ -121,6 +131,13 @@ def attributed(
     return [
         _of_slow_rank(verdict, victims) if ranks[slow].rank in verdict.ranks else verdict for verdict in kept
     ], [remark]
+
+
+def _libraries(ranks: list[Activity]) -> str:
+    """The libraries that may connect the ranks: those that they have loaded, as far as known."""
+    loaded = dict.fromkeys(name for activity in ranks for name in activity.libraries if name in _NAMES)
+    names = [_NAMES[name] for name in loaded] or ["gloo", "MPI", "UCX"]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _without_fault(

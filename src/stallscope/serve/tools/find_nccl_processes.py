@@ -1,4 +1,4 @@
-"""fleet.cluster.find_nccl_processes: maps processes to ranks."""
+"""fleet.cluster.find_nccl_processes: maps processes to ranks; also of jobs that use MPI, UCX or gloo instead."""
 
 from pydantic import Field
 
@@ -22,6 +22,9 @@ class ProcessRow(Row):
     local_rank: int | None
     nranks: int | None
     device: int | None
+    libraries: str | None = Field(
+        description="Communication libraries that it has loaded, such as `nccl, mpich, ucx`."
+    )
     n_communicators: int
     n_collectives: int
     first_seen: str | None
@@ -35,11 +38,16 @@ class Processes(Result):
 
 
 def find_nccl_processes(context: TenantContext, params: ProcessesParams) -> Processes:
-    """Processes that use NCCL, with rank, device and the time of their last collective."""
+    """Processes that use NCCL or have loaded MPI, UCX or gloo, with rank, device and the time of their last
+
+    collective.
+    """
     rows = context.rows(
         "nccl_processes", only=params.choice, cluster=params.cluster, node=params.node, max_rows=params.limit
     )
-    same = (*("pid", "rank", "local_rank", "nranks", "device", "n_communicators", "n_collectives"),)
+    same = (
+        *("pid", "rank", "local_rank", "nranks", "device", "libraries", "n_communicators", "n_collectives"),
+    )
     flat = [
         ProcessRow(
             cluster=row["cluster_id"],
@@ -56,4 +64,6 @@ def find_nccl_processes(context: TenantContext, params: ProcessesParams) -> Proc
     return Processes(summary=f"{counted(len(flat), 'process')} on {counted(n_nodes, 'machine')}.", rows=flat)
 
 
-TOOL = Tool("fleet.cluster.find_nccl_processes", "Processes that use NCCL", find_nccl_processes)
+TOOL = Tool(
+    "fleet.cluster.find_nccl_processes", "Processes that use NCCL, MPI, UCX or gloo", find_nccl_processes
+)

@@ -1,7 +1,7 @@
--- Question: which processes use NCCL?
+-- Question: which processes use NCCL, or have loaded another communication library?
 -- Parameters: cluster, node (NULL: any), max_rows.
 -- Columns: cluster_id, node_id, pid, rank, local_rank, nranks, device, comm (command name), n_communicators,
---   n_collectives, first_seen_ns, last_seen_ns: its first and last collective, or when it was first seen; ended_ns.
+--   n_collectives, libraries (communication libraries that it has loaded), first_seen_ns, last_seen_ns: its first and last collective, or when it was first seen; ended_ns.
 WITH entered AS (
     SELECT cluster_id, node_id, pid, any_value(rank) AS rank, any_value(local_rank) AS local_rank,
         max(nranks) AS nranks, any_value(device) AS device, count(*) AS n_collectives,
@@ -12,15 +12,17 @@ WITH entered AS (
     FROM communicators GROUP BY cluster_id, node_id, pid
 ), told AS (
     SELECT cluster_id, node_id, pid, any_value(rank) AS rank, any_value(local_rank) AS local_rank,
-        max(nranks) AS nranks, any_value(device) AS device, any_value(comm) AS comm, min(ts_ns) AS first_ns,
+        max(nranks) AS nranks, any_value(device) AS device, any_value(comm) AS comm,
+        arg_max(libraries, length(libraries)) AS libraries, min(ts_ns) AS first_ns,
         max(nullif(ended_ns, -1)) AS ended_ns
     FROM processes GROUP BY cluster_id, node_id, pid
 ), keys AS (
     SELECT cluster_id, node_id, pid FROM entered UNION SELECT cluster_id, node_id, pid FROM joined
+    UNION SELECT cluster_id, node_id, pid FROM told WHERE libraries NOT IN ('', 'nccl', 'rccl')
 )
 SELECT k.cluster_id, k.node_id, k.pid, coalesce(t.rank, e.rank)::INTEGER AS rank,
     coalesce(t.local_rank, e.local_rank)::INTEGER AS local_rank, coalesce(t.nranks, e.nranks)::INTEGER AS nranks,
-    coalesce(t.device, e.device)::INTEGER AS device, t.comm, coalesce(j.n_communicators, e.n_communicators, 0)
+    coalesce(t.device, e.device)::INTEGER AS device, t.comm, t.libraries, coalesce(j.n_communicators, e.n_communicators, 0)
     AS n_communicators, coalesce(e.n_collectives, 0) AS n_collectives,
     coalesce(e.first_ns, j.first_ns, t.first_ns) AS first_seen_ns, e.last_ns AS last_seen_ns, t.ended_ns
 FROM keys k
