@@ -500,7 +500,7 @@ INLINE void has_returned(struct pt_regs *ctx, struct thread *t, struct slot *s, 
 	u32 tgid = id >> 32;
 
 	if (s)
-		s->inside_ns[MASK(d->group, 3)] += ns;
+		s->inside_ns[MASK(d->group, N_GROUPS - 1)] += ns;
 	if (d->shape == SHAPE_FREE)
 		freed(tgid, t, d, has_failed);
 	else if (!has_failed && d->shape >= SHAPE_ALLOC && d->shape <= SHAPE_REGISTER)

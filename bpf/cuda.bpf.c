@@ -67,9 +67,9 @@ INLINE bool enter(struct pt_regs *ctx)
 	struct slot *s;
 	u64 args[16] = {};
 
-	if (!f || (f->group == GROUP_RUNTIME_WAITS && is_without_runtime_waits()) || !self(&t, &p, &s, &now))
+	if (!f || is_closed(f->group) || !self(&t, &p, &s, &now))
 		return false;
-	if (t->class.sp && t->class_details.group == GROUP_RUNTIME_WAITS && is_without_runtime_waits())
+	if (t->class.sp && t->class_details.group == GROUP_RUNTIME_WAITS && is_closed(GROUP_RUNTIME_WAITS))
 		close(p, t, s); /* it lasted longer than its probes, or contains this call, which stands for it from now on */
 	if (is_inside(&t->class, sp, cookie, now)) {
 		if (cookie_op(cookie) == OP_SYNC && f->group != GROUP_RUNTIME_WAITS)

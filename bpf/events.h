@@ -22,6 +22,7 @@ typedef __s32 s32;
 typedef __s64 s64;
 
 #define N_CATEGORIES 16
+#define N_GROUPS 8 /* of probes, enum hook_group: a power of two */
 #define N_SLOTS 8 /* GPU threads of a process that the ledger follows at a time: bytes of one 64-bit word */
 
 enum category {
@@ -462,8 +463,8 @@ struct slot {
 	u8 has_base;		/* own_base and low_base are good */
 	char by_comm[16];
 	u64 scheduler_ns;	/* of the programs that run when it leaves the CPU and returns */
-	u64 way_ns[4];		/* time that probes took to find process and thread, by group; twice for a call with its return */
-	u64 inside_ns[4];	/* time in the calls of each group */
+	u64 way_ns[N_GROUPS];	/* time that probes took to find process and thread, by group; twice for a call with its return */
+	u64 inside_ns[N_GROUPS];	/* time in the calls of each group */
 	u64 stack;		/* of Python when it left the CPU: its hash; 0 none */
 	s64 walked_ns;		/* when that was last read */
 	u64 walked_at;		/* and where in the program */
@@ -492,8 +493,8 @@ struct process {
 	u64 uses_nccl;		/* it has called NCCL */
 	struct slot slots[N_SLOTS];
 };
-_Static_assert(sizeof(struct slot) == 296, "slot");
-_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 17) + 16 + N_SLOTS * 296, "process");
+_Static_assert(sizeof(struct slot) == 360, "slot");
+_Static_assert(sizeof(struct process) == 8 * (3 + 17 + 7 + 17) + 16 + N_SLOTS * 360, "process");
 
 enum direction {
 	HOST_TO_HOST = 1, /* cudaMemcpyKind + 1 */
@@ -549,6 +550,7 @@ enum hook_group {
 	GROUP_HOT,
 	GROUP_RUNTIME_WAITS,	/* synchronise calls of the runtime: redundant where each contains a probed driver call */
 	GROUP_GRAPH_LAUNCHES,	/* redundant while no process uses NCCL */
+	GROUP_WAITS,		/* other synchronise calls that wait for all work, or for one stream or event */
 };
 
 /* The kernel side's description of a function, in addition to its cookie; numbers of arguments, 1 is the first, 0

@@ -354,7 +354,7 @@ INLINE void count_hit(struct slot *s, u8 group, u32 n)
 {
 	if (!s)
 		return;
-	s->way_ns[MASK(group, 3)] += n * s->last_way_ns;
+	s->way_ns[MASK(group, N_GROUPS - 1)] += n * s->last_way_ns;
 }
 
 #endif

@@ -35,7 +35,7 @@ struct {
 
 struct tuning { /* settings that user space changes while tracing */
 	u32 raised; /* thresholds of calls are doubled this many times */
-	u32 without_runtime_waits; /* functions of GROUP_RUNTIME_WAITS open no waits: their probes are, or will be, detached */
+	u32 closed_groups; /* bit i: functions of group i open no calls: their probes are, or will be, detached */
 };
 
 struct {
@@ -76,12 +76,12 @@ INLINE u32 raised(void)
 	return t ? MASK(t->raised, 15) : 0;
 }
 
-INLINE bool is_without_runtime_waits(void)
+INLINE bool is_closed(u8 group)
 {
 	u32 zero = 0;
 	struct tuning *t = bpf_map_lookup_elem(&tuning, &zero);
 
-	return t && t->without_runtime_waits;
+	return t && t->closed_groups >> MASK(group, N_GROUPS - 1) & 1;
 }
 
 INLINE void count(u32 which)

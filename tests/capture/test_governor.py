@@ -392,6 +392,38 @@ def test_a_runtime_wait_without_a_driver_call_keeps_the_probes(
     governor.stop()
 
 
+@pytest.mark.bpf
+@pytest.mark.live
+@pytest.mark.compiler
+def test_waits_that_exceed_the_budget_are_sampled_in_a_process_without_peers(
+    tracing: Callable[..., Program],
+    puppet,
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+):
+    """The counts are estimates then, and the program has no open call while the probes are off."""
+    program, governor = governed_by_the_second(tracing, library, by_group)
+    puppet.does(*PREPARE)
+    governor.cost_ratio = 1e6
+    state, n_all = governor.groups[HookGroup.WAITS], 0
+    while state.is_on:
+        puppet.does("lib.waits(1000)")
+        n_all += 1000
+        governor.govern()
+    assert sum(n_waits(program).values()) == n_all
+    assert not governor.unprobed_waits.are_probed
+    assert not program.process_rows().values["slots"]["class_op"].any()
+    puppet.does("lib.waits(1000)")
+    assert sum(n_waits(program).values()) == n_all
+    state.next_on_ns = 0
+    while not state.is_on:
+        governor.govern()
+    assert governor.unprobed_waits.are_probed
+    puppet.does("lib.waits(10)")
+    assert sum(n_waits(program).values()) == n_all + 10
+    governor.stop()
+
+
 @pytest.mark.parametrize(
     "n_bare, uses_nccl, expected",
     [

@@ -74,7 +74,15 @@ class Delivery:
         self.collector = Collector(
             probes.arrivals, probes.events, probes.natives, probes.stacks, probes.requests, probes.tokens
         )
-        self.samples = Samples(probes.processes, peek=probes.peek) if has_stacks else None
+        self.samples = (
+            Samples(
+                probes.processes,
+                peek=probes.peek,
+                is_complete=lambda: governor.unprobed_waits.are_probed,
+            )
+            if has_stacks
+            else None
+        )
         self._events: list[Array] = []
         self._probes, self._sink, self._node, self._raw_file = probes, sink, node, raw_file
         self._labels, self._gpus, self._driver_calls = labels, gpus, driver_calls
@@ -172,6 +180,7 @@ class Delivery:
     def _append_states(self, events: Array, now_ns: int) -> None:
         """A snapshot of each traced process; the start and the end of each process."""
         states = self._probes.processes()
+        moved_ns = self._governor.unprobed_waits.moved_ns(states)
         starts = records.of_kind(events, Kind.PROCESS)
         first_ns = dict.fromkeys(states.pids.tolist(), now_ns)
         first_ns |= dict(zip(starts["pid"].tolist(), starts["ts_ns"].tolist(), strict=True))
@@ -181,7 +190,9 @@ class Delivery:
             self._sink.process_rank_known(process.pid, process.rank, nranks=process.nranks)
         for pid, libraries in self._processes.update_libraries(now_ns):
             self._sink.process_libraries_known(pid, libraries)
-        self._append(layout.SNAPSHOTS, self._snapshots.remember(snapshots(states, node=self._node)))
+        self._append(
+            layout.SNAPSHOTS, self._snapshots.remember(snapshots(states, node=self._node, moved_ns=moved_ns))
+        )
         if self._stacks:
             self._stacks.follow(states.pids.tolist())
             positions = self._stacks.silent_positions(states, now_ns, members=self._processes.members())

@@ -13,6 +13,9 @@ from stallscope.events.names import N_CATEGORIES
 N_SLOTS = 8
 """GPU threads of a process that the ledger follows at a time."""
 
+N_GROUPS = 8
+"""Groups of probes that are counted, HookGroup."""
+
 ARRIVAL = np.dtype(
     [
         *((name, "<i8") for name in ("ts_ns",)),
@@ -233,8 +236,8 @@ SLOT = np.dtype(
         *((name, "u1") for name in ("off_category", "off_flags", "has_yielded", "has_base")),
         ("by_comm", "S16"),
         ("scheduler_ns", "<u8"),
-        ("way_ns", "<u8", (4,)),
-        ("inside_ns", "<u8", (4,)),
+        ("way_ns", "<u8", (N_GROUPS,)),
+        ("inside_ns", "<u8", (N_GROUPS,)),
         ("stack", "<u8"),
         ("walked_ns", "<i8"),
         ("walked_at", "<u8"),
@@ -556,3 +559,4 @@ class HookGroup(IntEnum):
     HOT = 2
     RUNTIME_WAITS = 3
     GRAPH_LAUNCHES = 4
+    WAITS = 5

@@ -149,6 +149,11 @@ SNAPSHOTS = Table(
         Field("n_completed", "i8", "collectives completed so far", True),
         Field("in_call", "u2", "operation the thread is inside, names.Op"),
         Field("in_call_since_ns", "i8", "start of that operation", True),
+        Field(
+            "estimated_ns",
+            "i8",
+            "of the ledger: waits for the GPU while the probes on synchronise calls were off (running sum)",
+        ),
         _LEDGER,
     ),
 )
@@ -186,12 +191,12 @@ PROCESSES = Table(
         Field("nranks", "i4", "ranks in the job", True),
         Field("device", "i4", "CUDA device", True),
         Field("comm", "S16", "command name"),
+        Field("libraries", "S64", "communication libraries that it has loaded, such as `nccl, mpich, ucx`"),
     ),
 )
 
 SPANS = Table(
     "spans",
-        Field("libraries", "S64", "communication libraries that it has loaded, such as `nccl, mpich, ucx`"),
     "Device or host work of a known kind and length, reported by the source (profiler, importer).",
     (
         Field("ts_ns", "i8", "start"),

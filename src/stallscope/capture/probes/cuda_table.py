@@ -72,7 +72,7 @@ def _node_changes(prefix: str) -> str:
 
 
 RUNTIME_LEDGER = (
-    _sync("cudaDeviceSynchronize cudaThreadSynchronize"),
+    _sync("cudaDeviceSynchronize cudaThreadSynchronize", HookGroup.WAITS),
     _sync("cudaEventSynchronize", HookGroup.RUNTIME_WAITS, handle=1),
     _sync("cudaStreamSynchronize", HookGroup.RUNTIME_WAITS, stream=1),
     _sync("cudaExecutionCtxSynchronize", handle=1),
@@ -131,9 +131,9 @@ RUNTIME_LEDGER = (
 )
 
 DRIVER_LEDGER = (
-    _sync("cuCtxSynchronize"),
-    _sync("cuEventSynchronize", handle=1),
-    _sync("cuStreamSynchronize", stream=1),
+    _sync("cuCtxSynchronize", HookGroup.WAITS),
+    _sync("cuEventSynchronize", HookGroup.WAITS, handle=1),
+    _sync("cuStreamSynchronize", HookGroup.WAITS, stream=1),
     _sync("cuFlushGPUDirectRDMAWrites"),
     _alloc("cuMemAlloc", MemoryKind.DEVICE),
     _alloc("cuMemAllocManaged", MemoryKind.MANAGED),

@@ -1,10 +1,13 @@
 """Keeps the overhead of probes on hot functions within a budget per thread, by switching them off part of the time.
 
-Two groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not need
+Three groups are governed. HOT: launches, events, stream waits, asynchronous sets of memory. The ledger does not need
 them. COPIES: asynchronous copies. The ledger needs them, so they stay on while the time in them could be a cause and
-the probes cost little in comparison (docs/decisions/high-frequency-probes.md). The budget of copies excludes the cost
-of the permanent probes and the scheduler programs, and the budget of hot functions also excludes the cost of copies,
-but at least a tenth remains.
+the probes cost little in comparison (docs/decisions/high-frequency-probes.md). WAITS: synchronise calls. They are
+switched only if they exceed the whole budget, and only while no process uses NCCL and no requests to an inference
+engine are recorded: the ledger of a process without peers is then estimated for the time without them
+(unprobed_waits.py). The budget of copies excludes the cost of the
+permanent probes, the waits and the scheduler programs, and the budget of hot functions also excludes the cost of
+copies, but at least a tenth remains.
 
 A period begins when a group is switched on. The programs report the cost to the busiest process since then: they
 measure the constant share of it that is their entry cost (COST_RATIO). The cost is summed over all threads, because
@@ -35,7 +38,9 @@ from stallscope.capture.probes.operations import BUDGETED, GOVERNED, REDUNDANT, 
 from stallscope.capture.probes.program import Link, Program
 from stallscope.capture.probes.redundant import Redundant
 from stallscope.capture.rows.call_statistics import ProbedInterval
+from stallscope.capture.rows.unprobed_waits import UnprobedWaits
 from stallscope.events.kernel import HookGroup
+from stallscope.events.names import Op
 
 AFTERMATH = 1.7
 """The job's loss, relative to the additional time of its calls: the job's own code has to return to the caches. In a
@@ -73,12 +78,27 @@ a thread.
 """
 _MIN_SHARE = 0.1
 """Share of the budget that a group always has, regardless of the cost of the groups before it."""
+_WAITS_SHARE = 0.4
+"""Share of the budget that waits have once they have exceeded all of it."""
+_ALL_WAITS_NS = 5 * 10**9
+"""The waits of a new process are all recorded for this long."""
+_MAX_WAITS_OFF_NS = 10**10
+"""Estimates of waits are not older than this."""
+_LONG_WAIT_NS, _DRAINED_S = 50_000_000, 0.002
+"""The probes on waits are detached when no call is open: they stay while a call is open for longer than this."""
 _COPIES_BUDGET = 0.005
 """The budget of copies if hot probes have none."""
 _QUIET_SHARE = 0.5
 """Share of the budget: at this cost, summed over all threads, no thread needs to be examined."""
 
 _FULL, _EMPTY, _N_FULL, _N_EMPTY, _MAX_RAISES = 0.5, 0.1, 3, 150, 10
+
+
+_FUNCTIONS = {
+    HookGroup.HOT: "launches, events and stream waits",
+    HookGroup.COPIES: "asynchronous copies",
+    HookGroup.WAITS: "synchronise calls",
+}
 
 
 class Count(NamedTuple):
@@ -220,6 +240,8 @@ class Governor:
             self.groups[group] = Group(period_ns=now_ns, on_since_ns=now_ns)
         self._reported_until = dict.fromkeys(HookGroup, (now_ns, 0))
         self._redundant = Redundant(now_ns)
+        self._renewed_ns = now_ns
+        self.unprobed_waits = UnprobedWaits(lambda: self.program.processes())
         self._always.begin_period(now_ns)
         if not self.has_hot_hooks:
             self.groups[HookGroup.HOT].record_switch(now_ns, is_on=False)
@@ -269,7 +291,7 @@ class Governor:
             for group, state in self.groups.items():
                 state.next_on_ns, state.is_cycling = 0, False
                 self._renewed.add(group)
-            self._is_new_process = True
+            self._is_new_process, self._renewed_ns = True, self.clock_ns()
 
     def notes(self) -> list[str]:
         """Notes for the user since the last call. Raises the error that ended the thread, if any."""
@@ -337,13 +359,33 @@ class Governor:
                 if self.groups[group].is_on:
                     self.groups[group].add_counts(thread_counts, now_ns, cost_ratio=self.cost_ratio)
             budget = self.budget or _COPIES_BUDGET
-            remaining = budget - self._always_load
-            for group, state in self.groups.items():
-                load = state.load(now_ns)
+            remaining = self._govern_waits(processes, budget, now_ns) - self._always_load
+            for group in (HookGroup.COPIES, HookGroup.HOT):
+                load = self.groups[group].load(now_ns)
                 if group is HookGroup.COPIES or self.has_hot_hooks:
                     self._switch(group, max(remaining, budget * _MIN_SHARE), now_ns)
                 remaining -= load
             self._limit_records(now_ns)
+
+    def _govern_waits(self, processes: Entries, budget: float, now_ns: int) -> float:
+        """Switch the waits if they are due. Returns the remaining budget: nothing where the waits are switched."""
+        state = self.groups[HookGroup.WAITS]
+        load = state.load(now_ns)
+        may_be_off = (
+            not processes.values["uses_nccl"].any()
+            and not self.program.is_recording_requests
+            and now_ns - self._renewed_ns >= _ALL_WAITS_NS
+            and self._redundant.has_no_runtime_waits(is_off=HookGroup.RUNTIME_WAITS in self._off)
+        )
+        if may_be_off:
+            self._switch(HookGroup.WAITS, budget * (_WAITS_SHARE if state.is_cycling else 1.0), now_ns)
+        elif not state.is_on:
+            state.next_on_ns = 0
+            self._switch(HookGroup.WAITS, budget, now_ns)
+        elif now_ns - state.period_ns >= state.length_ns:
+            state.begin_period(now_ns)
+            state.is_cycling = False
+        return 0.0 if state.is_cycling else budget - load
 
     def _restore_redundant(self, now_ns: int) -> None:
         """Attach the groups that may report something again."""
@@ -356,7 +398,7 @@ class Governor:
         for group in restored:
             if group is HookGroup.RUNTIME_WAITS:
                 self._waits_end_ns = None
-                self.program.set_runtime_waits(are_probed=True)
+            self.program.close_group(group, is_closed=False)
             self._off.discard(group)
             self._attach_all(group)
 
@@ -367,7 +409,7 @@ class Governor:
         for group in self._redundant.groups(processes, now_ns) - self._off:
             self._off.add(group)
             if group is HookGroup.RUNTIME_WAITS:
-                self.program.set_runtime_waits(are_probed=False)
+                self.program.close_group(group, is_closed=True)
                 self._waits_end_ns = now_ns + _LAST_WAITS_NS
             else:
                 self._detach_all(group)
@@ -380,6 +422,28 @@ class Governor:
     def _detach_all(self, group: HookGroup) -> None:
         for key in self._files:
             self._detach(key, group)
+
+    def _close_waits(self, group: HookGroup) -> bool:
+        """Let the probes of a group of waits ignore new calls. False: a call stays open, and nothing has changed.
+
+        A wait of any length then has its return probed.
+        """
+        if self._has_open_wait(time.monotonic_ns() - _LONG_WAIT_NS):
+            return False
+        self.program.close_group(group, is_closed=True)
+        closed_ns = time.monotonic_ns()
+        while self._has_open_wait(closed_ns):
+            if time.monotonic_ns() - closed_ns > _LONG_WAIT_NS:
+                self.program.close_group(group, is_closed=False)
+                return False
+            time.sleep(_DRAINED_S)
+        return True
+
+    def _has_open_wait(self, before_ns: int) -> bool:
+        """Whether a thread is inside a synchronise call that began before a time on the kernel's clock."""
+        slots = self.program.process_rows().values["slots"]
+        is_open = (slots["tid"] > 0) & (slots["class_op"] == Op.SYNC)
+        return bool((is_open & (slots["class_since_ns"] <= before_ns)).any())
 
     def _attach_all(self, group: HookGroup) -> None:
         for key in list(self._files):
@@ -417,6 +481,8 @@ class Governor:
             return
         if state.is_on and exceeds_budget(group, state, budget):
             state.next_on_ns = off_until_ns(state, budget)
+            if group is HookGroup.WAITS:
+                state.next_on_ns = min(state.next_on_ns, now_ns + _MAX_WAITS_OFF_NS)
             state.is_cycling = True
             self._note_estimate(group, state, now_ns)
             self._set_on(group, is_on=False)
@@ -429,13 +495,21 @@ class Governor:
 
     def _set_on(self, group: HookGroup, *, is_on: bool) -> None:
         """Attach or detach the group's probes. It counts as on from the last attach to the first detach."""
-        state = self.groups[group]
+        state, is_waits = self.groups[group], group is HookGroup.WAITS
         if not is_on:
+            if is_waits and not self._close_waits(group):
+                return
             state.record_switch(self.clock_ns(), is_on=False)
+            if is_waits:
+                self.unprobed_waits.switch(are_probed=False)
             self._detach_all(group)
         else:
+            if is_waits:
+                self.program.close_group(group, is_closed=False)
             self._attach_all(group)
             state.record_switch(self.clock_ns(), is_on=True)
+            if is_waits:
+                self.unprobed_waits.switch(are_probed=True)
 
     def _attach(self, key: FileKey, group: HookGroup) -> None:
         fd, hooks = self._files[key]
@@ -472,7 +546,7 @@ class Governor:
         )
 
     def _note_estimate(self, group: HookGroup, state: Group, now_ns: int) -> None:
-        functions = "launches, events and stream waits" if group is HookGroup.HOT else "asynchronous copies"
+        functions = _FUNCTIONS[group]
         share = state.spent / max(now_ns - state.period_ns, 1)
         self._note_once(
             f"counts of {functions} are estimates: counting all of them would cost {share:.1%} of a thread's time"

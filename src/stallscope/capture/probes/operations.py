@@ -149,7 +149,7 @@ _TABLES = (
     ("graph", DRIVER_GRAPHS, _DRIVER_FLAVOURS),
 )
 
-BUDGETED = (HookGroup.COPIES, HookGroup.HOT)
+BUDGETED = (HookGroup.WAITS, HookGroup.COPIES, HookGroup.HOT)
 """The groups that a governor keeps within a budget."""
 
 REDUNDANT = (HookGroup.RUNTIME_WAITS, HookGroup.GRAPH_LAUNCHES)
@@ -158,7 +158,7 @@ REDUNDANT = (HookGroup.RUNTIME_WAITS, HookGroup.GRAPH_LAUNCHES)
 GOVERNED = (*BUDGETED, *REDUNDANT)
 """The groups that a governor switches on and off, where there is one."""
 
-ALWAYS = (HookGroup.ALWAYS, HookGroup.COPIES, *REDUNDANT)
+ALWAYS = (HookGroup.ALWAYS, HookGroup.WAITS, HookGroup.COPIES, *REDUNDANT)
 """The groups that are on from the beginning."""
 
 ENTRIES = tuple(

@@ -49,6 +49,7 @@ from stallscope.capture.probes.optional_programs import (
 from stallscope.capture.probes.ring import Ring
 from stallscope.errors import CannotTrace
 from stallscope.events import kernel
+from stallscope.events.kernel import HookGroup
 from stallscope.events.layout import Array
 
 OBJECT = Path(__file__).parent.parent / f"stallscope.{platform.machine()}.bpf.o"
@@ -231,6 +232,11 @@ class Program:
         while not is_on and self._serving:
             self._object.detach(self._serving.pop())
 
+    @property
+    def is_recording_requests(self) -> bool:
+        """Whether the programs that record requests are attached."""
+        return bool(self._serving)
+
     def forget_engines(self, pids: Collection[int]) -> None:
         """Record no more requests to these processes."""
         maps.delete(self._library, self._object.map_fd("engines"), np.array(list(pids), np.uint32))
@@ -320,9 +326,10 @@ class Program:
         self._tuning[0] = n_times
         self._update_map("tuning", 0, self._tuning)
 
-    def set_runtime_waits(self, *, are_probed: bool) -> None:
-        """Whether probes of HookGroup.RUNTIME_WAITS open waits; to be set before the attach and before the detach."""
-        self._tuning[1] = not are_probed
+    def close_group(self, group: HookGroup, *, is_closed: bool) -> None:
+        """Whether probes of a group open no calls; to be set before the attach and before the detach."""
+        bit = np.uint32(1 << group)
+        self._tuning[1] = self._tuning[1] | bit if is_closed else self._tuning[1] & ~bit
         self._update_map("tuning", 0, self._tuning)
 
     def entries(self, map_name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Entries:
@@ -372,7 +379,7 @@ class Program:
         return bool(self._process_reader().total(lambda rows: rows["uses_nccl"]))
 
     def entry_costs_ns(self) -> Array:
-        """SLOT.way_ns summed over all present threads: (4,), by group of probes. Raises CannotTrace."""
+        """SLOT.way_ns summed over all present threads: (N_GROUPS,), by group of probes. Raises CannotTrace."""
         return self._process_reader().total(lambda rows: rows["slots"]["way_ns"].sum(axis=1, dtype=np.int64))
 
     def _process_reader(self) -> Reader:

@@ -147,11 +147,20 @@ class _SampledProcess:
 
 
 class Samples:
-    """processes: Program.processes. peek: Program.peek, for native frames of processes that do not run Python."""
+    """processes: Program.processes. peek: Program.peek, for native frames of processes that do not run Python.
+
+    is_complete: whether the states of threads are known; otherwise nothing is sampled.
+    """
 
     def __init__(
-        self, processes: Callable[[], State], *, peek: Peek | None = None, proc: Path = Path("/proc")
+        self,
+        processes: Callable[[], State],
+        *,
+        peek: Peek | None = None,
+        is_complete: Callable[[], bool] = lambda: True,
+        proc: Path = Path("/proc"),
     ):
+        self._is_complete = is_complete
         self._processes, self._peek, self._proc = processes, peek, proc
         self._counts: Counter[_Key] = Counter()
         self._names: dict[int, bytes] = {}
@@ -198,6 +207,8 @@ class Samples:
     def _run(self) -> None:
         pause_s, last_cost_s = EVERY_S, 0.0
         while not self._stop.wait(pause_s):
+            if not self._is_complete():
+                continue
             begin_s = time.thread_time()
             try:
                 blocked = self._count(self.gpu_thread_samples())

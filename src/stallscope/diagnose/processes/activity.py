@@ -156,6 +156,8 @@ class Activity:
     idle_seconds: float
     start_seconds: float
     budget: dict[str, float]
+    estimated_wait: float
+    """Part of the share gpu_wait that is estimated: the probes on synchronise calls were off."""
     calls: dict[str, Calls]
     gpu: Gpu | None
     samples: Array
@@ -240,12 +242,13 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
         pid=pid,
         rank=rank,
         command=command,
+        libraries=libraries,
         begin_ns=int(begin_ns[0]),
         seconds=seconds,
-        libraries=libraries,
         idle_seconds=float((end_ns - begin_ns)[is_idle].sum() + paused_ns[active].sum()) / 1e9,
         start_seconds=float((end_ns - begin_ns)[is_start].sum()) / 1e9,
         budget=_budget(spent, calls),
+        estimated_wait=float(np.diff(states["estimated_ns"])[active].sum() / spent.sum()),
         calls=calls,
         gpu=_gpu(trace, node, pid, begin_ns=begin_ns[active], end_ns=end_ns[active]),
         samples=samples,
@@ -258,10 +261,10 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
 def _n_calls(end_ns: Array, counted: Array) -> Array:
     """GPU calls in each interval between two snapshots: (n,). A count of several seconds is spread over them.
 
-    Estimates are used only without complete counts.
+    Functions whose counts are estimates at any time are used only if the other functions have hardly any calls.
     """
     n_calls = np.zeros(len(end_ns))
-    complete = counted[counted["is_estimate"] == 0]
+    complete = counted[~np.isin(counted["symbol"], counted["symbol"][counted["is_estimate"] > 0])]
     for row in complete if complete["n"].sum() > len(end_ns) else counted:
         last = np.searchsorted(end_ns, row["ts_ns"] - _HALF_SECOND_NS)
         first = np.searchsorted(end_ns, row["ts_ns"] - row["interval_ns"] + _HALF_SECOND_NS)

@@ -51,6 +51,7 @@ def _data(trace: Trace, process: Activity) -> dict[str, Any]:
         "idle_seconds": round(process.idle_seconds, 3),
         "start_seconds": round(process.start_seconds, 3),
         "budget": {name: round(share, 4) for name, share in process.budget.items() if share >= 0.0005},
+        "gpu_wait_estimated": round(process.estimated_wait, 4),
         "gpu_busy": None if process.gpu_busy is None else round(process.gpu_busy, 3),
         "gpu_busy_at_least": round(process.gpu_busy_at_least, 3),
         "gpu": _gpu(process),
@@ -134,15 +135,13 @@ def _block(process: Mapping[str, Any]) -> list[str]:
     rows: list[tuple[str, str]] = []
     for i, (item, share) in enumerate(sorted(process["budget"].items(), key=lambda pair: -pair[1])):
         if share >= _MIN_SHARE:
-            rows.append(
-                (
-                    "time" if i == 0 else "",
-                    f"{share:4.0%} {word(item):<20} {'█' * round(share * _BAR)}".rstrip(),
-                )
-            )
+            bar = f"{share:4.0%} {word(item):<20} {'█' * round(share * _BAR)}".rstrip()
+            estimated = process["gpu_wait_estimated"] if item == "gpu_wait" else 0.0
+            bar += f" ({estimated:.0%} estimated)" if estimated >= _MIN_SHARE else ""
+            rows.append(("time" if i == 0 else "", bar))
+    rows.append(("GPU", _gpu_line(process)))
     if set(process["libraries"]) - _TRACED:
         rows.append(("library", ", ".join(process["libraries"])))
-    rows.append(("GPU", _gpu_line(process)))
     if calls := _calls_line(process["calls"]):
         rows.append(("calls", calls))
     for i, at in enumerate(process["locations"][:4]):
