@@ -66,7 +66,6 @@ ONE_GPU = tuple(
     for scenario in (
         Scenario("stop", _faults("stop:0::300")),
         Scenario("compute", _faults("compute:2:10:120")),
-        Scenario("hang", _faults("hang:3")),
         Scenario("late attach no-sync sleep", (*NO_SYNC, *_faults("sleep:2:14:290")), attaches=True),
         Scenario("late attach sleep", _faults("sleep:2:14:290"), attaches=True),
         Scenario("gil", _faults("gil:2")),
@@ -76,9 +75,14 @@ ONE_GPU = tuple(
         Scenario("lock", _faults("lock:1:8:150")),
         Scenario("disk", _faults("disk:0:7:120")),
         Scenario("alloc", _faults("alloc:3:5:290")),
+        Scenario("hang", _faults("hang:3")),
     )
 )
-"""Four ranks on a single GPU, by CUDA's Multi-Process Service; NCCL connects them by sockets."""
+"""Four ranks on a single GPU, by CUDA's Multi-Process Service; NCCL connects them by sockets.
+
+The hang is the last: its ranks are killed while their kernels run, and the service then refuses new processes for a
+while (cudaErrorDevicesUnavailable).
+"""
 
 EMULATED = {
     *("slowdown sync", "slowdown no-sync", "sync sleep", "no-sync sleep", "sync healthy", "no-sync healthy"),
