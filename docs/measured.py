@@ -26,6 +26,13 @@ SHOWN = (
         "{:.1f} %",
     ),
     Number(
+        "slowdown",
+        "restarted_slowdown_percent",
+        "{said}: slowdown by a second method, the agent started and stopped {n_restarts} times, "
+        "+- {restarted_spread_percent:.1f} points",
+        "{:.1f} %",
+    ),
+    Number(
         "agent",
         "sum_cpu_percent",
         "CPU of the agent on a node with 8 ranks and 2,000 collectives a second, kernel programs included",

@@ -205,7 +205,9 @@ def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> di
         "runs": len(result),
         "slowdown_us_per_step": round(mean / 100 * float(np.nanmedian(off_ns)) / 1e3, 2),
         "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),
-        "on_share": dict(zip(("copies", "hot"), known.whole.round(4).tolist(), strict=True)),
+        "on_share": dict(
+            zip((group.name.lower() for group in BUDGETED), known.whole.round(4).tolist(), strict=True)
+        ),
         "each_percent": [round(window, 3) for window in result],
         "off_step_ms": [round(window / 1e6, 4) for window in off_ns],
     }

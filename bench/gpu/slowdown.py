@@ -32,10 +32,11 @@ MAX_RUNS = 500
 GOVERNED_S = 6.0
 """After its start the agent learns what hot hooks cost; then they keep to their budget."""
 COUNT_S = 3.0
-RESTARTED_GOVERNED_S = 3.0
+RESTARTED_GOVERNED_S = 8.0
+"""All waits of a new process are recorded for five seconds."""
 RESTARTED_S = 3.0
 """Length of a window in which the agent runs, or does not, where it is started and stopped."""
-RESTART_S = 13.0
+RESTART_S = 18.0
 """Of a start of the agent, its window, its end and the window after it."""
 
 LOOK_EVERY = 32
@@ -261,7 +262,7 @@ def restarted(
         windows.append(window(RESTARTED_S, is_on=False))
     result = slowdown(windows, compared_steps(workload, job, windows), [])
     names = ("slowdown_percent", "spread_percent", "runs")
-    return {f"restarted_{name}": result[name] for name in names}
+    return {"n_restarts": n, **{f"restarted_{name}": result[name] for name in names}}
 
 
 def window(seconds: float, *, is_on: bool) -> Window:
