@@ -148,20 +148,12 @@ class Compactor:
         if not now:
             return 0
         until_us = now[-1].last_us
-        medians: pa.Table | None = None
+        rows, medians = pa.concat_tables(_rows(now)), None
         if table == "collectives":
             known = self._medians.get(tenant, round_lateness.MEDIANS.empty_table())
-            select, medians = round_lateness.with_lateness(
-                self._sealer.db, _rows(now), _rows(later), known=known
-            )
-        else:
-            self._sealer.db.register("now_rows", pa.concat_tables(_rows(now)))
-            select = "SELECT * FROM now_rows"
-        try:
-            segment = self._sealer.sealed(tenant, table, select=select, sealed_us=until_us)
-        finally:
-            for name in ("now_rows", "later_rows", "known_medians"):
-                self._sealer.db.unregister(name)
+            late_ns, medians = round_lateness.lateness(self._sealer.db, rows, _rows(later), known=known)
+            rows = rows.set_column(rows.column_names.index("late_ns"), "late_ns", late_ns)
+        segment = self._sealer.sealed_table(tenant, table, rows, sealed_us=until_us)
         self.files.put(segment)
 
         def put_in_place() -> None:

@@ -8,7 +8,10 @@ between machines are not corrected here.
 from collections.abc import Sequence
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+
+from stallscope.events.layout import Array
 
 _KEY = "coalesce(cluster_id, '') AS cluster_id, comm_hash, seq"
 _MATCHED = "comm_hash IS NOT NULL AND seq IS NOT NULL AND op NOT IN ('send', 'recv') AND ts_ns IS NOT NULL"
@@ -23,17 +26,31 @@ MEDIANS = pa.schema(
 )
 
 
-def with_lateness(
-    db: duckdb.DuckDBPyConnection, now: Sequence[pa.Table], later: Sequence[pa.Table], *, known: pa.Table
-) -> tuple[str, pa.Table]:
-    """A query over the rows sealed now, with late_ns; and the medians needed by rows sealed later.
+_COLUMNS = ["cluster_id", "comm_hash", "seq", "op", "ts_ns", "nranks"]
 
-    now, later: hot rows of `collectives`. known: medians of rounds that were partly sealed before. Registers
-    relations with db.
+
+def lateness(
+    db: duckdb.DuckDBPyConnection, now: pa.Table, later: Sequence[pa.Table], *, known: pa.Table
+) -> tuple[pa.Array, pa.Table]:
+    """The late_ns of each row sealed now, NULL where unknown; and the medians needed by rows sealed later.
+
+    now, later: hot rows of `collectives`. known: medians of rounds that were partly sealed before.
     """
-    db.register("now_rows", pa.concat_tables(now))
-    db.register("later_rows", pa.concat_tables(later) if later else pa.concat_tables(now).slice(0, 0))
-    db.register("known_medians", known)
+    now = now.select(_COLUMNS)
+    try:
+        db.register("now_rows", now.append_column("row", pa.array(np.arange(len(now)))))
+        db.register(
+            "later_rows",
+            pa.concat_tables([rows.select(_COLUMNS) for rows in later]) if later else now.slice(0, 0),
+        )
+        db.register("known_medians", known)
+        return _computed(db, len(now))
+    finally:
+        for name in ("now_rows", "later_rows", "known_medians"):
+            db.unregister(name)
+
+
+def _computed(db: duckdb.DuckDBPyConnection, n_rows: int) -> tuple[pa.Array, pa.Table]:
     both = f"SELECT {_KEY}, ts_ns, nranks FROM now_rows WHERE {_MATCHED}"
     both += f" UNION ALL SELECT {_KEY}, ts_ns, nranks FROM later_rows WHERE {_MATCHED}"
     db.execute(
@@ -51,9 +68,14 @@ def with_lateness(
         " SELECT medians.* FROM medians SEMI JOIN now_keys USING (cluster_id, comm_hash, seq)"
         " SEMI JOIN later_keys USING (cluster_id, comm_hash, seq)"
     ).to_arrow_table()
-    select = (
-        "SELECT now_rows.* REPLACE (now_rows.ts_ns - medians.median_ns AS late_ns) FROM now_rows LEFT JOIN medians"
+    of_row = db.sql(
+        "SELECT now_rows.row, now_rows.ts_ns - medians.median_ns AS late_ns FROM now_rows JOIN medians"
         " ON medians.comm_hash = now_rows.comm_hash AND medians.seq = now_rows.seq"
         " AND medians.cluster_id = coalesce(now_rows.cluster_id, '') AND now_rows.op NOT IN ('send', 'recv')"
-    )
-    return select, needed.cast(MEDIANS)
+    ).fetchnumpy()
+    late_ns: Array = np.zeros(n_rows, np.int64)
+    is_unknown = np.ones(n_rows, bool)
+    is_known = ~np.ma.getmaskarray(of_row["late_ns"])
+    rows = np.asarray(of_row["row"])[is_known]
+    late_ns[rows], is_unknown[rows] = np.asarray(of_row["late_ns"])[is_known], False
+    return pa.array(late_ns, mask=is_unknown), needed.cast(MEDIANS)

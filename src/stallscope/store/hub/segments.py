@@ -8,6 +8,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from stallscope.errors import StorageFailed
 from stallscope.store.hub import schema, views
@@ -20,6 +23,7 @@ _FORM = "PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
 """Running sums and times as differences (DELTA_BINARY_PACKED): smaller, and faster to write and read, than plain values
 with zstd level 3."""
 
+_LAST_NS = pa.scalar((1 << 63) - 1, pa.int64())
 _ROW_GROUP = 65_536
 """Rows per row group, the unit that queries skip by time: a few minutes of a large job."""
 
@@ -30,6 +34,7 @@ class Sealer:
     def __init__(self, folder: Path, *, prefix: str = "", memory_bytes: int = 1 << 30):
         """prefix: of the name of each file."""
         self.folder, self._prefix, self._number = folder, prefix, 0
+        self._memory_bytes = memory_bytes
         self._db = duckdb.connect(
             config={
                 "memory_limit": f"{memory_bytes}B",
@@ -51,18 +56,36 @@ class Sealer:
         """The engine: relations registered with it can be sealed."""
         return self._db
 
-    def sealed(self, tenant: str, table: str, *, select: str, sealed_us: int) -> Segment:
+    def sealed_table(self, tenant: str, table: str, rows: pa.Table, *, sealed_us: int) -> Segment:
+        """Write rows as a new segment, ordered by time. Raises StorageFailed.
+
+        Rows that fit into the memory are sorted here: the engine sorts a table of dozens of columns as slowly as it
+        writes it.
+        """
+        is_small = rows.nbytes <= self._memory_bytes
+        self._db.register("rows_to_seal", in_order_of_time(rows) if is_small else rows)
+        try:
+            select = "SELECT * FROM rows_to_seal"
+            return self.sealed(tenant, table, select=select, sealed_us=sealed_us, is_in_order=is_small)
+        finally:
+            self._db.unregister("rows_to_seal")
+
+    def sealed(
+        self, tenant: str, table: str, *, select: str, sealed_us: int, is_in_order: bool = False
+    ) -> Segment:
         """Write the rows of a query as a new segment, ordered by time, and sync it to disk. Raises StorageFailed.
 
-        select: a query with the table's columns, over relations registered with `db`.
+        select: a query with the table's columns, over relations registered with `db`. is_in_order: it scans rows in
+        order of time; the engine's only thread writes them as it reads them.
         """
+        order = "" if is_in_order else " ORDER BY ts_ns"
         columns = ", ".join(schema.TABLES[table].names)
         path = self._fresh_path(tenant, table, sealed_us)
         part = path.with_suffix(_PART)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db.execute(
-                f"COPY (SELECT {columns} FROM ({select}) ORDER BY ts_ns) TO {views.quoted(str(part))}"
+                f"COPY (SELECT {columns} FROM ({select}){order}) TO {views.quoted(str(part))}"
                 f" (FORMAT parquet, {_FORM}, ROW_GROUP_SIZE {_ROW_GROUP})"
             ).fetchall()
             _synced(part)
@@ -96,6 +119,14 @@ class Sealer:
             self._number += 1
         self._number += 1
         return path
+
+
+def in_order_of_time(rows: pa.Table) -> pa.Table:
+    """The rows by ts_ns, rows without a time last; equal times keep their order."""
+    ts_ns = np.asarray(pc.fill_null(rows["ts_ns"], _LAST_NS))
+    if (ts_ns[1:] >= ts_ns[:-1]).all():
+        return rows
+    return rows.take(pa.array(np.argsort(ts_ns, kind="stable")))
 
 
 def remove_orphans(folder: Path, known: Sequence[Segment], *, latest_us: int) -> list[Path]:
