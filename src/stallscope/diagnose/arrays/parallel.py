@@ -3,9 +3,9 @@
 import ctypes
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 ROWS_AT_ONCE = 1 << 16
@@ -41,24 +41,48 @@ def in_pieces(
 
 
 def together(calls: Iterable[Callable[[], object]]) -> None:
-    """Make independent calls on all cores. Raises the exception of the first call that fails."""
+    """Make independent calls on all cores. Raises the exception of the first call that fails.
+
+    This thread makes each call that no other thread has begun: on a busy machine it does not wait for other threads to
+    be scheduled, and calls within calls cannot wait for each other.
+    """
     calls = list(calls)
     if len(calls) < 2 or _n_cores() < 2:
         for call in calls:
             call()
         return
-    with ThreadPoolExecutor(_n_cores()) as pool:
-        for future in [pool.submit(call) for call in calls]:
-            future.result()
+    errors: dict[int, BaseException] = {}
+
+    def attempt(number: int) -> None:
+        try:
+            calls[number]()
+        except BaseException as error:  # noqa: BLE001 (raised below, after all calls have ended)
+            errors[number] = error
+
+    futures = [_threads().submit(attempt, number) for number in range(len(calls))]
+    begun = []
+    for number, future in reversed(list(enumerate(futures))):
+        if future.cancel():
+            attempt(number)
+        else:
+            begun.append(future)
+    wait(begun)
+    if errors:
+        raise errors[min(errors)]
 
 
 def both(first: Callable[[], A], second: Callable[[], B], *, n: int) -> tuple[A, B]:
     """The results of two independent calls, made in parallel if they work on many rows."""
     if n < MUCH or _n_cores() < 2:
         return first(), second()
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(second)
-        return first(), future.result()
+    future = _threads().submit(second)
+    try:
+        result = first()
+    finally:
+        is_begun = not future.cancel()
+        if is_begun:
+            wait([future])
+    return result, future.result() if is_begun else second()
 
 
 def keep_freed_memory() -> None:
@@ -72,6 +96,13 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_ARENA_MAX, 1)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Threads for all calls of this process: starting some for each call would take longer than many calls."""
+    os.register_at_fork(after_in_child=_threads.cache_clear)
+    return ThreadPoolExecutor(_n_cores(), thread_name_prefix="diagnosis")
 
 
 def _n_cores() -> int:
