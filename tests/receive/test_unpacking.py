@@ -1,6 +1,7 @@
 """Compressed bodies: what comes out is bounded, and known to be all there."""
 
 import gzip
+import random
 import zlib
 
 import pytest
@@ -63,3 +64,14 @@ def test_invalid_compressed_requests_raise_specific_errors():
 def test_members_of_gzip_and_plain_zlib_are_unpacked():
     assert unpacked(gzip.compress(b"a") + gzip.compress(b"b"), "gzip", limit=9) == b"ab"
     assert unpacked(zlib.compress(b"ab"), "deflate", limit=9) == b"ab"
+
+
+def test_very_many_members_of_gzip_are_refused_and_members_may_cross_slices():
+    """Each member's end copies the remaining input: 32 MB of empty members would take minutes."""
+    with pytest.raises(BadInput, match="members"):
+        unpacked(gzip.compress(b"") * 100_000, "gzip", limit=1 << 20)
+    parts = [random.Random(number).randbytes(50_000) for number in range(5)]
+    assert unpacked(b"".join(map(gzip.compress, parts)), "gzip", limit=1 << 20) == b"".join(parts)
+    for cut in (b"", gzip.compress(b"ab")[:-1], gzip.compress(b"ab") + gzip.compress(b"cd")[:9]):
+        with pytest.raises(BadInput, match="truncated"):
+            unpacked(cut, "gzip", limit=9)

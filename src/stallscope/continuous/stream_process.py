@@ -183,7 +183,7 @@ def _write(rows: pa.Table, sink: pa.NativeFile) -> None:
 
 
 def _send(pipe: Connection, packed: Array) -> None:
-    rest = memoryview(packed)
+    rest = packed.data
     while rest:
         rest = rest[os.write(pipe.fileno(), rest) :]
 
@@ -191,7 +191,7 @@ def _send(pipe: Connection, packed: Array) -> None:
 def _received(pipe: Connection, n_bytes: Mapping[str, int], memory: _Memory) -> dict[str, pa.Table]:
     """The tables that follow a message; valid until the next ones are received."""
     block = memory.part(sum(n_bytes.values()))
-    rest = memoryview(block)
+    rest = block.data
     while rest:
         n_read = os.readv(pipe.fileno(), [rest])
         if not n_read:

@@ -10,6 +10,9 @@ _GZIP_OR_ZLIB = 32 + isal_zlib.MAX_WBITS
 _NotSo: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # the stubs declare the class as an instance
 _CHUNK = 1 << 20
 _SLICE = 1 << 16
+_MAX_MEMBERS = 1_000
+"""Of a gzip body: each of them costs as much as some KB of input."""
+
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,20 +61,28 @@ def inflated_to(body: memoryview, n_bytes: int) -> "pa.Buffer | None":
 
 
 def _inflated(body: bytes | memoryview, limit: int) -> bytes:
+    """The content of gzip members, which may follow each other, or of one zlib stream.
+
+    The input is given in slices: a member's end returns a copy of the remaining input.
+    """
+    view, out, at, n_members, is_ended = memoryview(body), bytearray(), 0, 0, True
     unpacker = isal_zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
-        out = unpacker.decompress(body, limit + 1)
-        while (
-            unpacker.eof and unpacker.unused_data and len(out) <= limit
-        ):  # gzip members may follow each other
-            rest = unpacker.unused_data
-            unpacker = isal_zlib.decompressobj(_GZIP_OR_ZLIB)
-            out += unpacker.decompress(rest, limit + 1 - len(out))
+        while at < len(view) and len(out) <= limit:
+            if is_ended:
+                n_members += 1
+                unpacker = isal_zlib.decompressobj(_GZIP_OR_ZLIB)
+            if n_members > _MAX_MEMBERS:
+                raise BadInput(f"the gzip body has more than {_MAX_MEMBERS:,} members; compress it as one")
+            part = view[at : at + _SLICE]
+            out += unpacker.decompress(part, limit + 1 - len(out))
+            is_ended = unpacker.eof
+            at += len(part) - (len(unpacker.unused_data) if is_ended else 0)
     except _NotSo as error:
         raise BadInput(f"the body is not valid gzip ({error})") from error
-    if len(out) <= limit and not unpacker.eof:
+    if len(out) <= limit and not (is_ended and n_members):
         raise BadInput("the gzip body is truncated")
-    return out
+    return bytes(out)
 
 
 def _from_zstd(body: bytes | memoryview, limit: int) -> bytes:
