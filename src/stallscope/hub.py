@@ -125,7 +125,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         tokens = Tokens(
             options.db / TOKENS_FILE, recheck_s=_TOKENS_RECHECK_S
         )  # of all hubs of a shared store
-        alert_state = AlertState(state_path(options.db))
+        alert_state = AlertState.renewed_if_damaged(state_path(options.db))
         is_raising = shared.is_first if shared else lambda: True  # only one of several hubs raises alerts
         raising = stack.enter_context(
             closing(alerts.of_hub(store, alert_state, alert_config, is_active=is_raising))

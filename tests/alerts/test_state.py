@@ -10,7 +10,7 @@ from tests.alerts.builders import T0_NS, S, config, incident
 
 from stallscope.alerts.config import Config, Match
 from stallscope.alerts.state import AlertState
-from stallscope.errors import BadInput, NotFound
+from stallscope.errors import BadInput, NotFound, StorageFailed
 
 
 @pytest.fixture
@@ -169,3 +169,22 @@ def test_alerts_of_a_hub_without_configuration_are_only_recorded(state):
     state.evaluate(None, T0_NS + 50 * S)
     assert sent(state, config(), 60) == []
     assert len(state.incidents(0)) == 1
+
+
+@pytest.mark.parametrize("content", [b"no database" * 100, None], ids=["garbage", "truncated"])
+def test_a_damaged_file_is_set_aside_and_alerts_start_again(
+    state: AlertState, path: Path, content: bytes | None
+):
+    """A hub must start: the state of its alerts is worth less than the rows that it could not receive."""
+    assert sent(state, config(), 0, incident()) == ["raised"]
+    state.close()
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
+    with closing(AlertState.renewed_if_damaged(path)) as again:
+        assert not again.incidents(0)
+        again.evaluate(config(), T0_NS - S)
+        assert sent(again, config(), 1, incident()) == ["raised"]
+    (aside,) = path.parent.glob("alerts.db.damaged-*[0-9]")
+    assert aside.stat().st_size > 0
+    path.with_name("alerts.db.newer").mkdir()
+    with pytest.raises(StorageFailed):
+        AlertState.renewed_if_damaged(path.with_name("alerts.db.newer"))

@@ -5,12 +5,13 @@ is due while the two differ. A restart therefore loses no alert and raises none 
 """
 
 import json
+import logging
 import secrets
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # importing pydantic here would slow every command
 
 _KEPT_NS = 30 * 86_400 * 10**9
 _SCHEMA_VERSION = 1
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_LOG = logging.getLogger(__name__)
 
 
 def state_path(db: Path) -> Path:
@@ -73,6 +76,24 @@ class AlertState:
             self._db.execute("INSERT OR IGNORE INTO progress VALUES ('created', ?)", (time.time_ns(),))
         except (sqlite3.Error, OSError) as error:
             raise StorageFailed(f"{path}: the state of the alerts cannot be opened ({error})") from error
+
+    @classmethod
+    def renewed_if_damaged(cls, path: Path) -> "AlertState":
+        """Open the file; a damaged file is set aside, because a hub must start without the state of its alerts.
+
+        Alerts on open incidents are sent again then. Raises StorageFailed.
+        """
+        try:
+            return cls(path)
+        except StorageFailed as failure:
+            if getattr(failure.__cause__, "sqlite_errorcode", None) not in _DAMAGED:
+                raise
+            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+            for end in ("", "-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    path.with_name(path.name + end).rename(aside.with_name(aside.name + end))
+            _LOG.error("%s; it is set aside as %s", failure, aside.name)
+            return cls(path)
 
     def close(self) -> None:
         with self._lock:
