@@ -1,5 +1,6 @@
 """Damage is contained: a bad file costs its own rows, lost commits are reported, and a copy brings everything back."""
 
+import random
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -203,3 +204,23 @@ def test_a_foreign_file_is_not_deleted(tmp_path: Path):
     moved = tmp_path / "damaged" / foreign.relative_to(tmp_path)
     assert moved.read_bytes() == b"foreign" and not foreign.exists()
     assert not upkeep.check(tmp_path).problems
+
+
+@pytest.mark.parametrize("n_bytes", [0, 300_000], ids=["empty", "truncated"])
+def test_a_file_of_the_hub_that_lost_its_content_is_described_as_such(tmp_path: Path, n_bytes: int):
+    store = HubStore.open(tmp_path, STILL)
+    for number in range(20):
+        appended(store, events=events([f"{number} " + random.Random(number).randbytes(20_000).hex()]))
+    store.close()
+    file = tmp_path / "hub.duckdb"
+    assert file.stat().st_size > n_bytes
+    file.write_bytes(file.read_bytes()[:n_bytes])
+    if n_bytes:
+        with pytest.raises(
+            StorageFailed, match=r"cannot (read|open|prepare) \S+hub\.duckdb: .*restore a copy"
+        ):
+            HubStore.open(tmp_path, STILL)
+        return
+    with closing(HubStore.open(tmp_path, STILL)) as again:
+        assert "lost commits" in again.damage.warning("a")
+    assert not any(" s are missing" in problem for problem in upkeep.check(tmp_path).problems)

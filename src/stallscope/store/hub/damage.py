@@ -94,10 +94,7 @@ class Damage:
         self._gaps.append(gap)
         with (self._folder / GAPS_NAME).open("a") as file:
             file.write(json.dumps(gap) + "\n")
-        _LOG.error(
-            "the write-ahead log lost its tail: commits of the last %.1f s before the end are missing",
-            (noted_us - latest_us) / 1e6,
-        )
+        _LOG.error("%s", lost_commits(latest_us, noted_us))
 
     def warning(self, tenant: str) -> str:
         """One sentence for a tenant whose answers lack rows; "" if they are complete."""
@@ -127,6 +124,14 @@ class Position:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def lost_commits(latest_us: int, noted_us: int) -> str:
+    """The commits that are missing: the newest that is stored (0: none), and the last that was noted."""
+    if not latest_us:
+        return "the file is empty, but commits were noted: all rows that were not sealed are missing"
+    lost_s = (noted_us - latest_us) / 1e6
+    return f"the write-ahead log lost its tail: the commits of its last {lost_s:.1f} s are missing"
 
 
 def read_position(folder: Path) -> int:

@@ -151,7 +151,7 @@ class DuckJournal:
 
         Some commits at a time: sorting all rows at once would need memory for all of them.
         """
-        with _storage(self.folder):
+        with _storage(self.folder, is_reading=True):
             sizes = self._db.execute(
                 "SELECT received_us, sum(octet_length(ipc)) FROM journal GROUP BY ALL ORDER BY received_us"
             ).fetchall()
@@ -370,10 +370,15 @@ def _roll_back(db: duckdb.DuckDBPyConnection) -> None:
 
 
 @contextmanager
-def _storage(folder: Path) -> Iterator[None]:
+def _storage(folder: Path, *, is_reading: bool = False) -> Iterator[None]:
     try:
         yield
     except (duckdb.Error, OSError) as error:
+        if is_reading:
+            raise StorageFailed(
+                f"cannot read {folder / FILE_NAME}: {line(error)}; restore a copy, or remove the file and run"
+                f" `stallscope hub check {folder} --repair`, which lists the sealed files again"
+            ) from error
         raise StorageFailed(
             f"cannot write {folder}: {line(error)}; acknowledged rows are intact; check free space"
         ) from error

@@ -16,7 +16,13 @@ import pyarrow as pa
 
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.store.hub import schema, segments
-from stallscope.store.hub.damage import GAPS_NAME, POSITION_NAME, read_position, reason_unreadable_inside
+from stallscope.store.hub.damage import (
+    GAPS_NAME,
+    POSITION_NAME,
+    lost_commits,
+    read_position,
+    reason_unreadable_inside,
+)
 from stallscope.store.hub.duck_journal import FILE_NAME, DuckJournal
 from stallscope.store.hub.folder_lock import LOCK_NAME
 from stallscope.store.hub.journal import Segment, line
@@ -130,8 +136,7 @@ def _check_other_files(
     for path in segments.orphans(folder, known):
         _check_unlisted(folder, journal, path, out, latest_us=latest_us, repair=repair)
     if noted_us > latest_us:
-        lost_s = (noted_us - latest_us) / 1e6
-        out.problems.append(f"the write-ahead log lost its tail: the commits of its last {lost_s:.1f} s")
+        out.problems.append(lost_commits(latest_us, noted_us))
 
 
 def _check_unlisted(
