@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from report import report
 from shared_hubs import Servers, servers, tree_cpu_s
 
 from stallscope import rates
+from stallscope.errors import Busy
 from stallscope.exporters import hub_arrow
 from stallscope.receive import arrow
 from stallscope.serve.sql.sources import of_store
@@ -152,7 +153,9 @@ def asked(store: SharedStore, last_ns: int) -> dict[str, Any]:
         sql.start()
 
         def p99(condition: str) -> int:
-            return len(sql.query(P99.format(condition), tenant=TENANT).rows)
+            while True:
+                with suppress(Busy):  # the files are still being fetched
+                    return len(sql.query(P99.format(condition), tenant=TENANT).rows)
 
         questions: dict[str, tuple[int, Callable[[], int]]] = {
             "p99_of_each_rank_of_a_cluster": (RANKS, lambda: p99(f"cluster_id = '{clusters()[0]}'")),
