@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stallscope.errors import StallscopeError
 from stallscope.events.layout import Array
 from stallscope.page.cell_ring import SECONDS, Arrivals, Ring
 
@@ -173,6 +174,8 @@ class JobMemory:
         """Rows that this module cannot use must not end the page."""
         try:
             step()
+        except StallscopeError as error:
+            _LOG.warning("some rows could not be added to the data of the page: %s", error)
         except Exception:  # noqa: BLE001 (logged; the rows of other jobs are still shown)
             _LOG.exception("some rows could not be added to the data of the page")
 
