@@ -1,15 +1,16 @@
 """Throughput with diagnosis of two and four hub processes, relative to one, and the processor time of each part.
 
 One, two and four hubs by turns, each time with a new database and an empty bucket. Each hub and its processes have one
-processor, so that a hub process stands for a core. Several jobs, each with a straggler, send the same number of rows,
-as fast as the hubs examine them: a job waits while too many acknowledged rows are unexamined. The load generator,
-PostgreSQL and the bucket server share the processors, so the result also has the CPU seconds of each part, and the
-ratio that follows from them for a machine with a processor for each hub.
+processor, so that a hub process stands for a core. Several jobs, each with a straggler and as many for each hub, send
+the same number of rows, as fast as the hubs examine them: a job waits while too many acknowledged rows are unexamined.
+The load generator, PostgreSQL and the bucket server share the processors, so the result also has the CPU seconds of
+each part, and the ratio that follows from them for a machine with a processor for each hub.
 
     python bench/bench_shared_hubs.py [--rounds N] [--rows N] [--hubs 1,2,4]
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -18,7 +19,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,15 @@ from report import report
 from shared_hubs import HubProcess, Servers, servers
 
 from stallscope.exporters import hub_arrow
-from stallscope.store.shared.slots import slot_of
+from stallscope.store.shared.slots import N_SLOTS, slot_of
 from stallscope.stress import load
 
 CLUSTERS, RANKS, ROUNDS_A_BATCH = 16, 64, 80
 INTERVAL_NS, LATE_NS, STRAGGLER = 20_000_000, 3_000_000, 3
 MAX_UNEXAMINED = 300_000
 """Rows of all jobs: below the rows from which a hub samples a job."""
+LIMITS = {"seal_rows": 20_000, "settle_s": 1.0}
+"""The rows that are sealed depend hardly on the duration of a run, in which more hubs need less time."""
 _METHOD = "/stallscope.v1.Ingest/Append"
 _LOOK_S = 0.25
 _MAX_S, _TOKEN_S = 400.0, 30.0
@@ -61,14 +65,14 @@ def main() -> None:
 def measured(of: Servers, n_hubs: int, n_wanted: int, stack: ExitStack) -> dict[str, Any]:
     """One run."""
     n_cpus = os.cpu_count() or 1
-    hubs = [HubProcess(number, of, seal_after_s=10.0, cpu=number % n_cpus) for number in range(n_hubs)]
+    hubs = [HubProcess(number, of, limits=LIMITS, cpu=number % n_cpus) for number in range(n_hubs)]
     for hub in hubs:
         hub.start()
         stack.callback(hub.stop)
     token, reader = of.token("ingest"), of.token("admin")
-    _wait_for_shares(of, n_hubs)
+    names = _names(_wait_for_shares(of, n_hubs))
     _wait_for_token(hubs, reader)
-    bodies = [_bodies(number, n_wanted // CLUSTERS) for number in range(CLUSTERS)]
+    bodies = [_bodies(name, n_wanted // CLUSTERS) for name in names]
 
     def n_done() -> float:
         numbers = [_numbers(hub, reader) for hub in hubs]
@@ -95,9 +99,8 @@ def measured(of: Servers, n_hubs: int, n_wanted: int, stack: ExitStack) -> dict[
     }
 
 
-def _bodies(number: int, n_wanted: int) -> list[tuple[bytes, int]]:
+def _bodies(name: str, n_wanted: int) -> list[tuple[bytes, int]]:
     """The requests of a job and their rows."""
-    name = f"c{number}"
     job = load.Job(
         name=name, ranks=RANKS, first_rank=0, world=RANKS, interval_ns=INTERVAL_NS, straggler=STRAGGLER,
         late_ns=LATE_NS,
@@ -263,21 +266,29 @@ def _journal_bytes(of: Servers) -> int:
         return int(db.execute("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn").fetchall()[0][0])
 
 
-def _wait_for_shares(of: Servers, n_hubs: int) -> None:
-    """Wait until each hub owns its slots, the jobs' slots included."""
+def _wait_for_shares(of: Servers, n_hubs: int) -> dict[int, str]:
+    """Wait until each hub owns its slots. Returns the owner of each slot."""
     import psycopg
 
-    slots = [slot_of("default", f"c{n}") for n in range(CLUSTERS)]
     with psycopg.connect(of.dsn, autocommit=True) as db:
         while True:
-            rows = db.execute("SELECT owner, count(*) FROM stallscope.leases GROUP BY owner").fetchall()
-            if len(rows) == n_hubs and all(owner and n == 64 // n_hubs for owner, n in rows):
-                break
+            owners: dict[int, str] = dict(db.execute("SELECT slot, owner FROM stallscope.leases").fetchall())
+            if sorted(Counter(owners.values()).values()) == n_hubs * [N_SLOTS // n_hubs]:
+                return owners
             time.sleep(0.2)
-        owners = db.execute(
-            "SELECT owner, count(*) FROM stallscope.leases WHERE slot = ANY(%s) GROUP BY owner", [slots]
-        ).fetchall()
-    print("slots of the jobs by hub:", [n for _, n in owners], file=sys.stderr)
+
+
+def _names(owners: Mapping[int, str]) -> list[str]:
+    """Names of jobs, each in a slot of its own, and the same number for each hub."""
+    n_each = CLUSTERS // len(set(owners.values()))
+    names: dict[int, str] = {}
+    for number in itertools.count():
+        if len(names) == CLUSTERS:
+            return list(names.values())
+        slot = slot_of("default", f"c{number}")
+        if sum(owners[other] == owners[slot] for other in names) < n_each:
+            names.setdefault(slot, f"c{number}")
+    raise AssertionError("count() does not end")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class Proof:
                 self._servers,
                 lease_s=self._arguments.lease_s,
                 skew_s=SKEW_S[number % len(SKEW_S)],
-                seal_after_s=SEAL_AFTER_S,
+                limits={"seal_after_s": SEAL_AFTER_S},
                 object_bytes=OBJECT_BYTES,
             )
             hub.start()

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from dataclasses import replace
 from stallscope.cli import main
 from stallscope.store.hub.limits import Limits
 from stallscope.store.shared import postgres_journal
-skew_ns, seal_after_s, object_bytes, cpu = {skew_ns}, {seal_after_s}, {object_bytes}, {cpu}
+skew_ns, limits, object_bytes, cpu = {skew_ns}, {limits}, {object_bytes}, {cpu}
 if cpu is not None:
     os.sched_setaffinity(0, [cpu])
 if skew_ns:
@@ -33,9 +33,9 @@ if skew_ns:
         return frame.f_globals.get("__name__", "").startswith("stallscope")
     time.time_ns = lambda: time_ns() + skew_ns * is_own(sys._getframe(1))
     time.time = lambda: time_s() + skew_ns / 1e9 * is_own(sys._getframe(1))
-if seal_after_s:
+if limits:
     within = Limits.within
-    Limits.within = lambda *args, **named: replace(within(*args, **named), seal_after_s=seal_after_s)
+    Limits.within = lambda *args, **named: replace(within(*args, **named), **limits)
 if object_bytes:
     postgres_journal.OBJECT_BYTES = object_bytes
 main()
@@ -87,16 +87,16 @@ def servers(folder: Path) -> Iterator[Servers]:
 class HubProcess:
     """A hub as a user starts it.
 
-    skew_s: added to its clock, as the product reads it. seal_after_s, object_bytes: replace the constants of the store,
-    so that a short run also has sealed files and journal objects; 0 keeps the constants. cpu: the only processor of the
-    hub and its processes; None: all.
+    skew_s: added to its clock, as the product reads it. limits: replace those of the store; object_bytes: replaces the
+    size of journal objects, 0 keeps it. So a short run also has sealed files and journal objects. cpu: the only
+    processor of the hub and its processes; None: all.
     """
 
     number: int
     servers: Servers
     lease_s: float = 10.0
     skew_s: float = 0.0
-    seal_after_s: float = 0.0
+    limits: Mapping[str, float] = field(default_factory=dict)
     object_bytes: int = 0
     cpu: int | None = None
     grpc_port: int = field(default_factory=shared_servers.free_port)
@@ -115,7 +115,7 @@ class HubProcess:
         settings.write_text(f"hub_lease_s: {self.lease_s}\n")
         code = _START.format(
             skew_ns=round(self.skew_s * 1e9),
-            seal_after_s=self.seal_after_s,
+            limits=dict(self.limits),
             object_bytes=self.object_bytes,
             cpu=self.cpu,
         )
