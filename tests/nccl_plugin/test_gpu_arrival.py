@@ -39,10 +39,15 @@ def hosts(ts_ns: Array, pid: int, *, late_ns: Array | int = 0) -> Array:
 
 
 def trace(
-    fault: Fault, *, runs_ahead: bool = True, windows: tuple[int, int] = _WHOLE, seed: int = 1
+    fault: Fault,
+    *,
+    runs_ahead: bool = True,
+    windows: tuple[int, int] = _WHOLE,
+    seed: int = 1,
+    host_ms: float = 0.5,
 ) -> Trace:
     """A trace of the agent: arrivals of the hosts, and the operations on the GPUs in the plugin's windows."""
-    recorded, rows = job(fault, runs_ahead=runs_ahead, seed=seed), []
+    recorded, rows = job(fault, runs_ahead=runs_ahead, seed=seed, host_ms=host_ms), []
     for pid, process in recorded.items():
         host_ns = process.records["host_ns"].astype(np.int64)
         is_late = (pid - 100 == fault.rank) & (np.arange(N_ROUNDS) % fault.period == 0) & fault.on_host
@@ -73,6 +78,24 @@ def test_the_late_gpu_is_named_although_all_hosts_arrive_in_time(period: int, wi
     assert verdict.cost is not None
     if windows is _WINDOWS:  # the time between the windows costs an unknown amount
         assert verdict.cost.is_lower_bound and verdict.cost.at_most_gpu_seconds is None
+
+
+@pytest.mark.parametrize("has_hosts", [True, False], ids=["trace", "plugin record"])
+@pytest.mark.parametrize(("extra_ms", "expected"), [(0.3, [2]), (0.05, [])])
+def test_a_gpu_that_works_longer_by_a_tenth_in_every_round_is_named(
+    extra_ms: float, expected: list[int], has_hosts: bool
+):
+    """Far less than the least lateness of a host that is reported; GPUs of a model differ by 2 %."""
+    whole = trace(Fault(2, 1, extra_ms=extra_ms))
+    report = diagnose(whole if has_hosts else replace(whole, collectives=whole.collectives[:0]))
+    assert [rank for verdict in report.verdicts for rank in verdict.ranks] == expected
+    if not expected:
+        assert report.answer == "healthy", report.gaps
+
+
+def test_small_delays_of_a_gpu_in_some_rounds_are_normal():
+    report = diagnose(trace(Fault(2, 4, extra_ms=0.4)))
+    assert report.verdicts == [] and report.answer == "healthy", report.gaps
 
 
 @pytest.mark.parametrize("windows", [_WHOLE, _WINDOWS], ids=["whole", "windows"])

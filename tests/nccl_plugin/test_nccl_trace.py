@@ -18,25 +18,32 @@ N_RANKS, N_ROUNDS = 4, 480
 
 @dataclass(frozen=True)
 class Fault:
-    """Extra work of 20 ms in each round of a period. rank: None for none. on_host: on the CPU, otherwise on the GPU."""
+    """Extra work in each round of a period. rank: None for none. on_host: on the CPU, otherwise on the GPU. lag_ms: by
+    which the host is behind the other hosts from the start.
+    """
 
     rank: int | None = None
     period: int = 4
     on_host: bool = False
+    extra_ms: float = 20.0
+    lag_ms: float = 0.0
 
 
-def job(fault: Fault, *, runs_ahead: bool, seed: int = 1, n_ranks: int = N_RANKS) -> dict[int, Recorded]:
-    """The records of each rank. Hosts that do not run ahead wait for the end of each round."""
+def job(
+    fault: Fault, *, runs_ahead: bool, seed: int = 1, n_ranks: int = N_RANKS, host_ms: float = 0.5
+) -> dict[int, Recorded]:
+    """The records of each rank. Hosts that do not run ahead wait for the end of each round. host_ms: of a round."""
     chance = np.random.default_rng(seed)
-    host, free = np.zeros(n_ranks), 0.0
+    host, free = (np.arange(n_ranks) == fault.rank) * fault.lag_ms * _MS, 0.0
     clocks = 1e15 + chance.integers(-200_000, 200_000, n_ranks)  # of the GPUs
     rows = np.zeros((n_ranks, N_ROUNDS), RECORD)
     for number in range(N_ROUNDS):
         is_late = (np.arange(n_ranks) == fault.rank) & (number % fault.period == 0)
-        host = host + 0.5 * _MS * (1 + 0.1 * chance.random(n_ranks))
-        host += is_late * fault.on_host * 20 * _MS
+        host = host + host_ms * _MS * (1 + 0.1 * chance.random(n_ranks))
+        host += is_late * fault.on_host * fault.extra_ms * _MS
         work = 2 * _MS * (1 + 0.02 * chance.standard_normal(n_ranks))
-        start = np.maximum(free + work + is_late * (not fault.on_host) * 20 * _MS, host + 20_000)
+        extra = is_late * (not fault.on_host) * fault.extra_ms * _MS
+        start = np.maximum(free + work + extra, host + 20_000)
         free = start.max() + 0.5 * _MS
         row = rows[:, number]
         row["seq"], row["host_ns"], row["noticed_ns"] = number, 1e12 + host, 1e12 + start + 5_000

@@ -118,9 +118,19 @@ def with_gpu_arrivals(
     if not len(trace.gpu_kernels) or not len(trace.collectives):
         return partial
     case = gpu_arrival.gpu_case(trace, limits, usd_per_gpu_hour)
-    whole = gpu_arrival.joined(trace, case, partial, report(findings(case))) if case else partial
+    whole = gpu_arrival.joined(trace, case, partial, gpu_report(case)) if case else partial
     whole = gpu_arrival.with_replays(trace, whole)
     return replace(whole, verdicts=[_worded(verdict) for verdict in whole.verdicts])
+
+
+def gpu_report(case: Case) -> Report:
+    """The report on the rounds on GPUs; where no rank is named, also on GPUs that are late by little in most rounds."""
+    whole = report(findings(case))
+    if any(verdict.ranks for verdict in whole.verdicts):
+        return whole
+    small = report(findings(gpu_arrival.of_small_delays(case)))
+    steady = gpu_arrival.steadily_late(small.verdicts, case.limits)
+    return replace(whole, verdicts=steady or whole.verdicts)
 
 
 def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:
@@ -152,7 +162,7 @@ def _report(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) ->
             limits=limits,
             usd_per_gpu_hour=usd_per_gpu_hour,
         )
-    return report(findings(case))
+    return gpu_report(case) if gpu_arrival.is_on_gpus(trace) else report(findings(case))
 
 
 def report(case_findings: Findings) -> Report:

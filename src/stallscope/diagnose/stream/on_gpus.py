@@ -6,7 +6,6 @@ The plugin records windows. Without enough rounds in the remaining rows, nothing
 from collections.abc import Sequence
 
 from stallscope.diagnose import engine
-from stallscope.diagnose.findings import findings
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.stream import candidates
 from stallscope.diagnose.stream.evaluation import Evaluation
@@ -32,7 +31,7 @@ def with_gpu_arrivals(
     if case is None:
         new = known
     else:
-        on_gpus = engine.report(findings(case)).verdicts
+        on_gpus = engine.gpu_report(case).verdicts
         by_gpu = gpu_arrival.held_by_gpu(trace, on_gpus)
         shown = [each for each in shown if not gpu_arrival.is_of_full_queue(each.verdict, by_gpu)]
         new = _candidates(trace, case, shown, on_gpus)

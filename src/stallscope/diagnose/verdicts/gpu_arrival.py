@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.causes import Explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
@@ -26,11 +27,12 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.verdicts import gpu_network
 from stallscope.events.layout import Array
-from stallscope.events.names import GpuKernelFlag
+from stallscope.events.names import CollectiveFlag, GpuKernelFlag
 from stallscope.events.trace import Gap, Trace
 
 _NAMES_A_RANK = ("straggler", "device")
 _MIN_ROUNDS = 16  # fewer rounds show no pattern
+_SMALL = 0.1  # of the least lateness that is reported for a host, for a GPU that is late in most rounds
 _MAX_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
 _SPINNING = (
     "host_compute",
@@ -59,12 +61,16 @@ def _before_replays(trace: Trace, verdict: Verdict) -> Verdict:
     first = verdict.causes[0] if len(verdict.causes) == 1 else None
     if len(verdict.ranks) != 1 or first is None or first.cause.name != "not_recorded":
         return verdict
-    flags = _kernels_of(trace, verdict.ranks[0])["flags"]
-    if not len(flags) or (flags & GpuKernelFlag.IS_REPLAY != 0).mean() < _MOSTLY_REPLAYS:
+    if not _are_mostly_replays(_kernels_of(trace, verdict.ranks[0])):
         return verdict
     evidence = merged(first.evidence, CauseEvidence(before_replays=True))
     part = replace(first, evidence=evidence)
     return replace(verdict, causes=[part], advice=part.cause.advice(evidence), summary="")
+
+
+def _are_mostly_replays(kernels: Array) -> bool:
+    is_replay = kernels["flags"] & GpuKernelFlag.IS_REPLAY != 0
+    return bool(len(kernels)) and float(is_replay.mean()) >= _MOSTLY_REPLAYS
 
 
 def _kernels_of(trace: Trace, rank: int) -> Array:
@@ -82,6 +88,40 @@ def gpu_case(trace: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -
     rows = on_gpus.collectives
     if len(np.unique(rows[["comm_hash", "seq"]])) < _MIN_ROUNDS:
         return None
+    return _case_of(on_gpus, limits, usd_per_gpu_hour)
+
+
+def is_on_gpus(trace: Trace) -> bool:
+    """Whether the collectives of a trace arrive when their kernels start: see gpu_trace()."""
+    flags = trace.collectives["flags"]
+    return len(flags) > 0 and bool(flagged(flags, CollectiveFlag.NUMBERED).all())
+
+
+def of_small_delays(case: Case) -> Case:
+    """The case on GPUs with a lower limit of lateness: kernels start without the delays of a scheduler.
+
+    Single small delays are normal, as the clocks of GPUs vary. A GPU that is late in most rounds is slow.
+    """
+    limits = replace(case.limits, min_late_ns=int(_SMALL * case.limits.min_late_ns))
+    return _case_of(case.trace, limits, case.usd_per_gpu_hour)
+
+
+def steadily_late(verdicts: Sequence[Verdict], limits: Thresholds) -> list[Verdict]:
+    """The verdicts on a rank whose GPU works longer in most rounds: small delays of a host are not reported."""
+    return [
+        verdict
+        for verdict in verdicts
+        if verdict.kind in _NAMES_A_RANK
+        and _names_gpu(verdict)
+        and (verdict.evidence.n_late_steps or 0) >= limits.steady_share * (verdict.evidence.n_steps or 1)
+    ]
+
+
+def _names_gpu(verdict: Verdict) -> bool:
+    return bool(verdict.causes) and verdict.causes[0].cause.name == "gpu_slow"
+
+
+def _case_of(on_gpus: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case:
     case = case_of(on_gpus, limits, usd_per_gpu_hour, is_numbered=True)
     pauses = is_pause(case.timeline.interval_ns)
     return replace(case, table=case.table.without(pauses), judged=case.judged.without(pauses))
@@ -125,11 +165,7 @@ def joined(trace: Trace, case: Case, on_hosts: Report, on_gpus: Report) -> Repor
 
 def held_by_gpu(trace: Trace, on_gpus: Sequence[Verdict]) -> set[int]:
     """The ranks whose kernels were enqueued in time, and waited on the GPU."""
-    ranks = {
-        verdict.ranks[0]
-        for verdict in on_gpus
-        if len(verdict.ranks) == 1 and verdict.causes and verdict.causes[0].cause.name == "gpu_slow"
-    }
+    ranks = {verdict.ranks[0] for verdict in on_gpus if len(verdict.ranks) == 1 and _names_gpu(verdict)}
     return {rank for rank in ranks if are_calls_known(_kernels_of(trace, rank))}
 
 
