@@ -98,6 +98,12 @@ def test_small_delays_of_a_gpu_in_some_rounds_are_normal():
     assert report.verdicts == [] and report.answer == "healthy", report.gaps
 
 
+def test_a_host_that_is_behind_from_the_start_does_not_make_its_gpu_slow():
+    """Hosts that limit the pace and never wait for each other."""
+    report = diagnose(trace(Fault(2, extra_ms=0.0, lag_ms=2.5), host_ms=3.0))
+    assert [verdict for verdict in report.verdicts if verdict.kind == "device"] == []
+
+
 @pytest.mark.parametrize("windows", [_WHOLE, _WINDOWS], ids=["whole", "windows"])
 @pytest.mark.parametrize("seed", range(2))
 def test_gpus_without_a_fault_are_healthy(seed: int, windows: tuple[int, int]):

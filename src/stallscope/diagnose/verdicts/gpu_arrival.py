@@ -185,12 +185,25 @@ def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[in
     late = [
         on_device(verdict, trace)
         for verdict in on_gpus
-        if verdict.kind in _NAMES_A_RANK and not named & set(verdict.ranks)
+        if verdict.kind in _NAMES_A_RANK
+        and not named & set(verdict.ranks)
+        and not _is_by_host(trace, verdict)
     ]
     if late or named:
         return late
     fabric = [verdict for verdict in on_gpus if verdict.kind in ("link", "change")]
     return gpu_network.verdicts(trace, case) or fabric
+
+
+def _is_by_host(trace: Trace, verdict: Verdict) -> bool:
+    """Whether a rank's kernels are late because its host enqueues them late: the arrivals of the hosts show how late.
+
+    Hosts that never wait for each other drift apart, so that a rank may be late in most rounds without a fault.
+    """
+    if len(verdict.ranks) != 1 or not verdict.causes or verdict.causes[0].cause.name != "not_recorded":
+        return False
+    kernels = _kernels_of(trace, verdict.ranks[0])
+    return are_calls_known(kernels) and not _are_mostly_replays(kernels)
 
 
 def is_undecided(verdict: Verdict) -> bool:
