@@ -1,5 +1,6 @@
 """Replays of CUDA graphs with the times of other kernels, as NCCL 2.28 reported them on two H200."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
 from stallscope.diagnose.gpu.replay_times import with_replay_times
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
-from stallscope.events.names import GpuKernelFlag, Op
+from stallscope.events.names import Category, GpuKernelFlag, Op
 from stallscope.events.trace import Clock, Trace
 
 RECORDED = Path(__file__).parents[1] / "data/recorded/graph_replays.npz"
@@ -53,6 +54,39 @@ def test_the_rank_that_reaches_each_12th_replay_late_is_named(hosts: str):
     assert verdict.n_late_rounds == pytest.approx(120 / PERIOD, abs=1)
     assert verdict.period_steps == PERIOD * PER_REPLAY  # a graph's collectives are steps of their own
     assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(22, abs=1)
+
+
+def on_hosts(whole: Trace, category: Category, spent_ns: int) -> Trace:
+    """The trace with the first arrival of each host, and with a time that the host of rank 1 spent."""
+    begin_ns, end_ns = int(whole.gpu_kernels["ts_ns"].min()) - 10**9, whole.ends_ns[0]
+    hosts, snapshots = layout.empty(layout.COLLECTIVES, 2), layout.empty(layout.SNAPSHOTS, 4)
+    pids = whole.processes["pid"]
+    hosts["ts_ns"], hosts["pid"], hosts["comm_rank"], hosts["op"] = begin_ns, pids, (0, 1), Op.ALL_REDUCE
+    hosts["comm_hash"], hosts["nranks"], hosts["seq"] = 0x77, 2, 0
+    snapshots["pid"], snapshots["ts_ns"] = np.tile(pids, 2), np.repeat((begin_ns, end_ns), 2)
+    snapshots["ledger_ns"][2:, Category.WAIT_GPU - 1] = 10**9
+    snapshots["ledger_ns"][3, category - 1] = spent_ns
+    return replace(whole, collectives=hosts, snapshots=snapshots, source="probes")
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize(
+    ("category", "spent_ns", "kind", "cause"),
+    [
+        (Category.SLEEP, 200_000_000, "straggler", "host_sleep"),
+        (Category.ON_CPU, 200_000_000, "straggler", "host_compute"),
+        (Category.SLEEP, 40_000_000, "device", "gpu_slow"),
+        (Category.WAIT_GPU, 200_000_000, "device", "gpu_slow"),
+    ],
+)
+def test_the_ledgers_of_hosts_show_whether_a_host_reaches_its_replays_late(
+    hosts: str, category: Category, spent_ns: int, kind: str, cause: str
+):
+    """As on two H200, where the graph was captured before the trace: hosts have no arrivals at its replays."""
+    kernels = recorded(hosts)
+    kernels["flags"] |= np.uint8(GpuKernelFlag.IS_REPLAY)
+    (verdict,) = diagnose(on_hosts(trace(kernels), category, spent_ns)).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.causes[0].cause.name) == (kind, [1], cause)
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from stallscope.diagnose.arrays.row_order import flagged
-from stallscope.diagnose.causes import Explained
+from stallscope.diagnose.causes import Explained, explained, leading
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.gpu.gpu_rounds import (
@@ -22,6 +22,7 @@ from stallscope.diagnose.gpu.gpu_rounds import (
     n_unnumbered,
     n_without_times,
 )
+from stallscope.diagnose.gpu.host_before_replays import host_excess
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
@@ -40,6 +41,7 @@ _SPINNING = (
     "unknown",
 )  # causes of a host that waits for room in its launch queue
 _MOSTLY_REPLAYS = 0.5  # share of a rank's operations
+_BY_HOST = 0.5  # share of a rank's lateness before replays that its host spent in excess of its peers
 _COUNT_REPLAYS = "Set STALLSCOPE_NCCL_GRAPHS=1 in the job's environment, which makes NCCL count the replays."
 _WITHOUT_GRAPHS = (
     "Record the job without CUDA graphs: NCCL then reports the times of each collective's own kernel."
@@ -214,8 +216,10 @@ def is_undecided(verdict: Verdict) -> bool:
 
 
 def on_device(verdict: Verdict, trace: Trace) -> Verdict:
-    """The verdict on a rank whose kernels start late, and whose host arrives in time."""
+    """The verdict on a rank whose kernels start late, and whose host arrives in time as far as its arrivals show."""
     excess_ns = sum(part.excess_ns for part in verdict.causes)
+    if by_host := _by_host_before_replays(verdict, trace, excess_ns):
+        return by_host
     evidence = CauseEvidence(seen_by=_SEEN_BY)
     part = Explained(cause("gpu_slow"), 1.0, excess_ns, evidence)
     cost = verdict.cost
@@ -224,6 +228,23 @@ def on_device(verdict: Verdict, trace: Trace) -> Verdict:
     return replace(
         verdict, kind="device", causes=[part], cost=cost, advice=part.cause.advice(evidence), summary=""
     )
+
+
+def _by_host_before_replays(verdict: Verdict, trace: Trace, late_ns: float) -> Verdict | None:
+    """The verdict on the host of a rank that reaches replays of graphs late, where hosts do not arrive at replays."""
+    kernels = _kernels_of(trace, verdict.ranks[0]) if len(verdict.ranks) == 1 else trace.gpu_kernels[:0]
+    if not _are_mostly_replays(kernels):
+        return None
+    process = (int(kernels["node"][0]), int(kernels["pid"][0]))
+    hosts = trace.collectives
+    if len(hosts[(hosts["node"] == process[0]) & (hosts["pid"] == process[1])]) >= _MIN_ROUNDS:
+        return None
+    excess = host_excess(trace, process, late_ns, verdict.evidence.n_late_steps or 0)
+    parts = explained(excess) if excess else []
+    if sum(part.share for part in parts if part.cause.name != "unknown") < _BY_HOST:
+        return None
+    advice = [line for part in leading(parts) for line in part.cause.advice(part.evidence)]
+    return replace(verdict, kind="straggler", causes=parts, advice=advice, summary="")
 
 
 def _covered(trace: Trace) -> float:
