@@ -177,22 +177,28 @@ def judged(name: str, phase: dict[str, Any], ranks: Ranks, db: Path) -> dict[str
     late = late_rounds(db, min_ms=0.5 * phase.get("ms", 20.0))
     if not late["rounds"]:
         result["why_no_rounds"] = no_rounds(db, plugins, n_ranks=len(ranks.pids))
-    return result | explained(db, truth) | {"late_rounds": late, "hardware_counters": hardware_counters(db)}
+    return (
+        result
+        | explained(db, truth, is_on_host="host" in phase)
+        | {"late_rounds": late, "hardware_counters": hardware_counters(db)}
+    )
 
 
-def explained(db: Path, truth: int | None) -> dict[str, Any]:
-    """The answer of `explain` on a trace, and whether it is right."""
+def explained(db: Path, truth: int | None, *, is_on_host: bool) -> dict[str, Any]:
+    """The answer of `explain` on a trace. It is right if it names the rank, and whether its host or its GPU is late."""
     command = [*STALLSCOPE, "explain", "--db", str(db), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPLAIN_S)
     report = json.loads(done.stdout) if done.returncode in (0, 20, 21) else {"answer": done.stderr[-400:]}
     verdicts = report.get("verdicts", [])
     named = sorted({rank for verdict in verdicts for rank in verdict["ranks"]})
+    causes = [part["cause"] for verdict in verdicts for part in verdict["causes"][:1]]
+    is_side_right = truth is None or all(name.startswith("gpu_") != is_on_host for name in causes)
     return {
         "named": named,
-        "is_right": named == ([] if truth is None else [truth]),
+        "is_right": named == ([] if truth is None else [truth]) and is_side_right,
         "answer": report["answer"],
         "summaries": [verdict["summary"] for verdict in verdicts],
-        "causes": [part["cause"] for verdict in verdicts for part in verdict["causes"][:1]],
+        "causes": causes,
         "evidence": [verdict["causes"][0]["evidence"] for verdict in verdicts if verdict["causes"]],
         "gaps": report.get("gaps", []),
     }

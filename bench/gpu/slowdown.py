@@ -133,13 +133,13 @@ WORKLOADS = (
         85,
         window_s=3.0,
     ),
-    Workload("slowdown fsdp", "a step of an FSDP job", ("--kind", "fsdp", "--sync", "--rows", "16384"), 70),
-    Workload("slowdown tp", "a step of a tensor-parallel job", ("--kind", "tp", "--sync"), 70),
+    Workload("slowdown fsdp", "a step of an FSDP job", ("--kind", "fsdp", "--sync"), 75),
+    Workload("slowdown tp", "a step of a tensor-parallel job", ("--kind", "tp", "--sync"), 95),
     Workload(
         "slowdown graph",
         "a step that is one CUDA graph, 1.6 ms",
         ("--kind", "graph", *_BY_CPU),
-        70,
+        50,
         window_s=0.6,
     ),
     Workload(
