@@ -105,6 +105,10 @@ need_dist() {
 }
 
 need_live() {
+    if [ ! -d /sys/kernel ]; then
+        say "without live tracing: /sys is not mounted; mount it: mount -t sysfs sysfs /sys"
+        exit 3
+    fi
     if [ ! -r /sys/kernel/btf/vmlinux ]; then
         say "without live tracing: this kernel has no BTF (/sys/kernel/btf/vmlinux is missing)"
         exit 3
