@@ -62,12 +62,14 @@ def test_a_terminal_gets_one_line_that_changes(monkeypatch):
     assert out.getvalue() == "\r\x1b[Ka\r\x1b[Kb\r\x1b[Kc\n\r\x1b[Kd\n"
 
 
-def test_a_note_on_a_terminal_breaks_between_words(monkeypatch):
+def test_a_narrow_terminal_gets_notes_that_break_between_words_and_a_status_of_one_row(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "20")
     out = Terminal()
-    StatusLine(out).note("the trace is kept as another file")
-    assert out.getvalue() == "the trace is kept as\nanother file\n"
+    status = StatusLine(out)
+    status.note("the trace is kept as another file")
+    status.show("4 processes, 1 communicator")
+    assert out.getvalue() == "the trace is kept as\nanother file\n\r\x1b[K4 processes, 1 commu"
 
 
 @pytest.mark.parametrize("term", ["dumb", ""])

@@ -76,7 +76,8 @@ class StatusLine:
         """Replace the status; with notes_only nothing."""
         if self._notes_only:
             return
-        self._write(f"{_CLEAR_LINE}{text}" if self._is_terminal else f"{text}\n")
+        # A longer line would continue on the next row, and only that row would be rewritten.
+        self._write(f"{_CLEAR_LINE}{text[: columns_of(self._out)]}" if self._is_terminal else f"{text}\n")
         self._is_open = self._is_terminal
 
     def note(self, text: str) -> None:
