@@ -4,6 +4,7 @@ import io
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from stallscope.events import layout
@@ -50,7 +51,17 @@ def screen(known: RequestState, view: View = View(), width: int = 120) -> str:
 def test_an_endpoint_has_its_rate_and_percentiles():
     text = screen(state(replace(Trace(), requests=requests(120))))
     line = next(line for line in text.splitlines() if "llama-8b /v1/completions" in line)
-    assert line.split()[2:] == ["2.0", "20", "20", "20", "20", "90", "90", "90", "90"]
+    assert line.split()[2:] == ["2.0", "20", "20", "20", "90", "90", "90"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_titles_of_the_columns_are_whole_next_to_a_long_path(width):
+    rows = requests(120)
+    rows["path"] = b"/v2/models/meta-llama-8b/generate_stream"
+    text = screen(state(replace(Trace(), requests=rows)), width=width)
+    words = text[: text.index("llama-8b")].split()
+    assert {"per", "s", "first", "token", "between", "p99"} <= set(words)
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_the_oldest_open_request_has_its_age_and_location():
