@@ -544,6 +544,23 @@ def test_ranks_that_poll_for_messages_on_the_cpu_wait_for_the_rank_that_polls_le
     )
 
 
+def test_the_late_rank_need_not_have_been_sampled_at_the_line_of_the_wait():
+    """Its waits are short, and its start was longer: 18 and 19 synchronise calls a second."""
+    line = "/job/train.py:8 exchange"
+    polls = {Category.PREEMPTED: 0.8, Category.DEVICE: 0.2}
+    sleeps = {Category.SLEEP: 0.8, Category.DEVICE: 0.2}
+    polling, writing = (
+        gpu(Category.PREEMPTED, line, n=8),
+        gpu(Category.SLEEP, "/job/train.py:4 write_log", n=8),
+    )
+    trace = ranks_of((polls, [polling]), (sleeps, [writing]), (polls, [polling]))
+    is_late = trace.operations["pid"] == PID + 1
+    trace.operations["n"][is_late] = trace.operations["n"][is_late] * 18 // 19
+    verdict = only(report_of(trace))
+    assert (verdict.ranks, verdict.victims) == ([1], [0, 2])
+    assert verdict.evidence.line == "/job/train.py:4 write_log"
+
+
 def test_ranks_at_different_rates_do_not_wait_for_each_other():
     """Several jobs that the launcher gave the variables of one."""
     line = "/job/train.py:8 encode"

@@ -5,9 +5,11 @@ the others is the rank that the others wait for: their waits are not faults of t
 compared, so only a rank that is slow for most of the time is named.
 
 MPI and UCX wait for messages in a loop on the CPU. Ranks that make GPU calls at one rate, and pass the same line, poll
-at the line at which one rank spends far less time than the other ranks.
+at the line at which one rank spends far less time than the other ranks. The late rank of several may not have been
+sampled there at all.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +27,8 @@ _WAITS = ("locks", "network", "child", "other")
 _CAUSES_OF_WAITS = frozenset(
     ("lock_contention", "network_wait", "blocked", "child_program", "input_starvation")
 )
-_SAME_RATE = 0.05
+_SAME_RATE = 0.1
+"""The parts of a trace that count as start and end differ between ranks."""
 _LESS = 0.15
 """A rank that waits for this share of the time less than the median of the others is the rank that they wait for."""
 _MAX_LINES = 3
@@ -54,10 +57,12 @@ def with_polling_as_waits(trace: Trace, activities: list[Activity]) -> list[Acti
     if not is_for(trace, activities) or not _is_in_step(ranks):
         return activities
     shares = [_shares_by_line(activity) for activity in ranks]
+    n_ranks_at = Counter(line for each in shares for line in each)
     gaps = {
         line: float(np.median(sorted(of_line)[1:]) - min(of_line))
-        for line in set.intersection(*map(set, shares))
-        if (of_line := [each[line] for each in shares])
+        for line, n in n_ranks_at.items()
+        if n >= max(len(ranks) - 1, 2)
+        if (of_line := [each.get(line, 0.0) for each in shares])
     }
     line = max(gaps, key=gaps.__getitem__, default="")
     if not line or gaps[line] < _LESS:
