@@ -3,8 +3,9 @@
     silent = SilentRanks(node, stacks, gpu_processes)
     examined = silent.examine(traced, now_ns)     # once a second; traced: the processes that have made a traced call
 
-A process is examined if it has a GPU library, a rank set by its launcher, and a parent that is not the same rank (a
-data loader's worker is left out). Its main thread and its Python threads are examined; a few ms per process each time.
+A process is examined if it has a GPU library, a rank set by its launcher, and no parent with a GPU library and the same
+rank: a data loader's worker is left out, the child of a launcher's script is not. Its main thread and its Python
+threads are examined; a few ms per process each time.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -59,7 +60,8 @@ class SilentRanks:
 
     def examine(self, traced: Collection[int], now_ns: int) -> ExaminedProcesses:
         """Examine the processes that are due."""
-        pids = [pid for pid in self.gpu_processes() if pid not in traced]
+        on_gpu = frozenset(self.gpu_processes())
+        pids = sorted(on_gpu.difference(traced))
         self._watched = {
             pid: self._watched.get(pid) or _WatchedProcess(now_ns + _SILENT_NS)
             for pid in pids[:_MAX_PROCESSES]
@@ -67,7 +69,7 @@ class SilentRanks:
         due = [
             pid
             for pid, watched in self._watched.items()
-            if now_ns >= watched.next_ns and self._is_rank(pid, watched)
+            if now_ns >= watched.next_ns and self._is_rank(pid, watched, on_gpu)
         ]
         for pid in due:
             watched = self._watched[pid]
@@ -105,10 +107,11 @@ class SilentRanks:
                 row["category"] = Category.ON_CPU
         return rows
 
-    def _is_rank(self, pid: int, watched: _WatchedProcess) -> bool:
+    def _is_rank(self, pid: int, watched: _WatchedProcess, on_gpu: Collection[int]) -> bool:
         if watched.is_rank is None:
             rank = identity(pid, self.proc).rank
             fields = stat_fields(f"{self.proc}/{pid}")
             parent = int(fields[1]) if len(fields) > 1 else 0
-            watched.is_rank = rank != UNKNOWN and (not parent or identity(parent, self.proc).rank != rank)
+            is_worker = parent in on_gpu and identity(parent, self.proc).rank == rank
+            watched.is_rank = rank != UNKNOWN and not is_worker
         return watched.is_rank
