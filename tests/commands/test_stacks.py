@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stallscope.cli import app
+from stallscope.diagnose.report.budget import LABELS
 from stallscope.diagnose.views.stack_groups import ProcessStack, groups, latest_stacks
 from stallscope.errors import NotFound
 from stallscope.events import layout
@@ -48,6 +50,23 @@ def trace_of_samples() -> Trace:
 def test_the_recent_stack_of_a_trace_counts():
     result = groups(latest_stacks(trace_of_samples()))
     assert [[member.rank for member in group.members] for group in result] == [[3], [0, 1, 2]]
+
+
+def test_the_state_of_a_rank_without_samples_is_its_last_recorded_state():
+    """A rank that hung before the agent was attached has positions only."""
+    trace = trace_of_samples()
+    positions = layout.empty(layout.POSITIONS, 1)
+    positions["pid"] = positions["tid"] = 4
+    positions["stack"] = 2
+    states = layout.empty(layout.SNAPSHOTS, 2)
+    states["pid"], states["ts_ns"], states["category"] = 4, (10, 20), (Category.ON_CPU, Category.SLEEP)
+    stacks = latest_stacks(
+        replace(
+            trace, samples=trace.samples[trace.samples["pid"] != 4], positions=positions, snapshots=states
+        )
+    )
+    assert [each.state for each in stacks if each.pid == 4] == [LABELS[Category.SLEEP]]
+    assert [each.frames for each in stacks if each.pid == 4] == [ODD]
 
 
 def test_the_command_reads_a_trace(tmp_path: Path):

@@ -104,7 +104,11 @@ def _position(trace: Trace, node: int, pid: int) -> tuple[int, int, str] | None:
     rows = rows[(rows["node"] == node) & (rows["pid"] == pid)]
     main = rows[rows["tid"] == pid]
     rows = main if len(main) else rows
-    return (int(rows["stack"][-1]), int(Category.NONE), "") if len(rows) else None
+    if not len(rows):
+        return None
+    states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
+    category = int(states["category"][states["ts_ns"].argmax()]) if len(states) else int(Category.NONE)
+    return int(rows["stack"][-1]), category, ""
 
 
 def _stack(
