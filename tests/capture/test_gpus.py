@@ -57,6 +57,19 @@ def test_a_gpu_row_has_every_value_that_the_driver_reports(fake_gpus):
     assert {(p["pid"], p["memory_used_bytes"]) for p in look.processes} == {(4711, 60 << 30), (4712, 1 << 30)}
 
 
+def test_the_use_of_a_gpu_by_each_process_counts_from_the_second_reading_on(fake_gpus):
+    """The first samples are of the time before the capture."""
+    fake_gpus.have(H100 | {"use": ["4711 55", "4712 30", "4713 0"]})
+    with library() as nvml:
+        states = GpuStates(nvml, node=3)
+        assert len(states.read(0).use) == 0
+        rows = states.read(SECOND).use
+    assert [(int(row["gpu"]), int(row["pid"]), int(row["sm_percent"])) for row in rows] == [
+        (0, 4711, 55),
+        (0, 4712, 30),
+    ]
+
+
 def test_nvlink_errors_of_each_link_are_summed_where_the_driver_has_no_total(fake_gpus):
     """Hopper: replays (161) and recoveries (162) of 18 links."""
     errors = {f"nvlink_{number}_{link}": link for number in (161, 162) for link in range(18)}

@@ -2,13 +2,14 @@
  * A management library (libnvidia-ml.so.1) whose GPUs stand in a file, $FAKE_NVML, read anew for each question.
  *
  * A line of it: WHICH KEY VALUE, where WHICH is the number of a GPU, or GPU.PARTITION. What has no line is not
- * supported. `process` may come several times (PID BYTES), and so may `busy` (MICROSECONDS PERCENT), the samples of the
+ * supported. `process` may come several times (PID BYTES), and so may `use` (PID PERCENT), and so may `busy` (MICROSECONDS PERCENT), the samples of the
  * utilisation; each `xid` is told once, in order. A GPU with
  * `lost` answers nothing. `counter ID VALUE` is a hardware counter, and a GPU without one does not support them. Signatures are those of nvml.h (CUDA 13).
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { OK = 0, INVALID = 2, UNSUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10, LOST = 15 };
 enum { MOST = 64, LINE = 512 };
@@ -252,6 +253,28 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(device *one, unsigned *count, struc
 {
 	*count = 0;
 	return OK;
+}
+
+struct use { unsigned pid; u64 at_us; unsigned sm_percent, memory_percent, encoder_percent, decoder_percent; };
+
+/* The `use` of each process (PID PERCENT), sampled now. */
+int nvmlDeviceGetProcessUtilization(device *one, struct use *out, unsigned *count, u64 since_us)
+{
+	char text[LINE];
+	unsigned n = 0, room = out ? *count : 0;
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	while (told(one->which, "use", n, text)) {
+		if (n < room) {
+			memset(&out[n], 0, sizeof out[n]);
+			sscanf(text, "%u %u", &out[n].pid, &out[n].sm_percent);
+			out[n].at_us = now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
+		}
+		n++;
+	}
+	*count = n;
+	return !n ? NOT_FOUND : n > room ? SMALL : OK;
 }
 
 struct counters { device *device; };
