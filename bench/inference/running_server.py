@@ -244,9 +244,10 @@ def load(
 
 @contextlib.contextmanager
 def tracing(db: Path, *servers: Server) -> Iterator[None]:
+    """Trace servers. The agent has the caller's priority: servers of real-time priority would leave it no CPU."""
     chosen = [word for server in servers for word in ("--pid", str(server.process.pid))]
     words = [*STALLSCOPE, "trace", "--db", db, "--quiet", *chosen]
-    agent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=normal_priority)
+    agent = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert agent.stderr is not None
     while "tracing into" not in (line := agent.stderr.readline()):
         if not line:
