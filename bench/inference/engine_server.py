@@ -36,7 +36,13 @@ FAULT_S = float(os.environ.get("FAULT_S", "0.4"))
 TOKEN = b'data: {"token": 1}\n\n'
 DONE = b"data: [DONE]\n\n"
 SLOTS = threading.Semaphore(2 if FAULT == "kv_space" else 4 if FAULT == "overload" else 64)
-OF_ENGINE = {"adapter": load_adapter, "weights": map_weights, "remote": look_up, "file_lock": read_shared}
+OF_ENGINE = {
+    "adapter": load_adapter,
+    "weights": map_weights,
+    "remote": look_up,
+    "file_lock": read_shared,
+    "held_file": read_shared,
+}
 BATCH = threading.Lock()
 COLD = threading.Lock()
 

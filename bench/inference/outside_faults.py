@@ -132,8 +132,8 @@ def answer_one(connection: socket.socket, seconds: float) -> None:
 
 
 def hold_lock(path: Path, stop: threading.Event, seconds: float) -> None:
-    """Another program that holds a lock on a file for most of the time."""
+    """Another program that holds a lock on a file for this time, again and again."""
     while not stop.wait(0.2):
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            time.sleep(2 * seconds)
+            stop.wait(seconds)

@@ -46,6 +46,7 @@ from running_server import (
     KINDS,
     OWN_SERVER,
     PATHS,
+    STANDSTILLS,
     TRITON,
     VLLM,
     Server,
@@ -133,16 +134,19 @@ def truth(kind: str, fault: str) -> Truth | None:
         "weights": Truth(("block_io", "page_fault"), core, "map_weights"),
         "remote": Truth(("network_wait",), core, "look_up"),
         "file_lock": Truth(("file_lock",), core, "read_shared"),
+        "held_file": Truth(("file_lock",), core, "read_shared", "dead_server"),
     }
     if kind == VLLM:
         of_small = {}
+    if kind in (VLLM, TRITON):
+        by_fault["stopped_worker"] = Truth(("process_stopped",), "worker")
     return (by_fault | (in_python | of_small if is_python else {})).get(fault)
 
 
 FAULTS = (
     *("sigstop", "quota", "hog", "long_prompts", "kv_space", "overload", "slow_client"),
     *("tokenizer", "writer_sleep", "log_pipe", "adapter", "spin", "deadlock"),
-    *("regex", "weights", "remote", "file_lock"),
+    *("regex", "weights", "remote", "file_lock", "held_file", "stopped_worker"),
 )
 
 
@@ -213,9 +217,9 @@ def run(environments: Environments, kind: str, fault: str, variation: Variation)
         with tracing(folder / "trace.db", server):
             disturb(server, variation, stop, stack)
             time.sleep(LOAD_S)
-            pids = {"api": server.process.pid, "core": server.core_pid}
+            pids = {"api": server.process.pid, "core": server.core_pid, "worker": server.worker_pid}
             engine_pids = server.engine_pids()
-            if fault != "deadlock":
+            if fault not in STANDSTILLS:
                 stop.set()
                 time.sleep(1.0)
         stop.set()
@@ -253,7 +257,7 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
     """Start the clients, and the fault where it comes from outside."""
     fault, core = server.fault, server.core_pid
     special = "ab " * variation.n_long if fault == "long_prompts" else f"rare {variation.prompt}"
-    if fault in ("sigstop", "quota", "hog", "kv_space", "overload", "slow_client"):
+    if fault in ("sigstop", "stopped_worker", "quota", "hog", "kv_space", "overload", "slow_client"):
         special = ""
     is_fast = server.kind == "llama.cpp" and fault in ("kv_space", "overload")  # 3,000 tokens a second
     n_tokens = 15 * variation.n_tokens if is_fast else variation.n_tokens
@@ -272,8 +276,9 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
     def start(function: Callable[..., None], *words: object) -> None:
         threading.Thread(target=function, args=words, daemon=True).start()
 
-    if fault == "sigstop":
-        start(repeated, stop, lambda: pause(core, variation.fault_s))
+    if fault in ("sigstop", "stopped_worker"):
+        pid = server.worker_pid if fault == "stopped_worker" else core
+        start(repeated, stop, lambda: pause(pid, variation.fault_s))
     elif fault == "hog":
         start(hogs, server.pids(), stop, variation.fault_s + 0.1)
     elif fault == "slow_client":
@@ -287,8 +292,9 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
         stack.enter_context(control_group("cpu", server.engine_pids(), limits))
     elif fault == "remote":
         start(answer_slowly, server.folder / "service", stop, variation.fault_s)
-    elif fault == "file_lock":
-        start(hold_lock, server.folder / "adapter.bin", stop, variation.fault_s)
+    elif fault in ("file_lock", "held_file"):
+        held_s = 1000.0 if fault == "held_file" else 2 * variation.fault_s
+        start(hold_lock, server.folder / "adapter.bin", stop, held_s)
     elif fault in ("adapter", "weights"):
         limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
         stack.enter_context(control_group("blkio", server.pids(), limits))

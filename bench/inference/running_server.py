@@ -29,6 +29,10 @@ OWN_SERVER = ("kv_space", "overload")
 """Faults that are options of vLLM's command line; the other faults can be switched in a running server."""
 
 
+STANDSTILLS = ("deadlock", "held_file")
+"""Faults after which a server answers no request."""
+
+
 @dataclass
 class Server:
     """A running server. Its core is the process that makes the tokens.
@@ -89,6 +93,16 @@ class Server:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[-1]) if self.kind == "split" else self.process.pid
 
+    @property
+    def worker_pid(self) -> int:
+        """A process that works for the core: of Triton, one of several; 0 without such a process."""
+        if self.kind == VLLM:
+            return max(descendants(self.core_pid), key=cpu_ticks, default=0)
+        stubs = [
+            pid for pid in self.pids() if b"python_backend_stub" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return stubs[0] if stubs else 0
+
     def engine_pids(self) -> list[int]:
         """The core, and its workers."""
         return [self.core_pid, *descendants(self.core_pid)] if self.kind == VLLM else [self.core_pid]
@@ -123,6 +137,12 @@ class Server:
         with contextlib.closing(connection):
             connection.request("GET", READY_PATHS[self.kind])
             return connection.getresponse().status == 200
+
+
+def cpu_ticks(pid: int) -> int:
+    """The CPU time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def descendants(pid: int) -> list[int]:
@@ -232,7 +252,7 @@ def load(
         chance = random.Random(1000 * seed + number)
         while not stop.is_set():
             text = special if special and chance.random() < 1 / 12 else prompt
-            timeout_s = 5 if server.fault == "deadlock" else 60
+            timeout_s = 5 if server.fault in STANDSTILLS else 60
             server.refused += request(server, text, n=n_tokens, timeout_s=timeout_s) not in (0, 200)
             stop.wait(0.05 * chance.random())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.processes.code_locations import LOCKS, is_python, user_line
+from stallscope.diagnose.processes.code_locations import LOCKS, function, is_python, user_line
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, RequestFlag
@@ -131,14 +131,17 @@ def _blocked_at(
             samples.setdefault((int(row["pid"]), frames), Counter())[int(row["tid"])] += 1
     blocked = [key for key in samples if not any(_IDLE.search(frame) for frame in key[1][:_INNER_FRAMES])]
     # In an engine with Python code, native threads wait for this code.
-    # Threads that wait for a lock are many and at one line; the thread that has the lock is alone at its line.
+    # Threads that wait for a lock are many and in one function; the thread that has the lock is alone in its function.
+    tids: dict[tuple[str, str], set[int]] = {}
+    for key in blocked:
+        tids.setdefault(function(user_line(key[1])), set()).update(samples[key])
     ranked = sorted(
         blocked,
         key=lambda key: (
             bool(_SLEEP.match(key[1][0])),
             not is_python(user_line(key[1])),
             not _is_in_function(key[1]),
-            len(samples[key]),
+            len(tids[function(user_line(key[1]))]),
             -samples[key].total(),
         ),
     )

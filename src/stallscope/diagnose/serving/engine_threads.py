@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stallscope.diagnose.processes.code_locations import function, user_line
+from stallscope.diagnose.processes.code_locations import LOCKS, function, user_line
 from stallscope.diagnose.serving.request_path import Waits
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, HostKind, OffCpuFlag, SampleRole
@@ -36,6 +36,7 @@ _MAX_SAMPLE_NS = 3 * _SECOND_NS
 """A sample does not stand for more time: nothing was sampled before it."""
 
 BUSY = (Category.ON_CPU, Category.PREEMPTED)
+_ON_GPU = (Category.LAUNCH, Category.COPY, Category.ALLOC, Category.DEVICE, Category.WAIT_GPU)
 _MAX_SECONDS = 0.7
 _HABIT = 0.3
 """A thread that spends this share of the time also outside late intervals in the same way does not cause them."""
@@ -155,13 +156,16 @@ class Threads:
         out: dict[tuple[str, str], Counter[str]] = {}
         for row in rows:
             frames = self.trace.stacks.get(int(row["stack"]), ()) if row["stack"] != UNKNOWN else ()
-            if line := user_line(frames):
+            # A thread on the CPU in a wait has just been woken.
+            if (line := user_line(frames)) and not LOCKS.search(frames[0]):
                 out.setdefault(function(line), Counter())[line] += int(row["ns"])
         return out
 
     def always_busy(self, pid: int) -> list[int]:
-        """The threads of a process that run in most of its seconds, as the loop of an engine does."""
-        rows = self.samples[(self.samples["pid"] == pid) & np.isin(self.samples["category"], BUSY)]
+        """The threads of a process that run in most of its seconds, or use the GPU, as the loop of an engine does."""
+        rows = self.samples[
+            (self.samples["pid"] == pid) & np.isin(self.samples["category"], (*BUSY, *_ON_GPU))
+        ]
         tids = np.unique(rows["tid"])
         n_seconds = _seconds(rows)
         return [tid for tid in tids.tolist() if _seconds(rows[rows["tid"] == tid]) > _MAX_SECONDS * n_seconds]

@@ -92,6 +92,12 @@ class Delay:
         ]
 
     @property
+    def is_path_known(self) -> bool:
+        """Whether the threads that held the request for most of the delay are known: the ledger follows a few."""
+        unknown_ns = sum(each.ns for each in self.path if each.category == Category.NONE)
+        return unknown_ns < self.min_ns
+
+    @property
     def leaves_front_end(self) -> bool:
         """Whether the process with the connection hands the request over to another process."""
         return any(each.pid != self.late.request["pid"] for each in self.path)

@@ -27,7 +27,10 @@ def interpreter_lock(delay: Delay) -> Reason | None:
     if delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
         return None
     ran = delay.thread_that_ran([pid], without=waiting)
-    running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
+    span, threads = (delay.begin_ns, delay.end_ns), delay.threads
+    loops = threads.always_busy(pid)
+    running = threads.running(*span, pid=pid, without=[*waiting, *loops])
+    running = running or threads.running(*span, pid=pid, without=waiting)
     line = ran.line if ran else running.line if running else None
     if not line:
         return None
@@ -62,8 +65,9 @@ def file_lock(delay: Delay) -> Reason | None:
     """The thread with the request waited for a lock on a file that a process outside the engine held."""
     on_path = [each.tid for each in delay.path if each.category == Category.OTHER_OFF]
     rows = delay.of_engine(Category.OTHER_OFF)
-    rows = rows[np.isin(rows["syscall_nr"], FILE_LOCKS) & np.isin(rows["tid"], on_path)]
-    rows = rows[~np.isin(rows["waker_pid"], delay.threads.pids)]
+    rows = rows[np.isin(rows["syscall_nr"], FILE_LOCKS) & ~np.isin(rows["waker_pid"], delay.threads.pids)]
+    if delay.is_path_known:
+        rows = rows[np.isin(rows["tid"], on_path)]
     if delay.longest_ns(rows) < delay.min_ns:
         return None
     name = delay.object_of(rows)

@@ -59,6 +59,12 @@ def other_service(delay: Delay) -> Reason | None:
     polls = np.isin(rows["syscall_nr"], POLLS) & np.isin(rows["tid"], holders)
     rows = rows[receives | polls]
     if delay.longest_ns(rows) < delay.min_ns:
+        others = delay.of_others(Category.NET)
+        is_answer = np.isin(others["syscall_nr"], RECEIVES) & ~np.isin(
+            others["waker_pid"], delay.threads.pids
+        )
+        rows = others[is_answer & (not delay.is_path_known)]
+    if delay.longest_ns(rows) < delay.min_ns:
         return None
     peer = delay.object_of(rows)
     return Reason("network_wait", delay.pid_of(rows), CauseEvidence(line=delay.line(rows), peer=peer or None))
