@@ -473,6 +473,23 @@ def test_the_share_of_other_processes_on_a_gpu_covers_the_second_before_each_rea
     assert activity.gpu is not None and activity.gpu.others_busy == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(("ended_s", "is_named"), [(None, True), (-1, False), (2, True)])
+def test_a_process_that_used_the_gpu_before_the_trace_of_this_process_counts(
+    ended_s: int | None, is_named: bool
+):
+    """It has a row when the driver was first asked, and one at its end."""
+    trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
+    rows = layout.empty(layout.GPU_PROCESSES, 2 if ended_s is None else 3)
+    rows["pid"][:2], rows["alive"][:2] = (PID, PID + 1), 1
+    rows["ts_ns"] = START_NS - 5 * SECOND_NS
+    rows["comm"] = b"other"
+    if ended_s is not None:
+        rows["pid"][2], rows["ts_ns"][2] = PID + 1, START_NS + ended_s * SECOND_NS
+    (activity,) = activities(replace(trace, gpu_processes=rows))
+    assert activity.gpu is not None
+    assert activity.gpu.others == ((f"other {PID + 1}",) if is_named else ())
+
+
 def test_the_budget_states_how_many_multiprocessors_work():
     trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
     rows = layout.empty(layout.GPU_COUNTERS, 3)

@@ -503,7 +503,10 @@ def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array
 
 
 def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[str, ...]]:
-    """The GPU of a process, and the other processes that use it, by name and pid."""
+    """The GPU of a process, and the other processes that use it, by name and pid.
+
+    A process has a row when it appears and when it ends, so a process that used the GPU before has no row in between.
+    """
     rows = trace.gpu_processes[trace.gpu_processes["node"] == node]
     on_gpu = rows[rows["pid"] == pid]
     records = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
@@ -515,11 +518,11 @@ def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[st
         return None, ()
     states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]["ts_ns"]
     is_other = (rows["gpu"] == number) & (rows["pid"] != pid)
-    others = rows[is_other & (rows["ts_ns"] >= states.min()) & (rows["ts_ns"] <= states.max())]
+    ended = frozenset(rows["pid"][is_other & (rows["alive"] == 0) & (rows["ts_ns"] < states.min())].tolist())
     names = {
         int(row["pid"]): f"{row['comm'].item().decode('utf-8', 'replace')} {row['pid']}".strip()
-        for row in others
-        if row["alive"]
+        for row in rows[is_other & (rows["alive"] > 0) & (rows["ts_ns"] <= states.max())]
+        if int(row["pid"]) not in ended
     }
     return number, tuple(names.values())
 
