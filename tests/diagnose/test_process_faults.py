@@ -578,6 +578,14 @@ def test_the_late_rank_need_not_have_been_sampled_at_the_line_of_the_wait():
     assert verdict.evidence.line == "/job/train.py:4 write_log"
 
 
+def test_a_root_that_receives_at_a_line_of_its_own_is_not_the_late_rank():
+    polls = {Category.ON_CPU: 0.6, Category.DEVICE: 0.4}
+    root = [gpu(Category.ON_CPU, "/job/train.py:10 gather", n=8)]
+    worker = [gpu(Category.ON_CPU, "/job/train.py:20 send", n=8)]
+    report = report_of(ranks_of((polls, root), (polls, worker), (polls, worker), (polls, worker)))
+    assert not any("wait for rank" in str(remark["what"]) for remark in report.benign)
+
+
 def test_ranks_at_different_rates_do_not_wait_for_each_other():
     """Several jobs that the launcher gave the variables of one."""
     line = "/job/train.py:8 encode"

@@ -57,17 +57,27 @@ def with_polling_as_waits(trace: Trace, activities: list[Activity]) -> list[Acti
     if not is_for(trace, activities) or not _is_in_step(ranks):
         return activities
     shares = [_shares_by_line(activity) for activity in ranks]
-    n_ranks_at = Counter(line for each in shares for line in each)
-    gaps = {
-        line: float(np.median(sorted(of_line)[1:]) - min(of_line))
-        for line, n in n_ranks_at.items()
-        if n >= max(len(ranks) - 1, 2)
-        if (of_line := [each.get(line, 0.0) for each in shares])
-    }
+    gaps = _gaps(shares)
     line = max(gaps, key=gaps.__getitem__, default="")
     if not line or gaps[line] < _LESS:
         return activities
     return [_polling_at(line, activity) if activity.rank >= 0 else activity for activity in activities]
+
+
+def _gaps(shares: list[dict[str, float]]) -> dict[str, float]:
+    """By line, how much less time one rank spends there than the median of the others. shares: of each rank, by line.
+
+    A rank may lack a line, unless it polls at a line of its own: in many programs the root receives elsewhere.
+    """
+    n_ranks_at = Counter(line for each in shares for line in each)
+    own = [max((each[line] for line in each if n_ranks_at[line] == 1), default=0.0) for each in shares]
+    gaps = {}
+    for line, n in n_ranks_at.items():
+        of_line = [each.get(line, 0.0) for each in shares]
+        gap = float(np.median(sorted(of_line)[1:]) - min(of_line))
+        if n == len(shares) or (n == len(shares) - 1 >= 2 and own[of_line.index(0.0)] < gap / 2):
+            gaps[line] = gap
+    return gaps
 
 
 def _is_in_step(ranks: list[Activity]) -> bool:
