@@ -179,9 +179,11 @@ class Told(Governor):
         programs = {name: (cost.n_runs, cost.run_ns) for name, cost in self.program.costs().items()}
         return {"turns": self.turns, "lost_ns": lost_ns, "on_ns": self.clock_ns(), "programs": programs}
 
-    def _set_on(self, group: HookGroup, *, is_on: bool) -> None:
-        super()._set_on(group, is_on=is_on)
-        self.turns.append(Turn(time.monotonic_ns(), group, is_on))
+    def _set_on(self, group: HookGroup, *, is_on: bool) -> bool:
+        is_switched = super()._set_on(group, is_on=is_on)
+        if is_switched:
+            self.turns.append(Turn(time.monotonic_ns(), group, is_on))
+        return is_switched
 
 
 def governed(program: Switched, budget: float) -> Governor:

@@ -84,7 +84,7 @@ _ALL_WAITS_NS = 5 * 10**9
 """The waits of a new process are all recorded for this long."""
 _MAX_WAITS_OFF_NS = 10**10
 """Estimates of waits are not older than this."""
-_LONG_WAIT_NS, _DRAINED_S = 50_000_000, 0.002
+_LONG_WAIT_NS, _DRAINED_S = 50_000_000, 0.01
 """The probes on waits are detached when no call is open: they stay while a call is open for longer than this."""
 _COPIES_BUDGET = 0.005
 """The budget of copies if hot probes have none."""
@@ -480,12 +480,13 @@ class Governor:
         if self.program.mode == "perf":
             return
         if state.is_on and exceeds_budget(group, state, budget):
+            if not self._set_on(group, is_on=False):
+                return
             state.next_on_ns = off_until_ns(state, budget)
             if group is HookGroup.WAITS:
                 state.next_on_ns = min(state.next_on_ns, now_ns + _MAX_WAITS_OFF_NS)
             state.is_cycling = True
             self._note_estimate(group, state, now_ns)
-            self._set_on(group, is_on=False)
         elif state.is_on and now_ns - state.period_ns >= state.length_ns:
             state.begin_period(now_ns)
             state.is_cycling = False
@@ -493,12 +494,15 @@ class Governor:
             state.begin_period(now_ns)
             self._set_on(group, is_on=True)
 
-    def _set_on(self, group: HookGroup, *, is_on: bool) -> None:
-        """Attach or detach the group's probes. It counts as on from the last attach to the first detach."""
+    def _set_on(self, group: HookGroup, *, is_on: bool) -> bool:
+        """Attach or detach the group's probes. It counts as on from the last attach to the first detach.
+
+        False: waits are open, so their probes stay.
+        """
         state, is_waits = self.groups[group], group is HookGroup.WAITS
         if not is_on:
             if is_waits and not self._close_waits(group):
-                return
+                return False
             state.record_switch(self.clock_ns(), is_on=False)
             if is_waits:
                 self.unprobed_waits.switch(are_probed=False)
@@ -510,6 +514,7 @@ class Governor:
             state.record_switch(self.clock_ns(), is_on=True)
             if is_waits:
                 self.unprobed_waits.switch(are_probed=True)
+        return True
 
     def _attach(self, key: FileKey, group: HookGroup) -> None:
         fd, hooks = self._files[key]

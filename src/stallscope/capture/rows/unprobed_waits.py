@@ -87,7 +87,7 @@ class UnprobedWaits:
             process = known.get(pid)
             if process is None or process.born_ns != born_ns:
                 process = _Process(born_ns, ts_ns, ledger_ns)
-            else:
+            elif ts_ns > process.ts_ns:  # otherwise another thread has added a later reading
                 self._advance(process, ts_ns, ledger_ns)
             self._by_pid[pid] = process
 

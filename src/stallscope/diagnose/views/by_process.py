@@ -114,11 +114,17 @@ def as_rows(rows: Sequence[ProcessRow] | Sequence[ContainerRow]) -> list[dict[st
 
 
 def _ledger(trace: Trace, arrivals: Array, *, node: int, pid: int) -> Array:
-    """ns by category that the process spent between the first and the last record that carries its account."""
+    """ns by category that the process spent between the first and the last record that carries its account.
+
+    Estimated waits are in the accounts of snapshots only, so the two kinds of records are then not compared.
+    """
     states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
     kept = arrivals[arrivals["flags"] & CollectiveFlag.NO_LEDGER == 0]
-    accounts = np.concatenate([kept["ledger_ns"], states["ledger_ns"]])
-    return accounts.max(axis=0) - accounts.min(axis=0) if len(accounts) > 1 else np.zeros(len(CATEGORY_NAMES))
+    sources = [kept["ledger_ns"], states["ledger_ns"]]
+    if not states["estimated_ns"].any():
+        sources = [np.concatenate(sources)]
+    spent = [np.zeros(len(CATEGORY_NAMES)), *(np.ptp(each, axis=0) for each in sources if len(each) > 1)]
+    return max(spent, key=lambda each: float(each.sum()))
 
 
 def _shares(spent_ns: Array) -> dict[str, float]:
