@@ -32,7 +32,7 @@ from tests.store.shared.hubs import (
     until,
 )
 
-from stallscope.errors import BadInput, Busy, NewerSchema, Overloaded, StorageFailed
+from stallscope.errors import BadInput, Busy, NewerSchema, OverLimits, Overloaded, StorageFailed
 from stallscope.store.hub.batches import Batch
 from stallscope.store.hub.row_bounds import RowBounds
 from stallscope.store.hub.store import HubStore
@@ -254,6 +254,7 @@ def test_files_are_fetched_as_needed_and_the_cache_is_bounded(start: Started):
     assert two._cache.trim() == 0  # in use
     os.utime(path, (1, 1))
     assert two._cache.trim() == 1
+    two._cache._max_bytes = 1 << 20
     assert names(two) == ["x"]
 
 
@@ -262,27 +263,34 @@ def test_a_query_does_not_wait_for_all_files_of_a_slow_bucket(
 ):
     one = start("hub-a")
     settled(one)
-    for name in ("x", "y"):
+    for name in ("x", "y", "z"):
         stored(one, Batch(name, "a", {"events": events("c", name)}))
         slot_stores(one)[0].seal_all()
     two = start("hub-b")
-    get, may_end, asked = two.bucket.get, threading.Event(), []
+    get, may_end, asked = two.bucket.get, threading.Event(), list[str]()
 
     def slow(key: str) -> bytes:
         asked.append(key)
         assert may_end.wait(60)
         return get(key)
 
-    monkeypatch.setattr(two.bucket, "get", slow)
-    monkeypatch.setattr("stallscope.store.shared.shared_store._SQL_FETCH_S", 0.1)
-    for _ in range(3):
-        with pytest.raises(
-            Busy, match=r"2 of the 2 sealed files .* still being fetched .* retry in a moment"
-        ):
-            two.snapshot("a", tables=("events",))
-    may_end.set()
-    until(lambda: two._cache.n_fetched == 2)
-    assert names(two) == ["x", "y"] and len(asked) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(two.bucket, "get", slow)
+        patch.setattr("stallscope.store.shared.shared_store._SQL_FETCH_S", 0.1)
+        patch.setattr("stallscope.store.shared.segment_cache._AT_ONCE", 2)
+        for _ in range(3):
+            with pytest.raises(
+                Busy, match=r"3 of the 3 sealed files .* have not arrived .* retry in a moment"
+            ):
+                two.snapshot("a", tables=("events",))
+        may_end.set()
+        until(lambda: two._cache.n_fetched == 2)
+    assert len(asked) == 2  # no file was fetched for a query that had given up, except two under way
+    assert names(two) == ["x", "y", "z"]
+    two._cache._max_bytes = 1
+    shutil.rmtree(two.folder / "segments")
+    with pytest.raises(OverLimits, match=r"room for 0\.0 MB; select a shorter time"):
+        names(two)
 
 
 def test_a_full_disk_fails_queries_only_and_unused_files_make_room(
@@ -307,8 +315,11 @@ def test_a_full_disk_fails_queries_only_and_unused_files_make_room(
     older, newer = sorted(two.folder.rglob("*.parquet"))
     os.utime(older, (1, 1))
     usage = shutil.disk_usage(two.folder)._replace(free=0)
-    monkeypatch.setattr("stallscope.store.shared.segment_cache.shutil.disk_usage", lambda _: usage)
-    assert two._cache.trim() == 1 and newer.exists() and not older.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("stallscope.store.shared.segment_cache.shutil.disk_usage", lambda _: usage)
+        assert two._cache.trim() == 1 and newer.exists() and not older.exists()
+        with pytest.raises(OverLimits, match=r"room for 0\.0 MB"):
+            names(two)
     assert names(two) == ["x", "y"]
 
 

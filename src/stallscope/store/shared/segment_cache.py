@@ -4,17 +4,19 @@ A file is fetched when it is first needed. Files that were not used for some min
 used first, while the folder is larger than its limit or the disk is nearly full.
 """
 
+import math
 import os
 import secrets
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
-from stallscope.errors import Busy, Overloaded, StallscopeError, StorageFailed
+from stallscope.errors import Busy, OverLimits, Overloaded, StallscopeError, StorageFailed
 from stallscope.store.hub.damage import reason_unreadable, reason_unreadable_inside
 from stallscope.store.hub.journal import Segment, line
 from stallscope.store.hub.segments import FOLDER
@@ -44,25 +46,56 @@ class SegmentCache:
         """End the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def fetch(self, segments: Sequence[Segment], *, within_s: float | None = None) -> None:
-        """Make files readable in the folder. Raises Overloaded, StorageFailed.
+    def fetch(self, segments: Sequence[Segment]) -> None:
+        """Make files readable in the folder. Raises Overloaded, StorageFailed."""
+        missing = self._missing(segments)
+        if len(missing) == 1:
+            self._fetched(missing[0])
+        else:
+            self._fetch_all(missing, until_s=math.inf)
 
-        within_s: raises Busy after this time, and continues to fetch the files.
+    def fetch_for_query(self, segments: Sequence[Segment], *, until_s: float) -> None:
+        """The same for a query, until a moment (monotonic). Raises Busy after it, and OverLimits for too many bytes.
+
+        Files that have arrived stay: the next attempt needs fewer.
         """
+        missing = self._missing(segments)
+        self._check_room(sum(segment.n_bytes for segment in missing))
+        if n_left := self._fetch_all(missing, until_s=until_s):
+            raise Busy(
+                f"{n_left:,} of the {len(segments):,} sealed files that the query needs have not arrived from the"
+                " bucket yet; retry in a moment, or select a shorter time"
+            )
+
+    def _missing(self, segments: Sequence[Segment]) -> list[Segment]:
         missing = [segment for segment in segments if not self._is_there(segment)]
         if missing and self.bucket.is_away():
             raise Overloaded("the bucket does not answer; send again later", _RETRY_S)
-        if len(missing) == 1 and within_s is None:
-            self._fetched(missing[0])
-            return
-        fetches = [self._fetch_of(segment) for segment in missing]
-        waited = wait(fetches, timeout=within_s, return_when=FIRST_EXCEPTION)
-        for fetch in waited.done:
-            fetch.result()
-        if waited.not_done:
-            raise Busy(
-                f"{len(waited.not_done):,} of the {len(segments):,} sealed files that the query needs are still being"
-                " fetched from the bucket; retry in a moment, or select a shorter time"
+        return missing
+
+    def _fetch_all(self, missing: Sequence[Segment], *, until_s: float) -> int:
+        """Fetch files, a few at a time, so that others get their turn. Returns the number of files that are missing."""
+        waiting, under_way = deque(missing), set[Future[None]]()
+        while waiting or under_way:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            while waiting and len(under_way) < _AT_ONCE:
+                under_way.add(self._fetch_of(waiting.popleft()))
+            timeout_s = None if math.isinf(left_s) else left_s
+            done, under_way = wait(under_way, timeout=timeout_s, return_when=FIRST_COMPLETED)
+            for fetch in done:
+                fetch.result()
+        return len(waiting) + len(under_way)
+
+    def _check_room(self, n_bytes: int) -> None:
+        if n_bytes > (room := min(self._max_bytes, self._free_bytes())):
+            self.trim()
+            room = min(self._max_bytes, self._free_bytes())
+        if n_bytes > room:
+            raise OverLimits(
+                f"the query needs {n_bytes / 1e6:,.1f} MB of sealed files from the bucket, and the hub's cache has room"
+                f" for {max(0, room) / 1e6:,.1f} MB; select a shorter time, or one cluster"
             )
 
     def put(self, segment: Segment) -> None:
@@ -98,9 +131,8 @@ class SegmentCache:
                 if path.is_file():
                     status = path.stat()
                     entries.append((status.st_mtime, status.st_size, path))
-        disk = shutil.disk_usage(self.folder)
         excess = sum(size for _, size, _ in entries) - self._max_bytes
-        excess = max(excess, min(_MIN_FREE_BYTES, disk.total // 20) - disk.free)
+        excess = max(excess, -self._free_bytes())
         n_removed = 0
         for used_s, size, path in sorted(entries):
             if excess <= 0 or time.time() - used_s < _UNUSED_S:
@@ -109,6 +141,12 @@ class SegmentCache:
                 path.unlink()
                 excess, n_removed = excess - size, n_removed + 1
         return n_removed
+
+    def _free_bytes(self) -> int:
+        """Free space of the disk beyond the reserve, negative if the reserve is used."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # it may have been deleted
+        disk = shutil.disk_usage(self.folder)
+        return disk.free - min(_MIN_FREE_BYTES, disk.total // 20)
 
     def _is_there(self, segment: Segment) -> bool:
         """Whether the file is complete; the use of the file is noted in its time."""

@@ -346,14 +346,15 @@ class SharedStore:
     def _fetched(
         self, tenant: str, tables: Collection[str], bounds: Mapping[str, RowBounds], *, within_s: float
     ) -> Snapshot:
+        until_s = time.monotonic() + within_s
         snapshot = self._listed(tenant, tables, bounds)
         try:
             try:
-                self._cache.fetch(_files(snapshot), within_s=within_s)
+                self._cache.fetch_for_query(_files(snapshot), until_s=until_s)
             except ObjectMissing:
-                self._set_missing_aside(_files(snapshot))
+                self._set_missing_aside(_files(snapshot), until_s=until_s)
                 snapshot = self._listed(tenant, tables, bounds)
-                self._cache.fetch(_files(snapshot), within_s=within_s)
+                self._cache.fetch_for_query(_files(snapshot), until_s=until_s)
         except Overloaded as error:
             raise Busy("the bucket does not answer; repeat the query later") from error
         return snapshot
@@ -370,10 +371,10 @@ class SharedStore:
         }
         return replace(snapshot, segments=segments) if bad else snapshot
 
-    def _set_missing_aside(self, segments: Sequence[Segment]) -> None:
+    def _set_missing_aside(self, segments: Sequence[Segment], *, until_s: float) -> None:
         for segment in segments:
             try:
-                self._cache.fetch([segment])
+                self._cache.fetch_for_query([segment], until_s=until_s)
             except ObjectMissing as error:
                 self.damage.set_aside(segment, str(error))
 
