@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pyarrow.parquet as pq
@@ -30,6 +32,21 @@ def test_a_timeline_replaces_an_existing_file(run, db, tmp_path):
     out.write_text("old")
     assert run("export", "--db", db, "--format", "chrome", "-o", out)[0] == 0
     assert json.loads(out.read_text())["traceEvents"]
+
+
+def test_a_timeline_is_written_into_a_link_or_pipe_in_place(run, db, tmp_path):
+    (tmp_path / "behind.json").touch()
+    (tmp_path / "link").symlink_to("behind.json")
+    assert run("export", "--db", db, "--format", "chrome", "-o", tmp_path / "link")[0] == 0
+    assert (tmp_path / "link").is_symlink()
+    whole = (tmp_path / "behind.json").read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit((tmp_path / "pipe").read_bytes)
+        code, _, err = run("export", "--db", db, "--format", "chrome", "-o", tmp_path / "pipe")
+        assert (code, read.result()) == (0, whole)
+    assert f"pipe: {len(whole):,} bytes" in err
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

@@ -105,15 +105,16 @@ def _trace_of_nodes(chosen: Settings, fleet: FleetOptions, since_ns: int | None)
 def _export(chosen: Settings, form: ExportFormat, out: Path | None, part: Part) -> None:
     if form in _ENDINGS:
         target = out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
-        _write_timeline(chosen, form, target, part)
-        typer.echo(f"{target}: {target.stat().st_size:,} bytes; open it in https://ui.perfetto.dev", err=True)
+        n_bytes = _write_timeline(chosen, form, target, part)
+        typer.echo(f"{target}: {n_bytes:,} bytes; open it in https://ui.perfetto.dev", err=True)
         return
     folder = out or Path(f"{chosen.db.stem}-{form}")
     for path, n_rows in _write_tables(chosen.db, form, folder, part):
         typer.echo(f"{path}: {counted(n_rows, 'row')}", err=True)
 
 
-def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Part) -> None:
+def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Part) -> int:
+    """Write the timeline. Returns its bytes."""
     from stallscope.commands.report import diagnosed
     from stallscope.exporters.chrome import chrome_json
     from stallscope.exporters.perfetto import perfetto_bytes
@@ -128,7 +129,7 @@ def _write_timeline(chosen: Settings, form: ExportFormat, target: Path, part: Pa
         else (text.encode() for text in chrome_json(timeline))
     )
     with _replacing(target) as new, new.open("wb") as file:
-        file.writelines(pieces)
+        return sum(file.write(each) for each in pieces)
 
 
 def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Iterator[tuple[Path, int]]:
@@ -147,7 +148,14 @@ def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Ite
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new file that replaces `target` when it is complete. Raises StorageFailed."""
+    """A new file that replaces `target` when it is complete. Raises StorageFailed.
+
+    A link, pipe or device (/dev/stdout, /dev/null) is written in place: a new file would take its name.
+    """
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        with _writing(target):
+            yield target
+        return
     with _writing(target):
         fd, name = tempfile.mkstemp(suffix=target.suffix, prefix=f".{target.stem}.", dir=target.parent)
         os.close(fd)
