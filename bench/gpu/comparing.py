@@ -106,20 +106,27 @@ def halves(windows: list[Window]) -> tuple[list[Window], list[Window]]:
     return before, after
 
 
-def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
+def estimates(windows: list[Window], ranks: list[Steps], *, n_controls: int = 0) -> NDArray[np.float64]:
     """Per cent by which a step with hooks is longer than one without, at each switch: (windows - 1,).
 
-    The mean of the ranks that are compared, of each that has whole steps on both sides; nan where none has.
+    The mean of the ranks that are compared, of each that has whole steps on both sides; nan where none has. The last
+    n_controls ranks are never traced: their mean change, which the machine has caused, is subtracted.
     """
     before, after = (
         np.log(np.array([[step_ns(window, steps) for window in side] for steps in ranks]))
         for side in halves(windows)
     )
     longer = (after - before) * [1 if window.is_on else -1 for window in windows[1:]]
-    is_known = ~np.isnan(longer)
+    n_traced = len(ranks) - n_controls
+    change = _known_mean(longer[n_traced:]) if n_controls else 0.0
+    return np.asarray(100 * np.expm1(_known_mean(longer[:n_traced]) - change))
+
+
+def _known_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean over the first axis of the values that are not nan; nan where all are."""
+    is_known = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        mean = np.where(is_known, longer, 0).sum(axis=0) / is_known.sum(axis=0)
-    return np.asarray(100 * np.expm1(mean))
+        return np.asarray(np.where(is_known, values, 0).sum(axis=0) / is_known.sum(axis=0))
 
 
 def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
@@ -149,9 +156,9 @@ class Found(NamedTuple):
     whole: NDArray[np.float64]
 
 
-def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> Found:
+def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn], *, n_controls: int = 0) -> Found:
     """The comparisons at switches that have whole steps on both sides."""
-    percent = estimates(windows, ranks)
+    percent = estimates(windows, ranks, n_controls=n_controls)
     is_known = ~np.isnan(percent)
     before, after = halves(windows)
     traced = [b if b.is_on else a for b, a in zip(before, after, strict=True)]
@@ -189,9 +196,11 @@ def interval(result: Found, *, shares_windows: bool = True) -> Interval:
     return Interval(float(fit[0]), t * math.sqrt(variance))
 
 
-def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> dict[str, Any]:
+def slowdown(
+    windows: list[Window], ranks: list[Steps], turns: list[Turn], *, n_controls: int = 0
+) -> dict[str, Any]:
     """The slowdown and its comparisons. Raises Failed with fewer than two comparisons."""
-    known = found_in(windows, ranks, turns)
+    known = found_in(windows, ranks, turns, n_controls=n_controls)
     result = [float(window) for window in known.percent]
     if len(result) < 2:
         raise Failed(f"only {len(result)} of {len(windows) - 1} switches have whole steps on both sides")

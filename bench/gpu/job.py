@@ -547,9 +547,11 @@ def pin(me: Rank) -> None:
 
 
 def say_ready(chosen: argparse.Namespace, me: Rank, ending: Ending) -> None:
-    """To whoever waits."""
+    """Report that this rank is warm, with its process."""
     synchronize(me.device)
-    (chosen.folder / f"ready{me.rank}").touch()
+    part = chosen.folder / f"ready{me.rank}.part"
+    part.write_text(str(os.getpid()))
+    part.replace(chosen.folder / f"ready{me.rank}")
     ending.begin()
     print("ready", flush=True)
 

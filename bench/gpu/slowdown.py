@@ -3,7 +3,8 @@
 comparing.py compares the windows. The agent keeps running (switching.py), so the windows are short.
 
 A job that is bound by the CPU measures the CPU's speed between two steps, by operations without a probe. Such jobs are
-independent, one per GPU or, if they leave the GPU nearly idle, several. A comparison is the mean over all of them.
+independent, one per GPU or, if they leave the GPU nearly idle, several. A comparison is the mean over all of them. Some
+of them may be controls without probes: their change at a switch comes from the machine, and is subtracted.
 """
 
 import io
@@ -89,7 +90,8 @@ class Counts(NamedTuple):
 @dataclass(frozen=True)
 class Workload:
     """A job to measure. said: its description for readers. words: arguments of job.py. seconds: the time limit.
-    window_s: length of each window. jobs_a_gpu: number of jobs that share a GPU (running.sharing_gpus).
+    window_s: length of each window. jobs_a_gpu: number of jobs that share a GPU (running.sharing_gpus). n_controls: of
+    them, jobs that are never traced.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Workload:
     seconds: float
     window_s: float = 1.0
     jobs_a_gpu: int = 1
+    n_controls: int = 0
 
     @property
     def every(self) -> int:
@@ -157,6 +160,7 @@ WORKLOADS = (
         70,
         window_s=0.3,
         jobs_a_gpu=7,
+        n_controls=3,
     ),
     Workload(
         "slowdown decode",
@@ -165,6 +169,7 @@ WORKLOADS = (
         45,
         window_s=0.3,
         jobs_a_gpu=4,
+        n_controls=2,
     ),
 )
 """Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a virtual machine is slower or faster
@@ -193,7 +198,7 @@ def measured(
         job.await_loaded()
         job.go()
         job.await_ready()
-        with switched(db, words=agent_words) as agent:
+        with switched(db, words=agent_words, pids=traced_pids(workload, job)) as agent:
             time.sleep(GOVERNED_S)
             runs, use, counting = counted(agent)
             before = agent.governed()
@@ -209,10 +214,11 @@ def measured(
         return {
             "workload": workload.name,
             "said": workload.said,
-            **slowdown(windows, steps, after.turns),
+            **slowdown(windows, steps, after.turns, n_controls=workload.n_controls),
+            "n_controls": workload.n_controls,
             **started,
-            "governor_percent": lost_percent(before, after, n_ranks=job.n_ranks),
-            **hits(counts, steps, n_ranks=job.n_ranks),
+            "governor_percent": lost_percent(before, after, n_ranks=job.n_ranks - workload.n_controls),
+            **hits(counts, steps, n_ranks=job.n_ranks - workload.n_controls),
             "gpus": 1 if workload.is_alone else job.n_ranks,
             "jobs_at_once": job.n_ranks if workload.is_alone else 1,
             "jobs_a_gpu": workload.jobs_a_gpu,
@@ -224,6 +230,14 @@ def measured(
         with suppress(Failed):
             job.await_end(15)
         end(job.launcher)
+
+
+def traced_pids(workload: Workload, job: Job) -> list[int]:
+    """The processes whose calls are probed; empty: all. The last ranks are the controls."""
+    if not workload.n_controls:
+        return []
+    ranks = range(job.n_ranks - workload.n_controls)
+    return [int((job.folder / f"ready{rank}").read_text()) for rank in ranks]
 
 
 def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> list[Window]:
@@ -239,7 +253,8 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
             windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
         if len(windows) % (2 * LOOK_EVERY) == 1:
-            known = found_in(windows, compared_steps(workload, job, windows), agent.governed().turns)
+            steps, turns = compared_steps(workload, job, windows), agent.governed().turns
+            known = found_in(windows, steps, turns, n_controls=workload.n_controls)
             if len(known.percent) >= MIN_RUNS and 2 * interval(known).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
@@ -355,7 +370,8 @@ def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
 def lost_percent(before: Governed, after: Governed, *, n_ranks: int) -> dict[str, float]:
     """The governor's estimate of the cost of each group of probes for a rank, in per cent of the time with probes."""
     on_ns = (after.on_ns - before.on_ns) * n_ranks
-    lost_ns = zip(HookGroup, before.lost_ns, after.lost_ns, strict=False)
+    groups = [group for group in HookGroup if group is not HookGroup.GRAPH_LAUNCHES]  # as Told.tells()
+    lost_ns = zip(groups, before.lost_ns, after.lost_ns, strict=True)
     return {group.name.lower(): round(100 * (then - once) / on_ns, 3) for group, once, then in lost_ns}
 
 

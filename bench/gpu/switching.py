@@ -36,6 +36,8 @@ from stallscope.events.kernel import HookGroup
 
 ANSWER_S = 20.0
 GOVERNED = "governed"
+PIDS = "BENCH_PIDS"
+"""The variable with the processes whose calls are probed; without it all are."""
 _AT_ONCE = 32
 """Links closed side by side: each waits for the kernel, some 30 ms."""
 
@@ -47,6 +49,7 @@ class Switched(kernel_side.Program):
         super().__init__(*arguments)
         self._lock = threading.RLock()
         self._places: dict[Link, tuple[int, Sequence[Hook], int]] = {}
+        self._pids = [int(pid) for pid in os.environ.get(PIDS, "").split()]
         self._told: list[str] = []
         self._off_since_ns = 0
         self._off_ns = 0
@@ -106,6 +109,10 @@ class Switched(kernel_side.Program):
         for part in kernel_side._PARTS:
             if chosen := [hook for hook in hooks if hook.part == part]:
                 self._attach_hooks(link, part, f"/proc/self/fd/{fd}", chosen, pid)
+
+    def _attach_hooks(self, link: Link, part: str, path: str, hooks: Sequence[Hook], pid: int) -> None:
+        for each in self._pids or [pid]:
+            super()._attach_hooks(link, part, path, hooks, each)
 
     def _start(self, switch: str, optional: OptionalPrograms, pids: frozenset[int] | None) -> None:
         super()._start(switch, optional, pids)
@@ -238,8 +245,8 @@ class Agent:
 
 
 @contextmanager
-def switched(db: Path, *, words: Sequence[str] = ()) -> Iterator[Agent]:
-    """The agent, attached; ended as by Ctrl-C. Raises Failed."""
+def switched(db: Path, *, words: Sequence[str] = (), pids: Sequence[int] = ()) -> Iterator[Agent]:
+    """The agent, attached; ended as by Ctrl-C. pids: only these have probes. Raises Failed."""
     path = db.with_suffix(".log")
     with path.open("wb") as file:
         process = subprocess.Popen(
@@ -248,6 +255,7 @@ def switched(db: Path, *, words: Sequence[str] = ()) -> Iterator[Agent]:
             stdout=subprocess.PIPE,
             stderr=file,
             start_new_session=True,
+            env=os.environ | {PIDS: " ".join(map(str, pids))},
         )
     program = Program(process, path)
     try:

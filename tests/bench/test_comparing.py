@@ -40,6 +40,20 @@ def test_the_slowdown_is_measured_correctly_under_drift():
     assert slowdown["runs"] == 16
 
 
+def test_controls_remove_the_noise_that_all_jobs_share():
+    widths, n_held, n = [], 0, 40
+    for seed in range(n):
+        windows, traced = job(0.3, noise=0.02, drift=0.02, n_on=25, seed=seed)
+        _, control = job(0.0, noise=0.02, drift=0.02, n_on=25, seed=seed)
+        rng = np.random.default_rng(seed + n)
+        control[0].length_ns[:] *= rng.normal(1, 0.05, len(control[0].length_ns))
+        result = comparing.slowdown(windows, [*traced, *control], [], n_controls=1)
+        widths.append(result["spread_percent"] / comparing.slowdown(windows, traced, [])["spread_percent"])
+        n_held += abs(result["slowdown_percent"] - 0.3) <= result["spread_percent"]
+    assert np.mean(widths) < 0.3
+    assert n_held / n >= 0.8
+
+
 def test_the_interval_has_its_stated_coverage():
     n_held, n = 0, 400
     for seed in range(n):
