@@ -116,6 +116,13 @@ SHOWN = (
     ),
     Number(
         "diagnosis",
+        "loads.2.acknowledged_per_s",
+        "rows of {loads[2][ranks]:,} ranks without a late rank that a hub stores and diagnoses, "
+        "{loads[2][rows_left_out]:,} of {loads[2][rows]:,} rows left out, senders on the same machine",
+        "{:,.0f} a second",
+    ),
+    Number(
+        "diagnosis",
         "loads.3.acknowledged_per_s",
         "rows of {loads[3][ranks]:,} ranks with a straggler that a hub stores and diagnoses, "
         "{loads[3][rows_left_out]:,} rows left out, senders on the same machine",
