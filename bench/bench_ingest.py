@@ -5,11 +5,12 @@ another, each with its own connection. Requests are encoded before the clock sta
 many times under an identity of its own, so that the sender costs what sending costs. At the end every row is counted in
 the hub. Both forms of the wire, at 100, 1,000 and 5,000 rows a request, with 1 and 16 senders, and small requests with
 128, because each sender waits for its answer. Then the real command with 500 agents, each with a request of 100 rows a
-second. About three minutes.
+second, and with twice the rate of rows that it stored before, which senders offer whether or not they get answers.
+About four minutes.
 
-With --only some of the loads, or --only agents:FORM: that is printed, and no result is kept.
+With --only some of the loads, agents:FORM, or twice:FORM:ROWS_PER_S: that is printed, and no result is kept.
 
-python bench/bench_ingest.py [--seconds S] [--only FORM:ROWS:SENDERS|agents:FORM ...]
+python bench/bench_ingest.py [--seconds S] [--only FORM:ROWS:SENDERS|agents:FORM|twice:FORM:ROWS_PER_S ...]
 """
 
 import argparse
@@ -160,6 +161,7 @@ FORMS = {
 }
 N_BODIES, N_WARM = 8, 3
 N_AGENTS, AGENTS_S = 500, 20.0
+TWICE_ROWS, TWICE_SENDERS, TWICE_S = 5_000, 64, 10.0
 
 
 def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[str, Any]:
@@ -240,15 +242,33 @@ def measured(form: str, n_rows: int, n_senders: int, *, seconds: float) -> dict[
 
 
 def agents(form: str, *, seconds: float) -> dict[str, Any]:
-    """The real command with its diagnosis, and N_AGENTS connections with a request of 100 rows a second each."""
+    """N_AGENTS connections with a request of 100 rows a second each."""
+    numbers = offered(form, 100, N_AGENTS, requests_per_s=N_AGENTS, seconds=seconds)
+    return {"form": form, "agents": numbers.pop("senders"), **numbers}
+
+
+def twice(form: str, rows_per_s: float, *, seconds: float) -> dict[str, Any]:
+    """Twice a rate of rows: some requests must be refused, and the others answered soon."""
+    requests_per_s = 2 * rows_per_s / TWICE_ROWS
+    numbers = offered(form, TWICE_ROWS, TWICE_SENDERS, requests_per_s=requests_per_s, seconds=seconds)
+    return {"form": form, "sustained_rows_per_s": round(rows_per_s), **numbers}
+
+
+def offered(
+    form: str, n_rows: int, n_senders: int, *, requests_per_s: float, seconds: float
+) -> dict[str, Any]:
+    """The real command with its diagnosis, and requests at a steady rate, whether or not earlier ones are answered.
+
+    Times are from the moment at which a request was due to its answer, of requests that were stored.
+    """
     method, make, again = FORMS[form]
-    bodies = [make(100, number) for number in range(N_BODIES)]
+    bodies = [make(n_rows, number) for number in range(N_BODIES)]
     with tempfile.TemporaryDirectory() as folder, served_hub(Path(folder)) as hub, ExitStack() as stack:
         metadata = [("authorization", bearer(hub.token_file.read_text()))]
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [
             stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{hub.grpc}", options=options))
-            for _ in range(N_AGENTS)
+            for _ in range(n_senders)
         ]
         calls = [channel.unary_unary(method) for channel in channels]
         for call in calls:
@@ -257,12 +277,12 @@ def agents(form: str, *, seconds: float) -> dict[str, Any]:
         ended_s: dict[int, float] = {}
         begin_s = time.monotonic()
         hub_begin_s = hub.cpu_s()
-        n_requests = round(seconds * N_AGENTS)
+        n_requests = round(seconds * requests_per_s)
         for number in range(n_requests):
-            due_s = begin_s + number / N_AGENTS
+            due_s = begin_s + number / requests_per_s
             time.sleep(max(0.0, due_s - time.monotonic()))
             body = again(bodies[number % N_BODIES], number)
-            future = calls[number % N_AGENTS].future(body, metadata=metadata, timeout=30)
+            future = calls[number % n_senders].future(body, metadata=metadata, timeout=30)
             future.add_done_callback(lambda _, number=number: ended_s.setdefault(number, time.monotonic()))
             sent.append((due_s, future))
         codes = [future.code() for _, future in sent]  # waits for the answer
@@ -276,11 +296,11 @@ def agents(form: str, *, seconds: float) -> dict[str, Any]:
         if codes[number] is grpc.StatusCode.OK
     ]
     return {
-        "form": form,
-        "agents": N_AGENTS,
-        "rows_a_request": 100,
+        "senders": n_senders,
+        "rows_a_request": n_rows,
         "requests": n_requests,
         "requests_per_s": round(n_requests / took_s),
+        "stored_rows_per_s": round(len(times_ms) * n_rows / took_s),
         "refused": n_requests - len(times_ms),
         "answer_ms_median": round(float(np.median(times_ms)), 1),
         "answer_ms_p99": round(float(np.quantile(times_ms, 0.99)), 1),
@@ -324,14 +344,34 @@ def main() -> None:
         if load.startswith("agents:"):
             print(json.dumps(agents(load.removeprefix("agents:"), seconds=asked.seconds)), flush=True)
             continue
+        if load.startswith("twice:"):
+            _, form, rate = load.split(":")
+            print(json.dumps(twice(form, float(rate), seconds=asked.seconds)), flush=True)
+            continue
         form, n_rows, n_senders = load.split(":")
         loads.append(measured(form, int(n_rows), int(n_senders), seconds=asked.seconds))
         if asked.only:
             print(json.dumps(loads[-1]), flush=True)
     if not asked.only:
         of_agents = [agents(form, seconds=AGENTS_S) for form in FORMS]
-        ratios = small_to_large(loads)
-        report("ingest", {"loads": loads, "small_to_large": ratios, "agents": of_agents, "lost_rows": 0})
+        rates = {
+            form: max(
+                load["rows_per_s"]
+                for load in loads
+                if load["form"] == form and load["rows_a_request"] == 5_000
+            )
+            for form in FORMS
+        }
+        report(
+            "ingest",
+            {
+                "loads": loads,
+                "small_to_large": small_to_large(loads),
+                "agents": of_agents,
+                "twice": [twice(form, rate, seconds=TWICE_S) for form, rate in rates.items()],
+                "lost_rows": 0,
+            },
+        )
 
 
 if __name__ == "__main__":
