@@ -55,6 +55,27 @@ def test_waiting_requests_get_room_in_order_of_arrival_and_tenants_in_turn():
     assert limit.n_held == 4
 
 
+def test_tenants_that_always_wait_do_not_starve_another_tenant():
+    limit, order = SharedLimit(4, "messages"), []
+    for tenant in "aaab":
+        limit.take(tenant)
+
+    def wait(tenant: str) -> None:
+        limit.take(tenant, patience_s=60.0)
+        order.append(tenant)
+
+    with ThreadPoolExecutor(9) as threads:
+        for n_before, tenant in enumerate("aaabbbccc"):
+            threads.submit(wait, tenant)
+            until(lambda n=n_before: waiting(limit) == n + 1)
+        holders = ["a", "a", "a", "b"]
+        for n_done in range(1, 10):
+            limit.give(holders.pop(0))
+            until(lambda n=n_done: len(order) == n)
+            holders.append(order[-1])
+    assert order == ["a", "b", "c"] * 3
+
+
 def test_a_request_that_waited_too_long_is_refused_and_leaves_its_place():
     limit = SharedLimit(1, "messages")
     limit.take("a")

@@ -52,8 +52,7 @@ class SharedLimit:
         with self._lock:
             if waiter.has_room.is_set():
                 return
-            self._waiting[tenant].remove(waiter)
-            self._admit()
+            self._leave(tenant, waiter)
         raise self._overloaded()
 
     def give(self, tenant: str, n: int = 1) -> None:
@@ -79,19 +78,32 @@ class SharedLimit:
         with self._lock:
             return self._held.total()
 
+    def _leave(self, tenant: str, waiter: _Waiter) -> None:
+        """A request gives up; a smaller request behind it may have room."""
+        waiters = self._waiting[tenant]
+        waiters.remove(waiter)
+        if not waiters:
+            del self._waiting[tenant]
+        self._admit()
+
     def _admit(self) -> None:
-        """Give room to the requests that waited longest, one of each tenant in turn."""
-        is_changed = bool(self._waiting)
-        while is_changed:
-            is_changed = False
-            for tenant, waiters in list(self._waiting.items()):
-                if waiters and self._has_room(tenant, waiters[0].n):
-                    waiter = waiters.popleft()
-                    self._held[tenant] += waiter.n
-                    waiter.has_room.set()
-                    is_changed = True
-                if not waiters:
-                    del self._waiting[tenant]
+        """Give room to the requests that waited longest, one of each tenant in turn: a tenant that got room goes
+        behind the others.
+        """
+        while (tenant := self._next_tenant()) is not None:
+            waiters = self._waiting.pop(tenant)
+            waiter = waiters.popleft()
+            self._held[tenant] += waiter.n
+            waiter.has_room.set()
+            if waiters:
+                self._waiting[tenant] = waiters
+
+    def _next_tenant(self) -> str | None:
+        """The first tenant with a waiting request for which there is room."""
+        return next(
+            (tenant for tenant, waiters in self._waiting.items() if self._has_room(tenant, waiters[0].n)),
+            None,
+        )
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(f"the hub has no room for more {self._name}; send again later", 1.0)
