@@ -28,6 +28,9 @@ if TYPE_CHECKING:  # importing pydantic here would slow every command
 _KEPT_NS = 30 * 86_400 * 10**9
 _SCHEMA_VERSION = 1
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_PRIMARY = 0xFF
+"""The part of an error's number that its variants share (SQLite, "Result and Error Codes")."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -75,6 +78,8 @@ class AlertState:
             self._db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
             self._db.execute("INSERT OR IGNORE INTO progress VALUES ('created', ?)", (time.time_ns(),))
         except (sqlite3.Error, OSError) as error:
+            if hasattr(self, "_db"):
+                self._db.close()
             raise StorageFailed(f"{path}: the state of the alerts cannot be opened ({error})") from error
 
     @classmethod
@@ -83,17 +88,32 @@ class AlertState:
 
         Alerts on open incidents are sent again then. Raises StorageFailed.
         """
+        problem = ""
         try:
-            return cls(path)
+            state = cls(path)
+            if not (problem := state._damage()):
+                return state
+            state.close()
         except StorageFailed as failure:
-            if getattr(failure.__cause__, "sqlite_errorcode", None) not in _DAMAGED:
+            if not _is_damage(failure.__cause__):
                 raise
-            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-            for end in ("", "-wal", "-shm"):
-                with suppress(FileNotFoundError):
-                    path.with_name(path.name + end).rename(aside.with_name(aside.name + end))
-            _LOG.error("%s; it is set aside as %s", failure, aside.name)
-            return cls(path)
+            problem = str(failure)
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        for end in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                path.with_name(path.name + end).rename(aside.with_name(aside.name + end))
+        _LOG.error("%s; it is set aside as %s", problem, aside.name)
+        return cls(path)
+
+    def _damage(self) -> str:
+        """The first damage in the file; "" if it is intact."""
+        try:
+            (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise StorageFailed(f"{self.path}: the state of the alerts failed ({error})") from error
+            found = str(error)
+        return "" if found == "ok" else f"{self.path}: the state of the alerts is damaged ({found})"
 
     def close(self) -> None:
         with self._lock:
@@ -429,3 +449,9 @@ def _listed(row: sqlite3.Row) -> dict[str, Any]:
 
 Clock = Callable[[], int]
 """ns since 1970."""
+
+
+def _is_damage(error: BaseException | None) -> bool:
+    """Whether SQLite found the file's content damaged or cut off."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & _PRIMARY in _DAMAGED or code == sqlite3.SQLITE_IOERR_SHORT_READ
