@@ -36,6 +36,14 @@ _READ_BYTES = 8 << 20
 
 FILE_NAME = "hub.duckdb"
 
+_OF_DAMAGE = (
+    duckdb.IOException,
+    duckdb.SerializationException,
+    duckdb.FatalException,
+    duckdb.InternalException,
+)
+"""Errors that the content of the file may have caused."""
+
 
 class DuckJournal:
     """The open file. Only the writer's thread calls it, after open()."""
@@ -376,9 +384,18 @@ def _storage(folder: Path, *, is_reading: bool = False) -> Iterator[None]:
     except (duckdb.Error, OSError) as error:
         if is_reading:
             raise StorageFailed(
-                f"cannot read {folder / FILE_NAME}: {line(error)}; restore a copy, or remove the file and run"
-                f" `stallscope hub check {folder} --repair`, which lists the sealed files again"
+                f"cannot read {folder / FILE_NAME}: {line(error)}; {_advice(folder, error)}"
             ) from error
         raise StorageFailed(
             f"cannot write {folder}: {line(error)}; acknowledged rows are intact; check free space"
         ) from error
+
+
+def _advice(folder: Path, error: Exception) -> str:
+    """The remedy for a file that cannot be read."""
+    if not isinstance(error, _OF_DAMAGE):
+        return "the rows in it are intact; give the hub more memory, or start it again"
+    return (
+        "if the file is damaged, restore a copy, or move the file aside and run"
+        f" `stallscope hub check {folder} --repair`, which lists the sealed files again"
+    )

@@ -59,10 +59,10 @@ class Sealer:
     def sealed_table(self, tenant: str, table: str, rows: pa.Table, *, sealed_us: int) -> Segment:
         """Write rows as a new segment, ordered by time. Raises StorageFailed.
 
-        Rows that fit into the memory are sorted here: the engine sorts a table of dozens of columns as slowly as it
-        writes it.
+        Rows that need little memory are sorted here: the engine sorts a table of dozens of columns as slowly as it
+        writes it, but within its memory limit.
         """
-        is_small = rows.nbytes <= self._memory_bytes
+        is_small = rows.nbytes <= self._memory_bytes // 4
         self._db.register("rows_to_seal", in_order_of_time(rows) if is_small else rows)
         try:
             select = "SELECT * FROM rows_to_seal"
