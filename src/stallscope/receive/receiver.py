@@ -82,7 +82,7 @@ class RequestLimits:
     max_requests: int = 1_024
     max_reading: int = 32
     max_reading_s: float = 20.0
-    patience_s: float = 2.0
+    patience_s: float = 1.0
     max_waiting_s: float = 30.0
     max_at_once: int = field(default_factory=lambda: os.cpu_count() or 2)
 
