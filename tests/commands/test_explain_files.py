@@ -28,6 +28,17 @@ def test_a_log_in_a_folder_is_explained_and_other_files_are_listed(run, tmp_path
     assert "nsys export --type sqlite" in err
 
 
+def test_a_folder_of_node_traces_is_named_with_the_command_that_merges_them(run, tmp_path: Path, db: Path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "a.db").write_bytes(db.read_bytes())
+    code, out, err = run("explain", folder)
+    assert (code, out) == (2, "") and f"contains node traces: `stallscope merge {folder}/*.db" in err
+    written(folder / "job.log", exception)
+    code, out, err = run("explain", folder)
+    assert code == 20 and "a.db is a node trace" in err
+
+
 def test_a_log_without_a_failure_is_inconclusive(run, tmp_path: Path):
     code, out, _ = run("explain", written(tmp_path / "job.log", chatter))
     assert code == 21

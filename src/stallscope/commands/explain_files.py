@@ -17,19 +17,17 @@ if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.diagnose import Answer
     from stallscope.settings import Settings
 
-_SQLITE = b"SQLite format 3\0"
-
 
 def is_node_trace(path: Path) -> bool:
     """Whether a path is a node trace or a damaged SQLite file: the trace reader then reports the damage."""
-    from stallscope.store.node import APPLICATION_ID
+    from stallscope.events import layout
 
     try:
         with path.open("rb") as stream:
             head = stream.read(72)
     except OSError:
         return False
-    return head[:16] == _SQLITE and int.from_bytes(head[68:72], "big") == APPLICATION_ID
+    return layout.is_node_trace(head)
 
 
 def are_foreign(paths: Sequence[Path]) -> bool:

@@ -19,6 +19,10 @@ Array = NDArray[Any]
 
 UNKNOWN = -1
 
+SQLITE_MAGIC = b"SQLite format 3\0"
+APPLICATION_ID = 0x57A11
+"""Marks a SQLite file as a node trace (PRAGMA application_id)."""
+
 
 class Field(NamedTuple):
     """One column: its name contains the unit, `meaning` is its documentation."""
@@ -731,6 +735,11 @@ def process_keys(rows: Array) -> Array:
     """One number for each row's process: node << 32 | pid, int64 (n,)."""
     keys: Array = rows["node"].astype(np.int64) << 32 | rows["pid"].astype(np.int64)
     return keys
+
+
+def is_node_trace(head: bytes) -> bool:
+    """Whether a file with these first 72 bytes is a node trace, possibly a damaged node trace."""
+    return head[:16] == SQLITE_MAGIC and int.from_bytes(head[68:72], "big") == APPLICATION_ID
 
 
 def empty(table: Table, n: int = 0) -> Array:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stallscope.errors import BadTrace, NotFound
+from stallscope.events.layout import is_node_trace
 from stallscope.events.trace import Trace
 from stallscope.importers.rank_statements import Statements
 from stallscope.importers.texts import Source, files_of, head_of
@@ -113,5 +114,8 @@ def why_unknown(path: Path) -> str:
     from stallscope.importers.unreadable import remedy
 
     if path.is_dir():
+        if any(is_node_trace(head_of(file)) for file in files_of(path)):
+            merge = f"`stallscope merge {path}/*.db -o ALL.db`"
+            return f"contains node traces: {merge}, then `stallscope explain --db ALL.db`"
         return "contains no file that can be imported: `stallscope import --help` lists the kinds"
     return remedy(path, head_of(path))

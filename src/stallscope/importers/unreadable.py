@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from stallscope.events.layout import SQLITE_MAGIC, is_node_trace
 from stallscope.importers.texts import archive_words
 
 
@@ -31,7 +32,9 @@ def remedy(file: Path, head: bytes) -> str:
         )
     if head[:4] == b"PAR1":
         return "is a Parquet file without the columns of a recording or of a pipeline trace"
-    if head[:16] == b"SQLite format 3\0":
+    if is_node_trace(head):
+        return "is a node trace: pass it alone; several: `stallscope merge A B -o ALL.db`"
+    if head[:16] == SQLITE_MAGIC:
         return "is an SQLite file without the tables of a node trace or an Nsight Systems export"
     if head[:1] == b"\x80":
         return "is a pickle without the fields of a flight-recorder dump"

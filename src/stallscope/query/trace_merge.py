@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from stallscope.errors import BadInput
-from stallscope.events.layout import EVENT_TABLES, NODE_TABLES, UNKNOWN, Array, Table
+from stallscope.events.layout import EVENT_TABLES, NODE_TABLES, UNKNOWN, Array, Table, is_node_trace
 from stallscope.importers import importer_for
 from stallscope.store import node, sqlite_columns
 from stallscope.store.node import NodeTrace, reading
@@ -70,7 +70,7 @@ def _is_trace(source: Path) -> bool:
         return not source.exists()
     with source.open("rb") as file:
         head = file.read(72)
-    return head[:16] == b"SQLite format 3\0" and int.from_bytes(head[68:72], "big") == node.APPLICATION_ID
+    return is_node_trace(head)
 
 
 def _names(

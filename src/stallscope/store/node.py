@@ -19,6 +19,7 @@ import numpy as np
 from stallscope import __version__
 from stallscope.errors import BadTrace, NewerSchema, NotFound, StorageFailed
 from stallscope.events.layout import (
+    APPLICATION_ID,
     ARRAYS,
     IDLE_GPUS,
     NODE_TABLES,
@@ -35,8 +36,6 @@ from stallscope.store import sqlite_columns, sqlite_pages
 from stallscope.store.time_range import Part, narrow, windows
 
 SCHEMA_VERSION = 2
-APPLICATION_ID = 0x57A11
-"""Marks a SQLite file as a node trace (PRAGMA application_id)."""
 
 _DAMAGED = (ValueError, OverflowError, TypeError, KeyError)
 """Errors for values that a column cannot hold, text that is not UTF-8, and numbers without a meaning."""
