@@ -3,8 +3,8 @@
     silent = SilentRanks(node, stacks, gpu_processes)
     examined = silent.examine(traced, now_ns)     # once a second; traced: the processes that have made a traced call
 
-A process is examined if it has a GPU library, a rank set by its launcher, and no parent with a GPU library and the same
-rank: a data loader's worker is left out, the child of a launcher's script is not. Its main thread and its Python
+A process is examined if it has a GPU library, a rank set by its launcher, and no ancestor with a GPU library and the
+same rank: a data loader's worker is left out, the child of a launcher's script is not. Its main thread and its Python
 threads are examined; a few ms per process each time.
 """
 
@@ -31,6 +31,7 @@ _N_FREQUENT_EXAMINATIONS = 6
 many examinations.
 """
 _MAX_PROCESSES = 64
+_MAX_ANCESTORS = 16
 
 
 class ExaminedProcesses(NamedTuple):
@@ -45,7 +46,6 @@ class ExaminedProcesses(NamedTuple):
 class _WatchedProcess:
     next_ns: int
     n_examinations: int = 0
-    is_rank: bool | None = None
 
 
 @dataclass
@@ -69,7 +69,7 @@ class SilentRanks:
         due = [
             pid
             for pid, watched in self._watched.items()
-            if now_ns >= watched.next_ns and self._is_rank(pid, watched, on_gpu)
+            if now_ns >= watched.next_ns and self._is_rank(pid, on_gpu)
         ]
         for pid in due:
             watched = self._watched[pid]
@@ -107,11 +107,16 @@ class SilentRanks:
                 row["category"] = Category.ON_CPU
         return rows
 
-    def _is_rank(self, pid: int, watched: _WatchedProcess, on_gpu: Collection[int]) -> bool:
-        if watched.is_rank is None:
-            rank = identity(pid, self.proc).rank
-            fields = stat_fields(f"{self.proc}/{pid}")
-            parent = int(fields[1]) if len(fields) > 1 else 0
-            is_worker = parent in on_gpu and identity(parent, self.proc).rank == rank
-            watched.is_rank = rank != UNKNOWN and not is_worker
-        return watched.is_rank
+    def _is_rank(self, pid: int, on_gpu: Collection[int]) -> bool:
+        """Whether the process is a rank, and not a worker below one, perhaps with a server of forks in between."""
+        rank = ancestor_rank = identity(pid, self.proc).rank
+        if rank == UNKNOWN:
+            return False
+        ancestor = pid
+        for _ in range(_MAX_ANCESTORS):
+            fields = stat_fields(f"{self.proc}/{ancestor}")
+            ancestor = int(fields[1]) if len(fields) > 1 else 0
+            ancestor_rank = identity(ancestor, self.proc).rank if ancestor else UNKNOWN
+            if ancestor_rank != rank or ancestor in on_gpu:
+                break
+        return ancestor_rank != rank or ancestor not in on_gpu
