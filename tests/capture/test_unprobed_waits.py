@@ -88,3 +88,16 @@ def test_another_process_with_the_same_number_begins_anew():
     ledger.goes_on({Category.ON_CPU: 0.9, Category.IO: 0.1}, 400)
     assert waits.moved_ns(ledger.state()).any()
     assert not waits.moved_ns(ledger.state(born_ns=2)).any()
+
+
+def test_a_process_that_one_reading_lacks_keeps_its_estimate():
+    ledger = Ledger()
+    waits = UnprobedWaits(ledger.state)
+    waits.switch(are_probed=True)
+    ledger.goes_on(PROBED, 400)
+    waits.switch(are_probed=False)
+    ledger.goes_on({Category.ON_CPU: 0.9, Category.IO: 0.1}, 400)
+    moved_ns = waits.moved_ns(ledger.state())
+    empty = State(np.zeros(0, np.int64), np.zeros(0, kernel.PROCESS), np.zeros(0, np.int64))
+    assert waits.moved_ns(empty).shape == (0, N_CATEGORIES)
+    assert (waits.moved_ns(ledger.state()) == moved_ns).all() and moved_ns.any()

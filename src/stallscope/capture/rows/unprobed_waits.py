@@ -35,6 +35,8 @@ _MIN_PROBED_NS = 50_000_000
 """Time with probes from which the shares of a process are known."""
 _MAX_PROBED_NS = 2_000_000_000
 """The shares are averages over about this time."""
+_FORGOTTEN_NS = 10_000_000_000
+"""A process that readings lack for this long has ended. A single reading of the kernel's table may miss a process."""
 
 
 @dataclass
@@ -79,7 +81,11 @@ class UnprobedWaits:
 
     def _add(self, state: State) -> None:
         ledgers = accounts(state)
-        known, self._by_pid = self._by_pid, {}
+        known = self._by_pid
+        now_ns = int(state.now_ns.max()) if len(state.now_ns) else 0
+        self._by_pid = {
+            pid: process for pid, process in known.items() if now_ns - process.ts_ns < _FORGOTTEN_NS
+        }
         columns = zip(
             state.pids.tolist(), state.rows["born_ns"].tolist(), state.now_ns.tolist(), ledgers, strict=True
         )
