@@ -67,10 +67,10 @@ def with_polling_as_waits(trace: Trace, activities: list[Activity]) -> list[Acti
 def _gaps(shares: list[dict[str, float]]) -> dict[str, float]:
     """By line, how much less time one rank spends there than the median of the others. shares: of each rank, by line.
 
-    A rank may lack a line, unless it polls at a line of its own: in many programs the root receives elsewhere.
+    A rank may lack a line, unless it polls at lines of its own: in many programs the root receives elsewhere.
     """
     n_ranks_at = Counter(line for each in shares for line in each)
-    own = [max((each[line] for line in each if n_ranks_at[line] == 1), default=0.0) for each in shares]
+    own = [sum(each[line] for line in each if n_ranks_at[line] == 1) for each in shares]
     gaps = {}
     for line, n in n_ranks_at.items():
         of_line = [each.get(line, 0.0) for each in shares]
