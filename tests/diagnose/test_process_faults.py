@@ -473,21 +473,49 @@ def test_the_share_of_other_processes_on_a_gpu_covers_the_second_before_each_rea
     assert activity.gpu is not None and activity.gpu.others_busy == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(("ended_s", "is_named"), [(None, True), (-1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("begin_s", "ended_s", "is_named"),
+    [(-5, None, True), (-5, -1, False), (-5, 2, True), (-300, None, False)],
+)
 def test_a_process_that_used_the_gpu_before_the_trace_of_this_process_counts(
-    ended_s: int | None, is_named: bool
+    begin_s: int, ended_s: int | None, is_named: bool
 ):
-    """It has a row when the driver was first asked, and one at its end."""
+    """It has a row each half minute and one at its end, unless no agent ran then."""
     trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
     rows = layout.empty(layout.GPU_PROCESSES, 2 if ended_s is None else 3)
     rows["pid"][:2], rows["alive"][:2] = (PID, PID + 1), 1
-    rows["ts_ns"] = START_NS - 5 * SECOND_NS
+    rows["ts_ns"] = START_NS + begin_s * SECOND_NS
     rows["comm"] = b"other"
     if ended_s is not None:
         rows["pid"][2], rows["ts_ns"][2] = PID + 1, START_NS + ended_s * SECOND_NS
     (activity,) = activities(replace(trace, gpu_processes=rows))
     assert activity.gpu is not None
     assert activity.gpu.others == ((f"other {PID + 1}",) if is_named else ())
+
+
+@pytest.mark.parametrize(("n_silent", "alive", "is_reported"), [(12, 1, True), (12, 0, False), (5, 1, False)])
+def test_a_process_that_makes_no_gpu_call_any_more_is_reported_with_its_state(
+    n_silent: int, alive: int, is_reported: bool
+):
+    """A hang has no end that would make it a slow call."""
+    n_seconds = 30
+    trace = process(
+        {Category.DEVICE: 0.8, Category.ON_CPU: 0.2},
+        [gpu(Category.DEVICE, "/job/serve.py:7 answer")],
+        n_seconds=n_seconds,
+    )
+    trace.snapshots["alive"][-1] = alive
+    is_before = trace.operations["ts_ns"] <= START_NS + (n_seconds - n_silent) * SECOND_NS
+    report = report_of(replace(trace, operations=trace.operations[is_before]))
+    if is_reported:
+        assert report.activity[0]["silence"] == {
+            "seconds": n_silent,
+            "state": "gpu_wait",
+            "line": "/job/serve.py:7 answer",
+        }
+        assert "no GPU call in the last 12 s: waiting for its GPU at serve.py:7 answer" in text.report(report)
+    else:
+        assert report.activity[0]["silence"] is None
 
 
 def test_the_budget_states_how_many_multiprocessors_work():
@@ -580,7 +608,7 @@ def test_the_late_rank_need_not_have_been_sampled_at_the_line_of_the_wait():
 
 def test_a_root_that_receives_at_a_line_of_its_own_is_not_the_late_rank():
     polls = {Category.ON_CPU: 0.6, Category.DEVICE: 0.4}
-    root = [gpu(Category.ON_CPU, "/job/train.py:10 gather", n=8)]
+    root = [gpu(Category.ON_CPU, f"/job/train.py:{line} gather", n=3) for line in (10, 12, 14)]
     worker = [gpu(Category.ON_CPU, "/job/train.py:20 send", n=8)]
     report = report_of(ranks_of((polls, root), (polls, worker), (polls, worker), (polls, worker)))
     assert not any("wait for rank" in str(remark["what"]) for remark in report.benign)

@@ -10,6 +10,7 @@ at most 50 points / sqrt(samples).
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from stallscope.events.names import (
 )
 from stallscope.events.trace import Trace
 
+_SILENT_NS = 10 * 10**9
+_LISTED_EVERY_NS = 35 * 10**9
+"""The interval of the rows of a process in gpu_processes, with a reserve."""
 _IDLE_SHARE = 0.9
 _IDLE = (Category.SLEEP, Category.NET, Category.OTHER_OFF, Category.LOCK)
 _MIN_S = 0.5
@@ -111,6 +115,14 @@ class Calls:
         return self.n_seen > 0 and (not self.is_estimate or self.n_seen >= _MIN_SAMPLES)
 
 
+class Silence(NamedTuple):
+    """The time since the last GPU call of a process that runs. state: item of the budget. line: of its GPU thread."""
+
+    seconds: float
+    state: str
+    line: str
+
+
 @dataclass(frozen=True)
 class Gpu:
     """The GPU of a process as its driver reports it, averaged over the time examined; None where not reported.
@@ -162,6 +174,7 @@ class Activity:
     gpu: Gpu | None
     samples: Array
     stacks: dict[int, tuple[str, ...]]
+    silence: Silence | None
     spent_ns: Array
     interval: Array
     """spent_ns: the time ledger by interval examined, float64 (k, N_CATEGORIES). interval: of each sample."""
@@ -253,6 +266,7 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
         gpu=_gpu(trace, node, pid, begin_ns=begin_ns[active], end_ns=end_ns[active]),
         samples=samples,
         stacks=trace.stacks,
+        silence=_silence(trace, states, counted),
         spent_ns=spent_ns[active].astype(np.float64),
         interval=np.cumsum(active)[np.searchsorted(end_ns, samples["ts_ns"] - _HALF_SECOND_NS)] - 1,
     )
@@ -271,6 +285,30 @@ def _n_calls(end_ns: Array, counted: Array) -> Array:
         covered = slice(int(min(first, last)), int(last) + 1)
         n_calls[covered] += row["n"] / max(len(n_calls[covered]), 1)
     return n_calls
+
+
+def _silence(trace: Trace, states: Array, counted: Array) -> Silence | None:
+    """Of the process of these SNAPSHOTS, if it has made no GPU call for long; None if it has ended.
+
+    Counts that are estimates come once per period, so a silence is longer than any period.
+    """
+    last_ns, end_ns = int(counted["ts_ns"].max()), int(states["ts_ns"][-1])
+    silent_ns = end_ns - last_ns
+    if not states["alive"][-1] or silent_ns < max(_SILENT_NS, 1.5 * counted["interval_ns"].max()):
+        return None
+    within = states[states["ts_ns"] >= last_ns]
+    if len(within) < 2:
+        return None
+    spent = within["ledger_ns"][-1] - within["ledger_ns"][0]
+    rows = trace.samples
+    rows = rows[
+        (rows["node"] == states["node"][0]) & (rows["pid"] == states["pid"][0]) & (rows["ts_ns"] > last_ns)
+    ]
+    lines = Counter[str]()
+    for row in rows[rows["role"] == SampleRole.GPU]:
+        lines[user_line(trace.stacks.get(int(row["stack"]), ()))] += int(row["n"])
+    line = max(lines, key=lambda name: lines[name], default="")
+    return Silence(silent_ns / 1e9, item_of(int(spent.argmax()) + 1), line)
 
 
 def _is_start(n_calls: Array) -> Array:
@@ -505,7 +543,7 @@ def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array
 def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[str, ...]]:
     """The GPU of a process, and the other processes that use it, by name and pid.
 
-    A process has a row when it appears and when it ends, so a process that used the GPU before has no row in between.
+    A process has a row when it appears, each half minute, and when it ends.
     """
     rows = trace.gpu_processes[trace.gpu_processes["node"] == node]
     on_gpu = rows[rows["pid"] == pid]
@@ -518,12 +556,13 @@ def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[st
         return None, ()
     states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]["ts_ns"]
     is_other = (rows["gpu"] == number) & (rows["pid"] != pid)
-    ended = frozenset(rows["pid"][is_other & (rows["alive"] == 0) & (rows["ts_ns"] < states.min())].tolist())
-    names = {
-        int(row["pid"]): f"{row['comm'].item().decode('utf-8', 'replace')} {row['pid']}".strip()
-        for row in rows[is_other & (rows["alive"] > 0) & (rows["ts_ns"] <= states.max())]
-        if int(row["pid"]) not in ended
-    }
+    is_near = (rows["ts_ns"] >= states.min() - _LISTED_EVERY_NS) & (rows["ts_ns"] <= states.max())
+    names: dict[int, str] = {}
+    for row in rows[is_other & is_near][np.argsort(rows["ts_ns"][is_other & is_near], kind="stable")]:
+        if row["alive"]:
+            names[int(row["pid"])] = f"{row['comm'].item().decode('utf-8', 'replace')} {row['pid']}".strip()
+        elif row["ts_ns"] < states.min():
+            names.pop(int(row["pid"]), None)
     return number, tuple(names.values())
 
 

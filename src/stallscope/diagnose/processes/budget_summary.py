@@ -56,6 +56,7 @@ def _data(trace: Trace, process: Activity) -> dict[str, Any]:
         "gpu_busy_at_least": round(process.gpu_busy_at_least, 3),
         "gpu": _gpu(process),
         "calls": {name: _call(calls) for name, calls in process.calls.items() if calls.is_supported},
+        "silence": process.silence._asdict() if process.silence else None,
         "n_samples": process.n_samples,
         "locations": _locations(process, SampleRole.GPU),
         "other_threads": _locations(process, SampleRole.SAME_PROCESS),
@@ -147,6 +148,11 @@ def _block(process: Mapping[str, Any]) -> list[str]:
     for i, at in enumerate(process["locations"][:4]):
         rows.append(
             ("code" if i == 0 else "", f"{at['share']:4.0%} {short(at['line'])} ({word(at['state'])})")
+        )
+    if silence := process["silence"]:
+        at = f" at {short(silence['line'])}" if silence["line"] else ""
+        rows.append(
+            ("now", f"no GPU call in the last {silence['seconds']:.0f} s: {word(silence['state'])}{at}")
         )
     for title, key in (("thread", "other_threads"), ("child", "child_processes")):
         rows += [
