@@ -9,6 +9,8 @@ from stallscope.exporters.timeline_builder import build_track_set
 
 from .test_gpu_arrival import trace
 from .test_nccl_trace import N_RANKS, N_ROUNDS, Fault
+from .test_replay_times import recorded
+from .test_replay_times import trace as replay_trace
 
 
 def test_each_rank_has_the_kernels_of_nccl_on_the_clock_of_its_host():
@@ -24,6 +26,17 @@ def test_each_rank_has_the_kernels_of_nccl_on_the_clock_of_its_host():
     late = max(of_round, key=lambda entry: entry.ts_ns)
     assert late.ts_ns - sorted(entry.ts_ns for entry in of_round)[1] == pytest.approx(20e6, abs=1e6)
     assert {entry.name for entry in of_round} == {"all_reduce"}
+
+
+def test_replays_with_the_times_of_other_kernels_are_where_the_stream_reaches_them():
+    """On one track: the operations of a stream do not overlap, and their rounds are in order."""
+    whole = replay_trace(recorded("ahead"))
+    tracks = build_track_set(whole, diagnose(whole)).tracks
+    kernels = [track for track in tracks if track.name.startswith("GPU: kernels of NCCL")]
+    assert [track.name for track in kernels] == ["GPU: kernels of NCCL"] * 2
+    for track in kernels:
+        rounds = [entry.arguments["round"] for entry in sorted(track.slices, key=lambda entry: entry.ts_ns)]
+        assert rounds == sorted(rounds) and len(rounds) == len(whole.gpu_kernels) / 2
 
 
 def test_transfers_of_proxies_name_their_peer():

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stallscope.diagnose.views import kernel_host_ns
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import GpuKernelFlag, Op, word
 from stallscope.exporters.trace_context import Process, TraceContext
@@ -59,11 +58,11 @@ def nccl_kernels(context: TraceContext, process: Process) -> Iterator[tuple[str,
     """By track title: the kernels of NCCL of a process on its GPU, and the transfers by its proxies."""
     rows = context.trace.gpu_kernels
     rows = rows[(rows["node"] == process.node) & (rows["pid"] == process.pid)]
-    is_network = rows["flags"] & GpuKernelFlag.IS_NETWORK != 0
-    kernels = rows[~is_network & (rows["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0)]
-    transfers = rows[is_network & (rows["start_ns"] > 0)]
+    transfers = rows[(rows["flags"] & GpuKernelFlag.IS_NETWORK != 0) & (rows["start_ns"] > 0)]
+    kernels, start_ns = context.nccl_kernels
+    is_own = (kernels["node"] == process.node) & (kernels["pid"] == process.pid)
     for title, own, begin_ns in (
-        ("GPU: kernels of NCCL", kernels, kernel_host_ns(kernels)),
+        ("GPU: kernels of NCCL", kernels[is_own], start_ns[is_own]),
         ("network of NCCL", transfers, transfers["start_ns"]),
     ):
         if len(own):

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from stallscope.diagnose import Thresholds
 from stallscope.diagnose.timeline import Clocks, Rounds, Timeline, aligned, rounds, timeline_of
+from stallscope.diagnose.views import kernels_on_host_clock
 from stallscope.events.layout import TABLES, UNKNOWN, Array
 from stallscope.events.trace import Clock, Trace
 
@@ -53,6 +55,11 @@ class TraceContext:
             return self.begin_ns
         nearest = min(readings, key=lambda clock: abs(clock.wall_ns - wall_ns))
         return wall_ns - nearest.wall_ns + nearest.monotonic_ns
+
+    @cached_property
+    def nccl_kernels(self) -> tuple[Array, Array]:
+        """The operations of NCCL that have times on their GPU, and their starts on the clock of their node."""
+        return kernels_on_host_clock(self.trace.gpu_kernels)
 
     @property
     def first_node(self) -> int:

@@ -78,6 +78,22 @@ def gpu_arrivals(kernels: Array) -> Array:
     return rows[np.argsort(rows["ts_ns"], kind="stable")]
 
 
+def on_host_clock(kernels: Array) -> tuple[Array, Array]:
+    """The operations that have times on their GPU, and their starts on the host's clock: int64 (n,).
+
+    Replays start when the stream reaches them where NCCL reports the times of other kernels (see replay_times).
+    """
+    rows, is_by_call = with_replay_times(kernels[kernels["flags"] & GpuKernelFlag.IS_NETWORK == 0])
+    has_times = rows["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
+    rows, is_by_call = rows[has_times], is_by_call[has_times]
+    start_ns = rows["start_ns"].astype(np.int64)
+    process, n_processes = numbered(rows["node"], rows["pid"])
+    for number in range(n_processes):
+        own = process == number
+        start_ns[own] += _offset_ns(rows[own], is_by_call[own])
+    return rows, start_ns
+
+
 def host_ns(kernels: Array) -> Array:
     """Starts of kernels on the host's clock: int64 (n,), UNKNOWN without GPU times. kernels: of one process."""
     has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0

@@ -1,6 +1,6 @@
 """Tables that other interfaces show: rows by process, chains of slow calls, groups of similar stacks."""
 
-from stallscope.diagnose.gpu.gpu_rounds import host_ns as kernel_host_ns
+from stallscope.diagnose.gpu.gpu_rounds import on_host_clock as kernels_on_host_clock
 from stallscope.diagnose.serving.endpoints import Endpoint, endpoints
 from stallscope.diagnose.timeline.user_frame import in_own_code
 from stallscope.diagnose.views.by_process import ProcessRow, as_rows, container_rows, process_rows
@@ -24,7 +24,7 @@ __all__ = [
     "groups",
     "in_own_code",
     "is_nccl_kernel",
-    "kernel_host_ns",
+    "kernels_on_host_clock",
     "latest_stacks",
     "process_rows",
 ]
