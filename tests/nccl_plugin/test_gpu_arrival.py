@@ -7,6 +7,8 @@ import pytest
 
 from stallscope.diagnose import Report, Stream, Thresholds, diagnose
 from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
+from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.verdicts import gpu_arrival
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, Datatype, Op
@@ -91,6 +93,14 @@ def test_a_gpu_that_works_longer_by_a_tenth_in_every_round_is_named(
     assert [rank for verdict in report.verdicts for rank in verdict.ranks] == expected
     if not expected:
         assert report.answer == "healthy", report.gaps
+
+
+@pytest.mark.parametrize(("kind", "leaves"), [("change", True), ("imbalance", False), ("stage", False)])
+def test_uneven_work_explains_small_delays_of_a_gpu(kind: str, leaves: bool):
+    case = gpu_arrival.gpu_case(trace(Fault(2, 1, extra_ms=0.3)), Thresholds(), None)
+    assert case is not None
+    assert gpu_arrival.leaves_small_delays(case, [Verdict(kind, "", [])]) is leaves
+    assert not gpu_arrival.leaves_small_delays(case, [Verdict("device", "", [1])])
 
 
 def test_small_delays_of_a_gpu_in_some_rounds_are_normal():

@@ -56,37 +56,53 @@ def test_the_rank_that_reaches_each_12th_replay_late_is_named(hosts: str):
     assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(22, abs=1)
 
 
-def on_hosts(whole: Trace, category: Category, spent_ns: int) -> Trace:
-    """The trace with the first arrival of each host, and with a time that the host of rank 1 spent."""
-    begin_ns, end_ns = int(whole.gpu_kernels["ts_ns"].min()) - 10**9, whole.ends_ns[0]
-    hosts, snapshots = layout.empty(layout.COLLECTIVES, 2), layout.empty(layout.SNAPSHOTS, 4)
-    pids = whole.processes["pid"]
+def on_hosts(
+    whole: Trace, category: Category, spent_ns: int, *, before_ns: int = 0, lead_s: float = 0.0
+) -> Trace:
+    """The trace with the first arrival of each host, and with snapshots of their ledgers.
+
+    The host of rank 1 spends a time in a category during the replays, and before_ns before them. Both hosts spend 40 %
+    of their time on the CPU. lead_s: by which the snapshots of rank 1 begin earlier.
+    """
+    begin_ns, end_ns = int(whole.gpu_kernels["ts_ns"].min()), whole.ends_ns[0]
+    hosts, pids = layout.empty(layout.COLLECTIVES, 2), whole.processes["pid"]
     hosts["ts_ns"], hosts["pid"], hosts["comm_rank"], hosts["op"] = begin_ns, pids, (0, 1), Op.ALL_REDUCE
     hosts["comm_hash"], hosts["nranks"], hosts["seq"] = 0x77, 2, 0
-    snapshots["pid"], snapshots["ts_ns"] = np.tile(pids, 2), np.repeat((begin_ns, end_ns), 2)
-    snapshots["ledger_ns"][2:, Category.WAIT_GPU - 1] = 10**9
-    snapshots["ledger_ns"][3, category - 1] = spent_ns
-    return replace(whole, collectives=hosts, snapshots=snapshots, source="probes")
+    parts = []
+    for rank, pid in enumerate(pids.tolist()):
+        own = layout.empty(layout.SNAPSHOTS, 12)
+        own["pid"], first_ns = pid, begin_ns - 10**9 - int(lead_s * 1e9) * rank
+        own["ts_ns"] = [first_ns, *np.linspace(begin_ns, end_ns, 11).astype(np.int64)]
+        since_ns = own["ts_ns"] - first_ns
+        own["ledger_ns"][:, Category.ON_CPU - 1] = 0.4 * since_ns
+        own["ledger_ns"][:, Category.WAIT_GPU - 1] += (0.6 * since_ns).astype(np.int64)
+        if rank == 1:
+            own["ledger_ns"][1:, category - 1] += before_ns + np.linspace(0, spent_ns, 11).astype(np.int64)
+        parts.append(own)
+    return replace(whole, collectives=hosts, snapshots=np.concatenate(parts), source="probes")
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize(
-    ("category", "spent_ns", "kind", "cause"),
+    ("category", "spent_ns", "others", "expected"),
     [
-        (Category.SLEEP, 200_000_000, "straggler", "host_sleep"),
-        (Category.ON_CPU, 200_000_000, "straggler", "host_compute"),
-        (Category.SLEEP, 40_000_000, "device", "gpu_slow"),
-        (Category.WAIT_GPU, 200_000_000, "device", "gpu_slow"),
+        (Category.SLEEP, 200_000_000, {}, ("straggler", "host_sleep")),
+        (Category.ON_CPU, 200_000_000, {}, ("straggler", "host_compute")),
+        (Category.SLEEP, 40_000_000, {}, ("device", "gpu_slow")),
+        (Category.WAIT_GPU, 200_000_000, {}, ("device", "gpu_slow")),
+        (Category.IO, 0, {"before_ns": 900_000_000}, ("device", "gpu_slow")),
+        (Category.IO, 0, {"lead_s": 3.0}, ("device", "gpu_slow")),
     ],
+    ids=["sleep", "compute", "little", "waits", "before", "earlier snapshots"],
 )
 def test_the_ledgers_of_hosts_show_whether_a_host_reaches_its_replays_late(
-    hosts: str, category: Category, spent_ns: int, kind: str, cause: str
+    hosts: str, category: Category, spent_ns: int, others: dict[str, float], expected: tuple[str, str]
 ):
     """As on two H200, where the graph was captured before the trace: hosts have no arrivals at its replays."""
     kernels = recorded(hosts)
     kernels["flags"] |= np.uint8(GpuKernelFlag.IS_REPLAY)
-    (verdict,) = diagnose(on_hosts(trace(kernels), category, spent_ns)).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.causes[0].cause.name) == (kind, [1], cause)
+    (verdict,) = diagnose(on_hosts(trace(kernels), category, spent_ns, **others)).verdicts
+    assert verdict.ranks == [1] and (verdict.kind, verdict.causes[0].cause.name) == expected
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

@@ -124,13 +124,12 @@ def with_gpu_arrivals(
 
 
 def gpu_report(case: Case) -> Report:
-    """The report on the rounds on GPUs; where no rank is named, also on GPUs that are late by little in most rounds."""
+    """The report on the rounds on GPUs, with GPUs that are late by little in most rounds if no finding explains it."""
     whole = report(findings(case))
-    if any(verdict.ranks for verdict in whole.verdicts):
+    if not gpu_arrival.leaves_small_delays(case, whole.verdicts):
         return whole
     small = report(findings(gpu_arrival.of_small_delays(case)))
-    steady = gpu_arrival.steadily_late(small.verdicts, case.limits)
-    return replace(whole, verdicts=steady or whole.verdicts)
+    return replace(whole, verdicts=whole.verdicts + gpu_arrival.steadily_late(small.verdicts, case.limits))
 
 
 def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from stallscope.diagnose.arrays.grouping import by_group, median_of_others, medians, numbered
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.causes import Explained, explained, leading
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.gpu.gpu_rounds import (
     are_calls_known,
+    gpu_arrivals,
     gpu_trace,
     is_pause,
     n_unnumbered,
@@ -32,6 +34,7 @@ from stallscope.events.names import CollectiveFlag, GpuKernelFlag
 from stallscope.events.trace import Gap, Trace
 
 _NAMES_A_RANK = ("straggler", "device")
+_OF_ALL_RANKS = ("change", "inconclusive")
 _MIN_ROUNDS = 16  # fewer rounds show no pattern
 _SMALL = 0.1  # of the least lateness that is reported for a host, for a GPU that is late in most rounds
 _MAX_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
@@ -97,6 +100,18 @@ def is_on_gpus(trace: Trace) -> bool:
     """Whether the collectives of a trace arrive when their kernels start: see gpu_trace()."""
     flags = trace.collectives["flags"]
     return len(flags) > 0 and bool(flagged(flags, CollectiveFlag.NUMBERED).all())
+
+
+def leaves_small_delays(case: Case, on_gpus: Sequence[Verdict]) -> bool:
+    """Whether a rank may be late by little in most rounds, and no verdict explains its lateness.
+
+    A slowdown of the whole job explains no difference between ranks. Uneven work does.
+    """
+    if any(verdict.ranks or verdict.kind not in _OF_ALL_RANKS for verdict in on_gpus):
+        return False
+    table = case.judged
+    typical_ns = by_group(table.process, table.late_ns, case.timeline.n_processes, medians)
+    return bool((typical_ns >= _SMALL * case.limits.min_late_ns).any())
 
 
 def of_small_delays(case: Case) -> Case:
@@ -218,7 +233,7 @@ def is_undecided(verdict: Verdict) -> bool:
 def on_device(verdict: Verdict, trace: Trace) -> Verdict:
     """The verdict on a rank whose kernels start late, and whose host arrives in time as far as its arrivals show."""
     excess_ns = sum(part.excess_ns for part in verdict.causes)
-    if by_host := _by_host_before_replays(verdict, trace, excess_ns):
+    if by_host := _by_host_before_replays(verdict, trace):
         return by_host
     evidence = CauseEvidence(seen_by=_SEEN_BY)
     part = Explained(cause("gpu_slow"), 1.0, excess_ns, evidence)
@@ -230,7 +245,16 @@ def on_device(verdict: Verdict, trace: Trace) -> Verdict:
     )
 
 
-def _by_host_before_replays(verdict: Verdict, trace: Trace, late_ns: float) -> Verdict | None:
+def _late_kernels(trace: Trace, process: tuple[int, int]) -> tuple[Array, Array]:
+    """When kernels of a process started later than those of other ranks, and how much later: int64, float64 (n,)."""
+    rows = gpu_arrivals(trace.gpu_kernels)
+    number, _ = numbered(rows["comm_hash"], rows["seq"])
+    late_ns = np.nan_to_num(rows["ts_ns"] - median_of_others(number, rows["ts_ns"].astype(np.float64)))
+    is_late = (rows["node"] == process[0]) & (rows["pid"] == process[1]) & (late_ns > 0)
+    return rows["ts_ns"][is_late].astype(np.int64), late_ns[is_late]
+
+
+def _by_host_before_replays(verdict: Verdict, trace: Trace) -> Verdict | None:
     """The verdict on the host of a rank that reaches replays of graphs late, where hosts do not arrive at replays."""
     kernels = _kernels_of(trace, verdict.ranks[0]) if len(verdict.ranks) == 1 else trace.gpu_kernels[:0]
     if not _are_mostly_replays(kernels):
@@ -239,7 +263,7 @@ def _by_host_before_replays(verdict: Verdict, trace: Trace, late_ns: float) -> V
     hosts = trace.collectives
     if len(hosts[(hosts["node"] == process[0]) & (hosts["pid"] == process[1])]) >= _MIN_ROUNDS:
         return None
-    excess = host_excess(trace, process, late_ns, verdict.evidence.n_late_steps or 0)
+    excess = host_excess(trace, process, *_late_kernels(trace, process))
     parts = explained(excess) if excess else []
     if sum(part.share for part in parts if part.cause.name != "unknown") < _BY_HOST:
         return None
