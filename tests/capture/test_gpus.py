@@ -79,6 +79,22 @@ def test_nvlink_errors_of_each_link_are_summed_where_the_driver_has_no_total(fak
     assert row["n_nvlink_errors"] == 2 * sum(range(18))
 
 
+def test_a_link_that_does_not_answer_for_a_while_is_no_new_error(fake_gpus):
+    errors = {f"nvlink_161_{link}": 5 for link in range(18)}
+    whole = {name: value for name, value in H100.items() if name != "n_nvlink_errors"} | errors
+    without_link = {name: value for name, value in whole.items() if name != "nvlink_161_3"}
+    seen = []
+    fake_gpus.have(whole)
+    with library() as nvml:
+        states = GpuStates(nvml, node=0)
+        for state in (whole, without_link, whole):
+            fake_gpus.have(state)
+            for _ in range(10):  # the errors are queried in every tenth reading
+                (row,) = states.read(SECOND).gpus
+            seen.append(row["n_nvlink_errors"])
+    assert seen == [18 * 5, UNKNOWN, 18 * 5]
+
+
 def test_the_utilization_is_the_mean_of_the_samples_since_the_last_reading(fake_gpus):
     fake_gpus.have(H100 | {"busy": ["1000000 10"]})
     with library() as nvml:

@@ -153,11 +153,22 @@ def test_gpus_of_other_nodes_are_compared_at_the_same_time_whatever_their_clocks
 
 def test_new_errors_of_a_gpu_are_evidence():
     trace = with_gpus(slow_trace(), n_nvlink_errors=3)
+    trace.gpus["n_nvlink_errors"][[0, 1, 3]] = 0
     later = trace.gpus.copy()
     later["ts_ns"] += 30 * MS
     later["n_nvlink_errors"] = np.where(later["n_nvlink_errors"] == 3, 45, later["n_nvlink_errors"])
     _, evidence = cause_of(replace(trace, gpus=np.concatenate([trace.gpus, later])))
     assert evidence.unlike_other_gpus == ["NVLink errors +42, other GPUs +0"]
+
+
+def test_new_errors_of_a_gpu_without_counters_of_its_peers_are_no_difference():
+    trace = with_gpus(slow_trace(), n_nvlink_errors=3)
+    later = trace.gpus.copy()
+    later["ts_ns"] += 30 * MS
+    later["n_nvlink_errors"][2] = 45
+    _, evidence = cause_of(replace(trace, gpus=np.concatenate([trace.gpus, later])))
+    assert evidence.unlike_other_gpus is None
+    assert evidence.gpu_readings is not None and "NVLink errors +42" in evidence.gpu_readings
 
 
 def test_a_process_on_another_gpu_is_not_evidence():

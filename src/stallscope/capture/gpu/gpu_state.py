@@ -67,6 +67,7 @@ class _Device:
     name: bytes
     infrequent: dict[str, int] = field(default_factory=dict)
     is_power_limited: bool = False
+    nvlink_fields: frozenset[tuple[int, int]] | None = None  # error counters that the driver had at first
 
 
 class GpuStates:
@@ -146,7 +147,7 @@ class GpuStates:
     def _read_infrequent(self) -> None:
         self._partitions = [partition for device in self._gpus for partition in self._partitions_of(device)]
         for device in self._gpus:
-            device.infrequent = dict(self._infrequent_values(device.handle))
+            device.infrequent = dict(self._infrequent_values(device))
             default_mw = query(self._nvml, self._nvml.nvmlDeviceGetPowerManagementDefaultLimit, device.handle)
             limit_mw = device.infrequent.get("power_limit_mw", UNKNOWN)
             device.is_power_limited = limit_mw > 0 and bool(default_mw) and limit_mw < _LOWERED * default_mw
@@ -197,8 +198,8 @@ class GpuStates:
         use = query(nvml, nvml.nvmlDeviceGetUtilizationRates, device.handle)
         return int(use.gpu) if use else None
 
-    def _infrequent_values(self, handle: Any) -> Iterator[tuple[str, int]]:
-        nvml = self._nvml
+    def _infrequent_values(self, device: _Device) -> Iterator[tuple[str, int]]:
+        nvml, handle = self._nvml, device.handle
         volatile = nvml.NVML_VOLATILE_ECC
         corrected, uncorrected = (
             nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
@@ -219,8 +220,10 @@ class GpuStates:
         links = [_link(nvml, handle, number) for number in range(_n_nvlinks(nvml, handle))]
         if any(up is not None for up in links):
             yield "n_nvlinks_up", sum(bool(up) for up in links)
-        if (errors := _nvlink_errors(nvml, handle, len(links))) is not None:
-            yield "n_nvlink_errors", errors
+        errors = _nvlink_errors(nvml, handle, len(links))
+        device.nvlink_fields = device.nvlink_fields or frozenset(errors) or None
+        if device.nvlink_fields and device.nvlink_fields <= errors.keys():
+            yield "n_nvlink_errors", sum(errors[each] for each in device.nvlink_fields)
 
     def _read_processes(self, now_ns: int) -> Array:
         """The processes of all GPUs, by partition on a partitioned GPU. A process that computes and draws is listed
@@ -284,15 +287,15 @@ def _link(nvml: Any, handle: Any, number: int) -> bool | None:
     return None if state is None else bool(state)
 
 
-def _nvlink_errors(nvml: Any, handle: Any, n_links: int) -> int | None:
-    """Errors on all links of a GPU; None where the driver does not count them."""
+def _nvlink_errors(nvml: Any, handle: Any, n_links: int) -> dict[tuple[int, int], int]:
+    """Errors on the links of a GPU, by field and scope. A link that does not answer at present is absent."""
     known = _known_fields(nvml, handle, [(getattr(nvml, name), 0) for name in _NVLINK_ERRORS])
     if not known and n_links:
         of_first = [(number, 0) for name in _NVLINK_ERRORS_OF_LINK if (number := getattr(nvml, name, 0))]
         counted = [number for number, _ in _known_fields(nvml, handle, of_first)]
         of_all = [(number, link) for number in counted for link in range(n_links)]
         known = _known_fields(nvml, handle, of_all)
-    return sum(known.values()) if known else None
+    return known
 
 
 def _known_fields(nvml: Any, handle: Any, wanted: list[tuple[int, int]]) -> dict[tuple[int, int], int]:

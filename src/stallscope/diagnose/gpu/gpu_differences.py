@@ -93,7 +93,8 @@ def compared(own: Readings, others: list[Readings], columns: Collection[str] | N
         grown = _growth(own.rows, column)
         if grown is None:
             continue
-        typical = float(np.median([_growth(each.rows, column) or 0 for each in others] or [grown]))
+        known = [peer for each in others if (peer := _growth(each.rows, column)) is not None]
+        typical = float(np.median(known)) if known else float(grown)
         if grown > typical:
             unlike.append(f"{name} +{grown}, other GPUs +{typical:.0f}")
         else:
