@@ -224,12 +224,18 @@ def steadily_slow_devices(
     """
     explained = {(late_step.process, late_step.step) for late_step in host_late_steps}
     least = max(limits.min_late_ns / 2, limits.steady_step_share * usual.step_ns)
+    is_overlapped = more.overlapped.own_ns > 0
+    own_ns = np.where(is_overlapped, more.overlapped.own_ns, more.own_ns)
+    net_ns = np.nan_to_num(more.overlapped.late_in_step_ns, nan=np.inf)
+    excess_ns = np.where(is_overlapped, np.minimum(more.likely_ns, net_ns), more.likely_ns)
     slow: dict[int, SlowDevice] = {}
-    for process, since in slow_since(table, more.own_ns, more.likely_ns, explained=explained).items():
-        excess_ns = since.share * more.own_ns[since.cells]
+    for process, since in slow_since(
+        table, own_ns, excess_ns, order_by=more.likely_ns, explained=explained
+    ).items():
+        late_ns = since.share * own_ns[since.cells]
         late = [
             _late(table, i, ns, max_ns=min(float(more.max_ns[i]), _HIDDEN * ns))
-            for i, ns in zip(since.cells.tolist(), excess_ns.tolist(), strict=True)
+            for i, ns in zip(since.cells.tolist(), late_ns.tolist(), strict=True)
         ]
         late = _without_overlap(late, more.overlapped.late_ns(since.cells))
         device = SlowDevice(late, False, "its order among the GPUs in each step")

@@ -32,23 +32,28 @@ class SlowSince:
 
 
 def slow_since(
-    table: Cells, own_ns: Array, excess_ns: Array, *, explained: Collection[tuple[int, int]]
+    table: Cells,
+    own_ns: Array,
+    excess_ns: Array,
+    *,
+    order_by: Array,
+    explained: Collection[tuple[int, int]],
 ) -> dict[int, SlowSince]:
     """The GPUs that are among the slowest in most steps from some step on, by process.
 
-    own_ns, excess_ns: float64 (c,), by cell, the work of a GPU and its excess over its peers'. explained: process and
-    step of cells that are no evidence about GPUs.
+    own_ns, excess_ns: float64 (c,), by cell, the work of a GPU and its excess over its peers'. order_by: float64 (c,),
+    their order, the slowest last. explained: process and step of cells that are no evidence about GPUs.
     """
     steps, at = np.unique(table.step, return_inverse=True)
     n = int(table.process.max(initial=-1)) + 1
-    excess, cell_of = np.full((n, len(steps)), np.nan), np.full((n, len(steps)), -1)
-    excess[table.process, at], cell_of[table.process, at] = excess_ns, np.arange(len(at))
+    value, cell_of = np.full((n, len(steps)), np.nan), np.full((n, len(steps)), -1)
+    value[table.process, at], cell_of[table.process, at] = order_by, np.arange(len(at))
     for process, step in explained:
         if process < n:
-            excess[process, steps == step] = np.nan
-    is_known = np.isfinite(excess) & (own_ns[cell_of] > 0)
+            value[process, steps == step] = np.nan
+    is_known = np.isfinite(value) & (own_ns[cell_of] > 0)
     n_known = is_known.sum(axis=0)
-    order = np.where(is_known, excess, np.inf).argsort(axis=0).argsort(axis=0)
+    order = np.where(is_known, value, np.inf).argsort(axis=0).argsort(axis=0)
     order = np.where(
         is_known & (n_known >= _FEWEST_GPUS), (order + 0.5) / np.maximum(n_known, 1) - 0.5, np.nan
     )
