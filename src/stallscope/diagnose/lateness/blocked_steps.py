@@ -1,7 +1,8 @@
 """Late steps in jobs whose ranks have uneven work: a rank that was blocked, in steps that vary more than the delay.
 
 Uneven work (rollouts, sequence lengths) varies the time on the CPU and the waits for the GPU. The time in which a host
-was blocked (a lock, a disk, the network, sleep) hardly varies, so its excess over the peers shows smaller delays.
+was blocked (a lock, a disk, the network, an allocation, sleep) hardly varies, so its excess over the peers shows
+smaller delays.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ from stallscope.events.names import Category
 
 _BLOCKED = (
     *(Category.LOCK, Category.OTHER_OFF, Category.SLEEP, Category.NET, Category.CHILD, Category.STOPPED),
-    *(Category.PREEMPTED, Category.FAULT, Category.DRIVER, Category.IO),
+    *(Category.PREEMPTED, Category.FAULT, Category.DRIVER, Category.IO, Category.ALLOC),
 )
 _UNEVEN = 1.5  # times the other thresholds from which the variation of the steps hides delays
 
