@@ -57,6 +57,10 @@ from shape_runs import Case, ran  # noqa: E402
         ("gan", "host_compute", 600_007),  # a GPU that is late by 2 % of the steps of the longer model
         ("rollouts", "slow_gpu", 710_004),  # rollouts differ by more than the GPU is slower
         ("lengths", "slow_gpu", 710_006),  # and sequence lengths
+        ("accumulation", "lock", 710_007),  # a GPU that is a little behind in each of many overlapping calls
+        ("gan", "slower_job", 710_003),  # 16 rounds of five steps each, of which the trace cuts the last
+        ("experts", "slower_job", 710_006),  # the transfers, in steps of uneven work
+        ("rollouts", "allocator_churn", 710_013),  # allocations of a fifth of the scatter of rollouts
     ],
 )
 def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:

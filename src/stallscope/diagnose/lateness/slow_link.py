@@ -44,7 +44,7 @@ def slow_groups(
     """The groups with a slow link; empty if the source does not have GPU times."""
     if not len(timeline.rows) or is_one_value(timeline.rows["gpu_end_ns"]):
         return []
-    first_row, transfer_ns = _transfers(timeline)
+    first_row, transfer_ns = transfers(timeline)
     known = np.flatnonzero((transfer_ns >= 0) & (programs.step[first_row] >= limits.warm_up_steps))
     if not len(known):
         return []
@@ -86,7 +86,7 @@ def slow_groups(
     return [group for group in slow_links if not _is_fabric(slow_links, group, comm, role)]
 
 
-def _transfers(timeline: Timeline) -> tuple[Array, Array]:
+def transfers(timeline: Timeline) -> tuple[Array, Array]:
     """By round: a row of it, and the shortest time of its members from start to end. UNKNOWN if the time of a member is
     unknown, or if the call does not synchronise.
     """

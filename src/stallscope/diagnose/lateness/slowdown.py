@@ -17,9 +17,10 @@ import numpy as np
 
 from stallscope.diagnose.arrays.grouping import by_group, medians, numbered
 from stallscope.diagnose.arrays.subsample import spread_out
+from stallscope.diagnose.lateness.slow_link import transfers
 from stallscope.diagnose.lateness.step_levels import shifted_levels
 from stallscope.diagnose.thresholds import Thresholds
-from stallscope.diagnose.timeline.step_table import Cells
+from stallscope.diagnose.timeline.step_table import Cells, n_steps_of_job, part_of
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 from stallscope.events.names import CATEGORY_NAMES, N_CATEGORIES
@@ -65,7 +66,7 @@ class Slowdown:
 class _Steps:
     """The steps of a job, (k,) each. duration_ns, host_ns: median over the ranks. kind: see _kinds().
     like_ns: durations as if all steps were of one kind. quiet_host_ns: host time of the faster half of the ranks, which
-    late ranks do not change.
+    late ranks do not change. n_least: the number of steps that a change needs on either side.
     """
 
     number: Array
@@ -75,14 +76,13 @@ class _Steps:
     host_ns: Array
     quiet_host_ns: Array
     runs_ahead: bool
+    n_least: int
 
     @staticmethod
     def of(timeline: Timeline, table: Cells, limits: Thresholds) -> "_Steps":
         """The steps of a table."""
-        number = np.unique(table.step)
+        number, n_calls = _calls_of_steps(table)
         duration = _per_step(table, timeline.interval_ns, number)
-        step_of_cell = np.searchsorted(number, table.step)
-        n_calls = by_group(step_of_cell, table.end_row - table.first_row, len(number), medians)
         kind = _kinds(n_calls.astype(np.int64))
         return _Steps(
             number=number,
@@ -92,6 +92,7 @@ class _Steps:
             host_ns=_per_step(table, timeline.host_ns, number),
             quiet_host_ns=_per_step(table, timeline.host_ns, number, statistic=_lower_medians),
             runs_ahead=not _per_step(table, timeline.wait_ns, number)[: limits.run_ahead_steps].any(),
+            n_least=max(-(-limits.slowdown_steps // n_steps_of_job(table, timeline)), _FEWEST_BLOCKS),
         )
 
 
@@ -103,8 +104,9 @@ def slowdown(
     is_whole: the table has all steps. Steps between the late steps of a slow GPU may be slow as well, so random steps
     are examined in a whole table only.
     """
+    table = _without_cut_step(table)
     steps = _Steps.of(timeline, table, limits)
-    if len(steps.number) < 2 * limits.slowdown_steps:
+    if len(steps.number) < 2 * steps.n_least:
         return None
     together = _STEPS_AHEAD if steps.runs_ahead else 1
     found = _cut_of_steps(steps, together, limits, may_vary=is_whole)
@@ -161,15 +163,63 @@ def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowd
 
     Late ranks do not change the host time of the faster half of the ranks, so their steps count as well.
     """
+    table = _without_cut_step(table)
     steps = _Steps.of(timeline, table, limits)
-    if len(steps.number) < 2 * limits.slowdown_steps or steps.runs_ahead:
+    return _of_part(timeline, table, steps, steps.quiet_host_ns, limits, host_share=1.0)
+
+
+def fabric_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
+    """The lasting change of the collectives' transfers in each step by which the steps became longer, if there is one.
+
+    Requires GPU times. The transfers do not depend on the ranks' work, which may vary by more than the change.
+    """
+    first_row, transfer_ns = transfers(timeline)
+    if not (transfer_ns >= 0).any():
         return None
-    host = steps.quiet_host_ns
-    cut = _change(host, limits.slowdown_steps)
+    table = _without_cut_step(table)
+    steps = _Steps.of(timeline, table, limits)
+    fabric_ns = _fabric_ns(timeline, table, steps.number, first_row=first_row, transfer_ns=transfer_ns)
+    if not (fabric_ns > 0).all():
+        return None
+    fabric_ns = _of_one_kind(fabric_ns, steps.kind)
+    return _of_part(timeline, table, steps, fabric_ns, limits, host_share=0.0)
+
+
+def _fabric_ns(
+    timeline: Timeline, table: Cells, number: Array, *, first_row: Array, transfer_ns: Array
+) -> Array:
+    """The transfers of a rank in each step, in the mean over the ranks: float64 (k,); 0 where none is known.
+
+    first_row, transfer_ns: by round, see transfers(). Steps in which some are unknown are taken to have as many calls
+    as the typical step of the job.
+    """
+    cell = np.maximum(np.searchsorted(table.first_row, first_row, side="right") - 1, 0)
+    known = np.flatnonzero(
+        (transfer_ns >= 0) & (first_row >= table.first_row[cell]) & (first_row < table.end_row[cell])
+    )
+    members = timeline.n_members[timeline.comm_of_round[known]] / timeline.n_processes
+    step = np.searchsorted(number, table.step[cell[known]])
+    spent, n_calls = (
+        np.bincount(step, weights=weights, minlength=len(number))
+        for weights in (members * transfer_ns[known], members)
+    )
+    return np.asarray(spent / np.maximum(n_calls, 1e-9) * np.median(n_calls))
+
+
+def _of_part(
+    timeline: Timeline, table: Cells, steps: _Steps, part_ns: Array, limits: Thresholds, *, host_share: float
+) -> Slowdown | None:
+    """The lasting change of a part of each step by which the steps became longer, if there is one.
+
+    part_ns: float64 (k,), by step.
+    """
+    if len(steps.number) < 2 * steps.n_least or steps.runs_ahead:
+        return None
+    cut = _change(part_ns, steps.n_least)
     before = _trimmed_mean(steps.duration_ns[:cut])
-    if not _is_lasting(host, cut, limits, of_ns=before):
+    if not _is_lasting(part_ns, cut, limits, of_ns=before):
         return None
-    more = float(np.median(host[cut:]) - np.median(host[:cut]))
+    more = float(np.median(part_ns[cut:]) - np.median(part_ns[:cut]))
     growth, error = _growth(steps.duration_ns, steps.kind, cut), _error_of_means(steps.duration_ns, cut)
     if growth < _OF_HOST * more - error or not _is_enough(before, before + more, limits):
         return None
@@ -182,7 +232,7 @@ def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowd
         before_ns=before,
         after_ns=before + growth,
         growth_ns=growth,
-        host_share=1.0,
+        host_share=host_share,
     )
 
 
@@ -194,7 +244,7 @@ def _cut_of_steps(
     may_vary: whether a shift of steps that vary at random counts.
     """
     summed = _summed(steps.like_ns, together)
-    least = limits.slowdown_steps if together == 1 else _FEWEST_BLOCKS
+    least = steps.n_least if together == 1 else _FEWEST_BLOCKS
     if len(summed) < 2 * least:
         return None
     cut = _change(summed, least)
@@ -203,6 +253,8 @@ def _cut_of_steps(
     like = _of_one_kind(steps.duration_ns, steps.kind, until=cut)
     if _is_lasting(like, cut, limits) or (may_vary and _is_shift(like, cut, limits)):
         return cut, like
+    if least <= _FEWEST_BEFORE:
+        return None
     cut = _change(summed, _FEWEST_BEFORE)
     is_early = cut < least and _is_lasting(summed, cut, limits)
     return (cut, summed) if is_early and summed[:cut].max() < summed[cut:].min() else None
@@ -215,6 +267,20 @@ def _summed(values: Array, together: int) -> Array:
     if together > 1 and n:
         summed[0] = np.median(summed)
     return summed
+
+
+def _calls_of_steps(table: Cells) -> tuple[Array, Array]:
+    """The numbers of the steps, and the median number of calls of a process in each: (k,) each."""
+    number = np.unique(table.step)
+    n_calls = table.end_row - table.first_row
+    return number, by_group(np.searchsorted(number, table.step), n_calls, len(number), medians)
+
+
+def _without_cut_step(table: Cells) -> Cells:
+    """The table without its last step if the end of the trace cut it off: it has fewer calls than all others."""
+    number, n_calls = _calls_of_steps(table)
+    is_cut = len(number) > 1 and n_calls[-1] < n_calls[:-1].min()
+    return part_of(table, table.step < number[-1]) if is_cut else table
 
 
 def _kinds(n_calls: Array) -> Array:

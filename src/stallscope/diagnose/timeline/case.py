@@ -9,7 +9,7 @@ from stallscope.diagnose.arrays.parallel import both
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.cost.waiting import Waits
 from stallscope.diagnose.lateness.late_steps import Pace, pace
-from stallscope.diagnose.lateness.slowdown import Slowdown, host_slowdown, slowdown
+from stallscope.diagnose.lateness.slowdown import Slowdown, fabric_slowdown, host_slowdown, slowdown
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.annotated_steps import annotated_steps
 from stallscope.diagnose.timeline.clocks import Clocks, aligned
@@ -71,8 +71,8 @@ class Case:
     @cached_property
     def change(self) -> Slowdown | None:
         """The lasting change of the steps of all ranks, which late ranks may have caused."""
-        found = slowdown(self.timeline, self.judged, self.limits)
-        return found or host_slowdown(self.timeline, self.judged, self.limits)
+        data = self.timeline, self.judged, self.limits
+        return slowdown(*data) or host_slowdown(*data) or fabric_slowdown(*data)
 
     @property
     def arrival_ns(self) -> Array:

@@ -235,13 +235,19 @@ def judged(table: Cells, timeline: Timeline, limits: Thresholds, *, is_excerpt: 
 
 
 def _n_warm_up(table: Cells, timeline: Timeline, limits: Thresholds) -> int:
-    """The steps of the pattern that are never judged: fewer if all ranks meet and wait several times in each step.
-    Such a step is several steps of the job, as with two models that train in turn.
+    """The steps of the pattern that are never judged: fewer if each of them is several steps of the job."""
+    return -(-limits.warm_up_steps // n_steps_of_job(table, timeline))
+
+
+def n_steps_of_job(table: Cells, timeline: Timeline) -> int:
+    """The number of steps of the job in each step of the pattern, as with two models that train in turn.
+
+    All ranks meet and wait at the end of each.
     """
     is_of_all = timeline.n_members[timeline.comm] == timeline.n_processes
     waits = (timeline.wait_ns > NO_WAIT_NS) & np.append(False, is_of_all[:-1])
     n_waits = float(np.median(table.sums(waits))) if len(table.step) else 0.0
-    return -(-limits.warm_up_steps // max(int(n_waits), 1))
+    return max(int(n_waits), 1)
 
 
 def part_of(table: Cells, mask: Array) -> Cells:

@@ -9,7 +9,7 @@ from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
-from stallscope.diagnose.lateness.slowdown import Slowdown, host_slowdown, slowdown
+from stallscope.diagnose.lateness.slowdown import Slowdown, fabric_slowdown, host_slowdown, slowdown
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -37,8 +37,10 @@ def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
         return []
     late = list(known)
     change = _of_quiet_steps(case, late) if late else case.change
-    if change is None:
-        return []
+    return [] if change is None else [_of_change(case, change)]
+
+
+def _of_change(case: Case, change: Slowdown) -> Verdict:
     n_steps = len(np.unique(case.judged.step[case.judged.step >= change.step]))
     on_host = change.host_share >= 0.5
     why = (
@@ -48,43 +50,40 @@ def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
     )
     if not on_host and n_unseen(case.timeline, case.trace):
         why += ", or a rank that is not in this trace"
-    return [
-        Verdict(
-            kind="change",
-            summary="",
-            n_rounds=case.matched.n_rounds,
-            since_ns=wall_ns(case.trace, int(case.timeline.node[0]), change.at_ns),
-            n_incidents=1,
-            confidence=_CONFIDENCE,
-            cost=priced(
-                case,
-                change.growth_ns * n_steps * case.timeline.n_processes / 1e9,
-                is_lower_bound=False,
-                observed_ns=case.observed_ns,
-            ),
-            abstained_because=why,
-            advice=[_COMPARE_GPUS if len(case.trace.gpu_kernels) else _RECORD_GPUS]
-            if not on_host
-            else [
-                "Compare with the time before: deployment, data shard, shared file system, co-located jobs."
-            ],
-            evidence=VerdictEvidence(
-                step_ms_before=round(change.before_ns / 1e6, 3),
-                step_ms_after=round(change.after_ns / 1e6, 3),
-                host_share=round(change.host_share, 3),
-                n_steps=n_steps,
-                from_step=change.step,
-                grew_ms={name: round(ns / 1e6, 3) for name, ns in change.grew_ns.items()},
-            ),
-        )
-    ]
+    return Verdict(
+        kind="change",
+        summary="",
+        n_rounds=case.matched.n_rounds,
+        since_ns=wall_ns(case.trace, int(case.timeline.node[0]), change.at_ns),
+        n_incidents=1,
+        confidence=_CONFIDENCE,
+        cost=priced(
+            case,
+            change.growth_ns * n_steps * case.timeline.n_processes / 1e9,
+            is_lower_bound=False,
+            observed_ns=case.observed_ns,
+        ),
+        abstained_because=why,
+        advice=[_COMPARE_GPUS if len(case.trace.gpu_kernels) else _RECORD_GPUS]
+        if not on_host
+        else ["Compare with the time before: deployment, data shard, shared file system, co-located jobs."],
+        evidence=VerdictEvidence(
+            step_ms_before=round(change.before_ns / 1e6, 3),
+            step_ms_after=round(change.after_ns / 1e6, 3),
+            host_share=round(change.host_share, 3),
+            n_steps=n_steps,
+            from_step=change.step,
+            grew_ms={name: round(ns / 1e6, 3) for name, ns in change.grew_ns.items()},
+        ),
+    )
 
 
 def _of_quiet_steps(case: Case, late: list[LateStep]) -> Slowdown | None:
-    """The change of the steps between late steps, or of the hosts' time in all steps."""
+    """The change of the steps between late steps, or of the hosts' time or the transfers in all steps."""
     limits = replace(case.limits, change_share=_PARTLY * case.limits.change_share)
     found = slowdown(case.timeline, _without(case, late), limits, is_whole=False)
-    return found or host_slowdown(case.timeline, case.judged, limits)
+    data = case.timeline, case.judged, limits
+    return found or host_slowdown(*data) or fabric_slowdown(*data)
 
 
 def of_other_steps(findings: Findings) -> list[Verdict]:
