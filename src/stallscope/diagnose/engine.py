@@ -196,6 +196,7 @@ def report(case_findings: Findings) -> Report:
         ),
         *([imbalance.stage(case, case_findings.stage)] if case_findings.stage else []),
         *moving,
+        *inconclusive.often_last(case_findings, examined),
     ]
     once, benign = straggler.one_off_verdicts(case_findings, examined)
     verdicts += once

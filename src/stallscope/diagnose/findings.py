@@ -21,7 +21,8 @@ class Findings:
     mismatches: rounds that ranks entered with different calls. late: all late steps. named: the late steps of each
     named process. device: slow GPUs by process. stage: a stage with more work. uneven: late steps of changing ranks;
     is_on_device: these are delays of the GPUs. gpu_work: GPUs that do additional work in some steps.
-    differing: GPUs that are slower by a small share of a step, as GPUs of a model differ.
+    differing: GPUs that are slower by a small share of a step, as GPUs of a model differ. often_last: GPUs among uneven
+    work that are slow, or have more work in most steps.
     absorption: recurring late steps that cost nothing, or perhaps nothing; their ranks are not named.
     """
 
@@ -35,6 +36,7 @@ class Findings:
     is_on_device: bool = False
     gpu_work: dict[int, SlowDevice] = field(default_factory=dict)
     differing: dict[int, SlowDevice] = field(default_factory=dict)
+    often_last: dict[int, SlowDevice] = field(default_factory=dict)
     absorption: Absorption = field(default_factory=Absorption)
 
 
@@ -76,6 +78,7 @@ def findings(case: Case) -> Findings:
         is_on_device=uneven is None,
         gpu_work=gpus.more_work,
         differing=gpus.differing,
+        often_last={process: device for process, device in gpus.often_last.items() if process not in named},
         absorption=absorbed,
     )
 

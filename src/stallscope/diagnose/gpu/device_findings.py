@@ -37,7 +37,7 @@ _VICTIM = 0.5  # share of the other GPU's excess up to which a GPU is its victim
 class DeviceFindings:
     """slow: GPUs by process. more_work: GPUs that do additional work in some steps. stage: a stage whose GPUs have more
     work. uneven: late steps that move between GPUs. differing: GPUs that are slower by a small share of a step, as GPUs
-    of a model differ.
+    of a model differ. often_last: GPUs among uneven work that are slow, or have more work in most steps.
     """
 
     slow: dict[int, SlowDevice] = field(default_factory=dict)
@@ -45,6 +45,7 @@ class DeviceFindings:
     uneven: MovingLateness | None = None
     more_work: dict[int, SlowDevice] = field(default_factory=dict)
     differing: dict[int, SlowDevice] = field(default_factory=dict)
+    often_last: dict[int, SlowDevice] = field(default_factory=dict)
 
 
 def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
@@ -77,8 +78,10 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         }
     differing = {process: device for process, device in slow.items() if _is_by_manufacture(case, device)}
     slow = {process: device for process, device in slow.items() if process not in differing}
-    slow = slow or steadily_slow_devices(
-        table, more, usual=case.pace, limits=limits, host_late_steps=late_steps
+    often_last = (
+        {}
+        if slow
+        else steadily_slow_devices(table, more, usual=case.pace, limits=limits, host_late_steps=late_steps)
     )
     stage = slow_stage(
         timeline,
@@ -102,7 +105,8 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
             min_ns=min_ns,
             limits=limits,
         ),
-        differing={process: device for process, device in differing.items() if process not in slow},
+        differing=differing,
+        often_last=often_last,
     )
 
 

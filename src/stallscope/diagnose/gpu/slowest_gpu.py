@@ -1,9 +1,11 @@
-"""GPUs that are among the slowest of a step again and again, also where the work of a step differs between ranks.
+"""GPUs that are among the slowest of a step again and again, where the work of a step differs between ranks.
 
 Work that is drawn anew for each rank and step (lengths of sequences, of answers) varies by more than the slowness of a
 GPU, so single steps do not show it. Its order among the GPUs of a step does: without a slow GPU each order is as likely
 as every other order, whatever the distribution of the work. Work that stays with a rank for some steps (a hot expert)
 makes successive orders similar, so they count as fewer independent steps.
+
+A rank with more work in most steps looks like a slow GPU, so such a GPU is not named.
 """
 
 from collections.abc import Collection
@@ -16,9 +18,9 @@ from stallscope.events.layout import Array
 
 _FEWEST_GPUS = 4
 _FEWEST_STEPS = 16
-_CUT_EVERY = 2  # steps between two beginnings of the slowness that are tried
 _DEVIATIONS = 5.5  # standard deviations of a mean order, for any of hundreds of GPUs and beginnings
 _MIN_SLOWER = 0.1  # share of its own work by which a GPU is slower: GPUs of a model differ by up to 3 %
+_SIMILAR = 0.04  # share of a step's typical work by which two GPUs may differ by manufacture
 _MAX_MEMORY = 0.99
 _OF_ORDER = 12.0**0.5  # 1 / standard deviation of a uniform order
 
@@ -51,44 +53,65 @@ def slow_since(
     for process, step in explained:
         if process < n:
             value[process, steps == step] = np.nan
-    is_known = np.isfinite(value) & (own_ns[cell_of] > 0)
-    n_known = is_known.sum(axis=0)
-    order = np.where(is_known, value, np.inf).argsort(axis=0).argsort(axis=0)
-    order = np.where(
-        is_known & (n_known >= _FEWEST_GPUS), (order + 0.5) / np.maximum(n_known, 1) - 0.5, np.nan
-    )
-    memory_of_all = _memory(order)
+    value[own_ns[cell_of] <= 0] = np.nan
+    order = np.full(value.shape, np.nan)
+    for step in range(len(steps)):
+        here = np.flatnonzero(np.isfinite(value[:, step]))
+        if len(here) >= _FEWEST_GPUS:
+            similar_ns = _SIMILAR * float(np.median(own_ns[cell_of[here, step]]))
+            order[here, step] = _order(value[here, step], similar_ns)
     found = {}
-    for process in range(n):
-        here = np.flatnonzero(np.isfinite(order[process]))
-        begin = _beginning(order[process, here], memory_of_all)
-        if begin is None:
-            continue
-        cells = cell_of[process, here[begin:]]
+    for process, begin in _beginnings(order).items():
+        cells = cell_of[process, begin:][np.isfinite(order[process, begin:])]
         share = float(np.median(excess_ns[cells] / np.maximum(own_ns[cells], 1.0)))
         if share >= _MIN_SLOWER:
             found[process] = SlowSince(cells, share)
     return found
 
 
-def _beginning(order: Array, memory_of_all: float) -> int | None:
-    """The step from which on the mean order deviates most from 0; None where it deviates too little."""
-    starts = range(0, len(order) - _FEWEST_STEPS + 1, _CUT_EVERY)
-    deviations = [_deviation(order[start:], memory_of_all) for start in starts]
-    best = int(np.argmax(deviations)) if deviations else 0
-    return starts[best] if deviations and deviations[best] >= _DEVIATIONS else None
+def _order(value: Array, similar: float) -> Array:
+    """The order of each value among all: -0.5 for the least, 0.5 for the largest; 0 where all are similar."""
+    ranked = np.sort(value)
+    n_less = np.searchsorted(ranked, value - similar, side="left")
+    n_more = len(value) - np.searchsorted(ranked, value + similar, side="right")
+    return np.asarray((n_less - n_more) / (2.0 * len(value)))
 
 
-def _deviation(order: Array, memory_of_all: float) -> float:
-    """The mean of some orders, in its standard deviations without a slow GPU."""
-    memory = max(_memory(order[None]) - len(order) ** -0.5, memory_of_all, 0.0)
-    memory = min(memory, _MAX_MEMORY)
-    return float(order.mean()) * _OF_ORDER * (len(order) * (1.0 - memory) / (1.0 + memory)) ** 0.5
+def _beginnings(order: Array) -> dict[int, int]:
+    """By process, the step from which on its mean order deviates most from 0, if it deviates enough.
+
+    order: float64 (processes, steps), NaN where unknown.
+    """
+    if order.shape[1] < _FEWEST_STEPS:
+        return {}
+    known = np.isfinite(order)
+    value, n_steps = np.where(known, order, 0.0), _from(known.astype(np.float64))
+    mean = _from(value) / np.maximum(n_steps, 1.0)
+    own = _memory(value, known, mean, n_steps)
+    apart = np.where(known, value - mean[:, :1], 0.0)
+    of_all = float((apart[:, 1:] * apart[:, :-1]).sum()) / max(float((apart * apart).sum()), 1e-9)
+    of_all += (1.0 + 3.0 * of_all) / order.shape[1]  # a sample underestimates it
+    memory = np.clip(np.maximum(own - np.maximum(n_steps, 1.0) ** -0.5, of_all), 0.0, _MAX_MEMORY)
+    deviation = mean * _OF_ORDER * (n_steps * (1.0 - memory) / (1.0 + memory)) ** 0.5
+    deviation[n_steps < _FEWEST_STEPS] = -np.inf
+    best = deviation.argmax(axis=1)
+    is_slow = deviation[np.arange(len(best)), best] >= _DEVIATIONS
+    return {process: int(best[process]) for process in np.flatnonzero(is_slow).tolist()}
 
 
-def _memory(order: Array) -> float:
-    """The correlation of successive orders of a GPU, over all GPUs: (gpus, steps), NaN where unknown."""
-    known = np.isfinite(order).sum(axis=1) > 1
-    apart = order[known] - np.nanmean(order[known], axis=1, keepdims=True)
-    squares = float(np.nansum(apart * apart))
-    return float(np.nansum(apart[:, 1:] * apart[:, :-1])) / max(squares, 1e-9)
+def _memory(value: Array, known: Array, mean: Array, n_steps: Array) -> Array:
+    """The correlation of successive orders of a GPU from each step on: float64 (processes, steps)."""
+    both = np.zeros(value.shape)
+    both[:, :-1] = known[:, :-1] & known[:, 1:]
+    following = np.zeros(value.shape)
+    following[:, :-1] = value[:, 1:]
+    products = (
+        _from(both * value * following) - mean * _from(both * (value + following)) + mean**2 * _from(both)
+    )
+    squares = _from(value * value) - n_steps * mean**2
+    return np.asarray(products / np.maximum(squares, 1e-9))
+
+
+def _from(value: Array) -> Array:
+    """The sum of a value over each step and all later steps: (processes, steps)."""
+    return np.asarray(value[:, ::-1].cumsum(axis=1)[:, ::-1])

@@ -75,6 +75,7 @@ def of_evaluation(
     out += _once(result, history)
     if not (is_periodic or is_whole):
         return out
+    out += _often_last(result)
     if out:
         return out + _slow(result, incidents)
     return _links(result) or _slow(result, incidents) or _uncertain(result)
@@ -215,6 +216,24 @@ def _uncertain(result: Evaluation) -> list[Candidate]:
     return [
         Candidate(UNCERTAIN, frozenset(), worded(verdict), -1, MIN_QUIET_STEPS, _CONFIRM_STAGE_STEPS)
         for verdict in inconclusive.doubtful(result.faults, result.examined)
+    ]
+
+
+def _often_last(result: Evaluation) -> list[Candidate]:
+    """Candidates for GPUs that are slow, or have more work in most steps, from the remaining rows."""
+    processes = result.faults.often_last
+    return [
+        Candidate(
+            UNCERTAIN,
+            _processes(result, {process}),
+            worded(verdict),
+            -1,
+            MIN_QUIET_STEPS,
+            _CONFIRM_STAGE_STEPS,
+        )
+        for process, verdict in zip(
+            processes, inconclusive.often_last(result.faults, result.examined), strict=True
+        )
     ]
 
 

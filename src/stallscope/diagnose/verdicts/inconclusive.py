@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
-from stallscope.diagnose.cost.delays import delays_in_all
+from stallscope.diagnose.cost.delays import delays_in_all, device_cost
 from stallscope.diagnose.findings import Findings
+from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.lateness.recurrence import with_unproven_delays
 from stallscope.diagnose.report.verdict import Verdict
-from stallscope.diagnose.verdicts import imbalance
+from stallscope.diagnose.timeline.case import Case
+from stallscope.diagnose.verdicts import device, imbalance
 from stallscope.diagnose.verdicts._late import ExaminedTotals
 
 
@@ -37,6 +39,35 @@ def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
             evidence=replace(verdict.evidence, suspects=ranks, moves=False),
         )
     ]
+
+
+def often_last(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
+    """The verdicts on GPUs that are among the slowest in most steps of a job whose ranks have uneven work."""
+    return [
+        _often_last(findings.case, process, slow, examined) for process, slow in findings.often_last.items()
+    ]
+
+
+def _often_last(case: Case, process: int, slow: SlowDevice, examined: ExaminedTotals) -> Verdict:
+    of_gpu = device.verdict(case, process, slow, device_cost(case, process, slow.late), examined=examined)
+    because = (
+        f"the GPU of rank {of_gpu.ranks[0]} is among the slowest in most steps, and the work of the steps differs "
+        "between ranks: the GPU is slow, or the rank has more work"
+    )
+    return replace(
+        of_gpu,
+        kind="inconclusive",
+        ranks=[],
+        nodes=[],
+        causes=[],
+        confidence=0.5,
+        abstained_because=because,
+        advice=[
+            "Compare the clock of this GPU with the others (nvidia-smi -q -d CLOCK,PERFORMANCE), and the tokens or "
+            "samples of this rank with those of the other ranks."
+        ],
+        evidence=replace(of_gpu.evidence, suspects=of_gpu.ranks),
+    )
 
 
 def silent(hang: Verdict) -> Verdict:
