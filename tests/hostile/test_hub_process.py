@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.patience import until
 from tests.receive.requests import logs
 
 from stallscope.exporters.hub_logs import METHOD as LOGS
@@ -48,6 +49,25 @@ def test_idle_streams_do_not_block_other_clients(
     """The streams stay open until `attacked` has sent and checked the rows of the honest agent."""
     headers = [("authorization", f"Bearer {attacked.token}")] if has_token else []
     open_streams(attacked.address, 100, headers)
+
+
+def test_cancelled_requests_hold_no_room(attacked: Attacked):
+    """More than a tenant may have in flight; afterwards its requests are stored as before."""
+    headers = [("authorization", f"Bearer {attacked.token}")]
+    body = arrow_request(pa.table({"ts_ns": pa.array([1])}))
+    with grpc.insecure_channel(attacked.address) as channel:
+        send = channel.unary_unary(ARROW)
+        for _ in range(1_200):
+            send.future(body, metadata=headers).cancel()
+
+        def is_stored() -> bool:
+            try:
+                return bool(send(body, metadata=headers, timeout=20))
+            except grpc.RpcError as refused:
+                assert refused.code() is grpc.StatusCode.UNAVAILABLE
+                return False
+
+        until(is_stored)
 
 
 def arrow_request(rows: pa.Table, **options: object) -> bytes:
