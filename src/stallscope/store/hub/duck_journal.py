@@ -393,8 +393,10 @@ def _storage(folder: Path, *, is_reading: bool = False) -> Iterator[None]:
 
 def _advice(folder: Path, error: Exception) -> str:
     """The remedy for a file that cannot be read."""
-    if not isinstance(error, _OF_DAMAGE):
+    if isinstance(error, (duckdb.OutOfMemoryException, duckdb.InterruptException)):
         return "the rows in it are intact; give the hub more memory, or start it again"
+    if not isinstance(error, _OF_DAMAGE):
+        return "check the disk, permissions and limits, and start the hub again"
     return (
         "if the file is damaged, restore a copy, or move the file aside and run"
         f" `stallscope hub check {folder} --repair`, which lists the sealed files again"
