@@ -278,11 +278,14 @@ def test_a_query_does_not_wait_for_all_files_of_a_slow_bucket(
         patch.setattr(two.bucket, "get", slow)
         patch.setattr("stallscope.store.shared.shared_store._SQL_FETCH_S", 0.1)
         patch.setattr("stallscope.store.shared.segment_cache._AT_ONCE", 2)
-        for _ in range(3):
-            with pytest.raises(
-                Busy, match=r"3 of the 3 sealed files .* have not arrived .* retry in a moment"
-            ):
+
+        def are_under_way() -> bool:
+            with pytest.raises(Busy, match=r"3 of the 3 sealed files .* have not arrived .* retry in a mo"):
                 two.snapshot("a", tables=("events",))
+            return len(asked) == 2
+
+        until(are_under_way)
+        assert are_under_way()
         may_end.set()
         until(lambda: two._cache.n_fetched == 2)
     assert len(asked) == 2  # no file was fetched for a query that had given up, except two under way
@@ -321,6 +324,8 @@ def test_a_full_disk_fails_queries_only_and_unused_files_make_room(
         with pytest.raises(OverLimits, match=r"room for 0\.0 MB"):
             names(two)
     assert names(two) == ["x", "y"]
+    monkeypatch.setattr("stallscope.store.shared.segment_cache.shutil.disk_usage", lambda _: usage)
+    assert names(two) == ["x", "y"]  # nothing is fetched
 
 
 def test_hubs_of_neighbouring_versions_run_together_and_an_older_hub_does_not_start(

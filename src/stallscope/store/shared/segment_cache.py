@@ -60,7 +60,9 @@ class SegmentCache:
         Files that have arrived stay: the next attempt needs fewer.
         """
         missing = self._missing(segments)
-        self._check_room(sum(segment.n_bytes for segment in missing))
+        if missing:
+            n_bytes = sum(segment.n_bytes for segment in missing)
+            self._check_room(n_bytes, n_there=sum(segment.n_bytes for segment in segments) - n_bytes)
         if n_left := self._fetch_all(missing, until_s=until_s):
             raise Busy(
                 f"{n_left:,} of the {len(segments):,} sealed files that the query needs have not arrived from the"
@@ -88,10 +90,11 @@ class SegmentCache:
                 fetch.result()
         return len(waiting) + len(under_way)
 
-    def _check_room(self, n_bytes: int) -> None:
-        if n_bytes > (room := min(self._max_bytes, self._free_bytes())):
+    def _check_room(self, n_bytes: int, *, n_there: int) -> None:
+        """n_there: bytes of files that the query also needs, so that they stay."""
+        if n_bytes > (room := min(self._max_bytes - n_there, self._free_bytes())):
             self.trim()
-            room = min(self._max_bytes, self._free_bytes())
+            room = min(self._max_bytes - n_there, self._free_bytes())
         if n_bytes > room:
             raise OverLimits(
                 f"the query needs {n_bytes / 1e6:,.1f} MB of sealed files from the bucket, and the hub's cache has room"
@@ -160,13 +163,15 @@ class SegmentCache:
     def _fetch_of(self, segment: Segment) -> "Future[None]":
         """The fetch of a file; queries that need the same file wait for the same fetch."""
         with self._lock:
-            if fetch := self._fetches.get(segment.path):
+            fetch = self._fetches.get(segment.path)
+            if fetch and not fetch.done():
                 return fetch
             fetch = self._fetches[segment.path] = self._threads.submit(self._fetched, segment)
 
         def ended(_: "Future[None]") -> None:
             with self._lock:
-                self._fetches.pop(segment.path, None)
+                if self._fetches.get(segment.path) is fetch:
+                    del self._fetches[segment.path]
 
         fetch.add_done_callback(ended)
         return fetch
