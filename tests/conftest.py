@@ -256,7 +256,7 @@ def postgres_server() -> Iterator[shared_servers.PostgresServer]:
     """A PostgreSQL server for all tests."""
     if reason := shared_servers.missing():
         pytest.skip(reason)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True, dir=shared_servers.fast_folder()) as folder:
         Path(folder).chmod(0o755)
         with shared_servers.postgres_server(Path(folder) / "postgres") as server:
             yield server
