@@ -10,6 +10,7 @@ from contextlib import closing
 import pyarrow.parquet as pq
 import pytest
 
+from stallscope.commands.export import _replacing
 from stallscope.store import node
 
 from ..diagnose.builders import dp_trace
@@ -34,7 +35,7 @@ def test_a_timeline_replaces_an_existing_file(run, db, tmp_path):
     assert json.loads(out.read_text())["traceEvents"]
 
 
-def test_a_timeline_is_written_into_a_link_or_pipe_in_place(run, db, tmp_path):
+def test_a_timeline_is_written_behind_a_link_and_into_a_pipe(run, db, tmp_path):
     (tmp_path / "behind.json").touch()
     (tmp_path / "link").symlink_to("behind.json")
     assert run("export", "--db", db, "--format", "chrome", "-o", tmp_path / "link")[0] == 0
@@ -47,6 +48,24 @@ def test_a_timeline_is_written_into_a_link_or_pipe_in_place(run, db, tmp_path):
         assert (code, read.result()) == (0, whole)
     assert f"pipe: {len(whole):,} bytes" in err
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_of_another_user_is_replaced_and_not_followed(run, db, tmp_path, monkeypatch):
+    (tmp_path / "behind.json").write_text("precious")
+    (tmp_path / "link").symlink_to("behind.json")
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "link").lstat().st_uid + 1)
+    assert run("export", "--db", db, "--format", "chrome", "-o", tmp_path / "link")[0] == 0
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "behind.json").read_text() == "precious"
+
+
+def test_an_interrupted_export_leaves_the_file_behind_a_link(tmp_path):
+    (tmp_path / "behind.json").write_text("complete")
+    (tmp_path / "link").symlink_to("behind.json")
+    with pytest.raises(KeyboardInterrupt), _replacing(tmp_path / "link") as new:
+        new.write_text("half")
+        raise KeyboardInterrupt
+    assert (tmp_path / "behind.json").read_text() == "complete"
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

@@ -150,20 +150,23 @@ def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Ite
 def _replacing(target: Path) -> Iterator[Path]:
     """A new file that replaces `target` when it is complete. Raises StorageFailed.
 
-    A link, pipe or device (/dev/stdout, /dev/null) is written in place: a new file would take its name.
+    A pipe or device (/dev/stdout, /dev/null) is written in place: a new file would take its name. The target of an own
+    link is replaced; a link of another user is replaced itself, because it may name any file.
     """
-    if target.is_symlink() or (target.exists() and not target.is_file()):
+    final = target.resolve() if target.is_symlink() and target.lstat().st_uid == os.geteuid() else target
+    is_stream = target.is_symlink() and target.absolute().parts[1] in ("dev", "proc")
+    if is_stream or (not final.is_symlink() and final.exists() and not final.is_file()):
         with _writing(target):
             yield target
         return
     with _writing(target):
-        fd, name = tempfile.mkstemp(suffix=target.suffix, prefix=f".{target.stem}.", dir=target.parent)
+        fd, name = tempfile.mkstemp(suffix=target.suffix, prefix=f".{target.stem}.", dir=final.parent)
         os.close(fd)
         part = Path(name)
         try:
             yield part
             part.chmod(0o644)
-            part.rename(target)
+            part.rename(final)
         finally:
             part.unlink(missing_ok=True)
 
