@@ -205,12 +205,21 @@ def slowdown(
     if len(result) < 2:
         raise Failed(f"only {len(result)} of {len(windows) - 1} switches have whole steps on both sides")
     mean, half = interval(known)
+    controls: dict[str, float] = {}
+    for name, compared in (("without_controls", ranks[:-n_controls]), ("controls", ranks[-n_controls:])):
+        if n_controls:
+            other = interval(found_in(windows, compared, turns))
+            controls |= {
+                f"{name}_percent": round(other.mean, 3),
+                f"{name}_spread_percent": round(other.half, 3),
+            }
     off_ns = [mean_step_ns(window, ranks) for window in windows if not window.is_on]
     return {
         "slowdown_percent": round(mean, 3),
         "spread_percent": round(half, 3),
         "upper_bound_percent": round(mean + half, 3),
         "median_percent": round(median(result), 3),
+        **controls,
         "runs": len(result),
         "slowdown_us_per_step": round(mean / 100 * float(np.nanmedian(off_ns)) / 1e3, 2),
         "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),

@@ -57,6 +57,9 @@ def table(
         f"at most {one['upper_bound_percent']} %; {one['runs']} runs, {one['steps_per_s']} steps/s, "
         f"{one['hits_per_step']} hits/step, {one['slowdown_us_per_step']} us/step; agent started and stopped: "
         f"{one.get('restarted_slowdown_percent', 'not measured')} +- {one.get('restarted_spread_percent', '')}"
+        f"; without the controls {one.get('without_controls_percent', '-')} "
+        f"+- {one.get('without_controls_spread_percent', '-')}, their own change "
+        f"{one.get('controls_percent', '-')} +- {one.get('controls_spread_percent', '-')}"
         for one in slowdowns
     ]
     lines += [f"FAILED {name}: {' '.join(words.split())[-300:]}" for name, words in failures.items()]
