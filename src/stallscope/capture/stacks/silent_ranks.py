@@ -66,17 +66,14 @@ class SilentRanks:
             pid: self._watched.get(pid) or _WatchedProcess(now_ns + _SILENT_NS)
             for pid in pids[:_MAX_PROCESSES]
         }
-        due = [
-            pid
-            for pid, watched in self._watched.items()
-            if now_ns >= watched.next_ns and self._is_rank(pid, on_gpu)
-        ]
-        for pid in due:
+        judged = [pid for pid, watched in self._watched.items() if now_ns >= watched.next_ns]
+        for pid in judged:
             watched = self._watched[pid]
             watched.n_examinations += 1
             watched.next_ns = now_ns + (
                 _INTERVAL_NS if watched.n_examinations < _N_FREQUENT_EXAMINATIONS else _LATER_INTERVAL_NS
             )
+        due = [pid for pid in judged if self._is_rank(pid, on_gpu)]
         numbers = [(pid, tid, number) for pid in due for tid, number in self._current_stacks(pid).items()]
         positions = layout.empty(layout.POSITIONS, len(numbers))
         positions["ts_ns"], positions["node"] = now_ns, self.node
