@@ -493,15 +493,23 @@ def test_a_process_that_used_the_gpu_before_the_trace_of_this_process_counts(
     assert activity.gpu.others == ((f"other {PID + 1}",) if is_named else ())
 
 
-@pytest.mark.parametrize(("n_silent", "alive", "is_reported"), [(12, 1, True), (12, 0, False), (5, 1, False)])
+@pytest.mark.parametrize(
+    ("n_silent", "alive", "state", "is_reported"),
+    [
+        (12, 1, Category.DEVICE, True),
+        (12, 0, Category.DEVICE, False),
+        (5, 1, Category.DEVICE, False),
+        (12, 1, Category.ON_CPU, False),
+    ],
+)
 def test_a_process_that_makes_no_gpu_call_any_more_is_reported_with_its_state(
-    n_silent: int, alive: int, is_reported: bool
+    n_silent: int, alive: int, state: Category, is_reported: bool
 ):
-    """A hang has no end that would make it a slow call."""
+    """A hang has no end that would make it a slow call. A process on the CPU may poll by uncounted functions."""
     n_seconds = 30
     trace = process(
-        {Category.DEVICE: 0.8, Category.ON_CPU: 0.2},
-        [gpu(Category.DEVICE, "/job/serve.py:7 answer")],
+        {state: 0.8, Category.SLEEP: 0.2},
+        [gpu(state, "/job/serve.py:7 answer")],
         n_seconds=n_seconds,
     )
     trace.snapshots["alive"][-1] = alive
@@ -513,7 +521,10 @@ def test_a_process_that_makes_no_gpu_call_any_more_is_reported_with_its_state(
             "state": "gpu_wait",
             "line": "/job/serve.py:7 answer",
         }
-        assert "no GPU call in the last 12 s: waiting for its GPU at serve.py:7 answer" in text.report(report)
+        assert (
+            "no counted GPU call in the last 12 s: waiting for its GPU at serve.py:7 answer"
+            in text.report(report)
+        )
     else:
         assert report.activity[0]["silence"] is None
 

@@ -28,7 +28,7 @@ from stallscope.events.names import (
 )
 from stallscope.events.trace import Trace
 
-_SILENT_NS = 10 * 10**9
+_SILENT_NS, _SILENT_ESTIMATE_NS = 10 * 10**9, 90 * 10**9
 _LISTED_EVERY_NS = 35 * 10**9
 """The interval of the rows of a process in gpu_processes, with a reserve."""
 _IDLE_SHARE = 0.9
@@ -290,16 +290,21 @@ def _n_calls(end_ns: Array, counted: Array) -> Array:
 def _silence(trace: Trace, states: Array, counted: Array) -> Silence | None:
     """Of the process of these SNAPSHOTS, if it has made no GPU call for long; None if it has ended.
 
-    Counts that are estimates come once per period, so a silence is longer than any period.
+    Counts that are estimates come once per period, so a silence is longer than any period. A process on the CPU may
+    poll the GPU by functions that are not counted.
     """
     last_ns, end_ns = int(counted["ts_ns"].max()), int(states["ts_ns"][-1])
     silent_ns = end_ns - last_ns
-    if not states["alive"][-1] or silent_ns < max(_SILENT_NS, 1.5 * counted["interval_ns"].max()):
+    limit_ns = _SILENT_ESTIMATE_NS if counted["is_estimate"].any() else _SILENT_NS
+    if not states["alive"][-1] or silent_ns < max(limit_ns, 1.5 * counted["interval_ns"].max()):
         return None
     within = states[states["ts_ns"] >= last_ns]
     if len(within) < 2:
         return None
     spent = within["ledger_ns"][-1] - within["ledger_ns"][0]
+    state = item_of(int(spent.argmax()) + 1)
+    if state in ("on_cpu", "preempted"):
+        return None
     rows = trace.samples
     rows = rows[
         (rows["node"] == states["node"][0]) & (rows["pid"] == states["pid"][0]) & (rows["ts_ns"] > last_ns)
@@ -308,7 +313,7 @@ def _silence(trace: Trace, states: Array, counted: Array) -> Silence | None:
     for row in rows[rows["role"] == SampleRole.GPU]:
         lines[user_line(trace.stacks.get(int(row["stack"]), ()))] += int(row["n"])
     line = max(lines, key=lambda name: lines[name], default="")
-    return Silence(silent_ns / 1e9, item_of(int(spent.argmax()) + 1), line)
+    return Silence(silent_ns / 1e9, state, line)
 
 
 def _is_start(n_calls: Array) -> Array:

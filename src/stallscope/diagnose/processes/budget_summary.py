@@ -152,7 +152,10 @@ def _block(process: Mapping[str, Any]) -> list[str]:
     if silence := process["silence"]:
         at = f" at {short(silence['line'])}" if silence["line"] else ""
         rows.append(
-            ("now", f"no GPU call in the last {silence['seconds']:.0f} s: {word(silence['state'])}{at}")
+            (
+                "now",
+                f"no counted GPU call in the last {silence['seconds']:.0f} s: {word(silence['state'])}{at}",
+            )
         )
     for title, key in (("thread", "other_threads"), ("child", "child_processes")):
         rows += [
