@@ -92,7 +92,7 @@ def read_slowly(server: Server, stop: threading.Event) -> None:
     if server.kind == "llama.cpp":
         body |= {"n_predict": 1000, "n_probs": 100}
     if server.kind == VLLM:
-        body |= {"max_tokens": 1000, "logprobs": 20}
+        body |= {"max_tokens": 3000, "logprobs": 20}
         n_at_once, pause_s = 1 << 16, 2.0
     text, path = json.dumps(body).encode(), PATHS.get(server.kind, "/completion").encode()
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
