@@ -678,7 +678,9 @@ INLINE void frame_ends(struct frame_walk *w)
 	case FRAME_HEADERS:
 	case FRAME_CONTINUATION:
 		if (w->is_out) {
-			if (f->type == FRAME_HEADERS && f->flags & FRAME_END_STREAM)
+			if (f->type == FRAME_HEADERS)
+				f->ends_stream = f->flags & FRAME_END_STREAM;
+			if (f->ends_stream && f->flags & FRAME_END_HEADERS)
 				end_stream(w, has_failed(w) ? REQUEST_FAILED : 0);
 		} else if (f->flags & FRAME_END_HEADERS) {
 			fields_end(w);

@@ -455,12 +455,15 @@ INLINE bool segments_of(u64 n, struct segments *out)
 	return true;
 }
 
-/* A hash of the client's address without its port; 0: a Unix socket. An IPv4 address that is mapped to IPv6 has the
- * hash of the IPv4 address. */
+/* A random number of the agent's start: without it, the address of a client could be computed from its hash. */
+const volatile u32 cfg_client_key __weak = 0;
+
+/* A keyed hash of the client's address without its port; 0: a Unix socket. An IPv4 address that is mapped to IPv6 has
+ * the hash of the IPv4 address. The steps that mix are those of MurmurHash3's finalizer. */
 INLINE u32 client_of(struct sock *sk)
 {
 	u16 family = BPF_CORE_READ(sk, __sk_common.skc_family);
-	u32 words[4] = {}, hash = 2166136261u;
+	u32 words[4] = {}, hash = cfg_client_key;
 
 	if (family == AF_INET)
 		words[3] = BPF_CORE_READ(sk, __sk_common.skc_daddr);
@@ -470,8 +473,11 @@ INLINE u32 client_of(struct sock *sk)
 		return 0;
 	if (words[2] == MAPPED_IPV4)
 		words[2] = 0;
-	for (int i = 0; i < 4; i++)
-		hash = (hash ^ words[i]) * 16777619u;
+	for (int i = 0; i < 4; i++) {
+		hash = (hash ^ words[i] ^ cfg_client_key) * 0x85ebca6bu;
+		hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
+		hash ^= hash >> 16;
+	}
 	return hash ? hash : 1;
 }
 

@@ -41,7 +41,7 @@ struct request_event { /* times are 0 until they are known */
 	u8 flags;
 	u8 huffman_bytes; /* of path, if it has the code of HTTP/2's headers; 0: it is text */
 	char method[N_METHOD]; /* ends with a zero if it is shorter */
-	u32 client;	     /* hash of the client's address; 0: a Unix socket */
+	u32 client;	     /* keyed hash of the client's address; 0: a Unix socket */
 	char path[N_PATH];
 	char model[N_MODEL]; /* of a gRPC request to Triton; otherwise empty */
 	u64 id_hash;	     /* FNV-1a of the id in the response's JSON: {"id":"..."; 0: none */
@@ -106,7 +106,7 @@ struct frames { /* the bytes of one direction of a connection */
 	u8 needs_padding;  /* the next byte is their number */
 	u8 skip;	   /* bytes of the priority before the fields */
 	u8 n_value;	   /* bytes of a setting that have come */
-	u8 spare;
+	u8 ends_stream;	   /* the fields of a response that are being read are its end */
 };
 
 struct fields { /* the state of HPACK (RFC 7541): the fields of one direction */

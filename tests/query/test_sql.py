@@ -201,8 +201,9 @@ def test_every_column_is_listed_with_its_meaning(db):
 
 
 def test_hand_overs_are_wakeups_between_processes_of_one_engine(tmp_path):
-    servers = layout.empty(layout.SERVERS, 3)
-    servers["pid"], servers["group_pid"] = (10, 11, 20), (10, 10, 20)
+    servers = layout.empty(layout.SERVERS, 6)
+    servers["pid"], servers["group_pid"] = (10, 11, 20, 5, 10, 11), (10, 11, 20, 5, 5, 5)
+    servers["ts_ns"] = (1, 1, 1, 2, 2, 2)  # the parent of 10 and 11 was recognised later
     waits = layout.empty(layout.OFFCPU, 4)
     waits["ts_ns"], waits["duration_ns"] = (1 * MS, 2 * MS, 3 * MS, 4 * MS), 5 * MS
     waits["pid"], waits["tid"], waits["runnable_ns"] = 10, 10, 2 * MS

@@ -357,7 +357,7 @@ FRAMES = np.dtype(
         ("value", "<u8"),
         ("header", "u1", (32,)),
         *((name, "u1") for name in ("n_header", "type", "flags", "padding", "needs_padding", "skip")),
-        *((name, "u1") for name in ("n_value", "spare")),
+        *((name, "u1") for name in ("n_value", "ends_stream")),
     ]
 )
 """struct frames: the bytes of one direction of an HTTP/2 connection."""

@@ -468,7 +468,12 @@ REQUESTS = Table(
         Field("gap_at_ns", "i8", "start of that time", True),
         Field("blocked_ns", "i8", "time in which the client did not take data that the server had written"),
         Field("id_hash", "i8", "FNV-1a hash of the id that the JSON of the response begins with", True),
-        Field("client", "i8", "hash of the client's address without its port", True),
+        Field(
+            "client",
+            "i8",
+            "hash of the client's address without its port, with a random key of each start",
+            True,
+        ),
     ),
 )
 

@@ -16,6 +16,7 @@ process dies. The attach method is found by trying: a session link (Linux 6.13),
 import ctypes
 import os
 import platform
+import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -590,6 +591,7 @@ def _constants(options: Options) -> dict[str, int]:
         "cfg_slow_off_ns": options.slow_off_ns,
         "cfg_slow_io_ns": options.slow_io_ns,
         "cfg_first_ioctl": operations.FIRST_IOCTL,
+        "cfg_client_key": secrets.randbits(32),
     }
 
 

@@ -10,7 +10,7 @@ by number or has a model runtime mapped. So the socket calls of a training job a
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -94,9 +94,7 @@ class Engines:
         self._others = {pid: known for pid, known in self._others.items() if pid in present}
         due = {pid for pid in present - self.by_pid.keys() if self._is_due(pid, now_ns)}
         new = []
-        while due:
-            pid = self._without_parent(due)
-            due.remove(pid)
+        for pid in self._parents_first(due):
             if engine := self._examined(pid):
                 for each in (engine, *self._program_with_model(engine), *self._children(engine)):
                     self.by_pid[each.pid] = each
@@ -114,12 +112,16 @@ class Engines:
             if each.group_pid in started
         ]
 
-    def _without_parent(self, pids: Collection[int]) -> int:
-        """A process whose parent is not among them. Numbers wrap around: a parent may have a larger number."""
-        pid = min(pids)
-        while (parent := _parent(self.proc, pid)) in pids:
-            pid = parent
-        return pid
+    def _parents_first(self, pids: Iterable[int]) -> Iterator[int]:
+        """The processes, each after its parent. Numbers wrap around: a parent may have a larger number."""
+        left = set(pids)
+        for pid in sorted(left):
+            chain = []
+            while pid in left:
+                left.remove(pid)
+                chain.append(pid)
+                pid = _parent(self.proc, pid)
+            yield from reversed(chain)
 
     def _program_with_model(self, engine: Engine) -> list[Engine]:
         """The parent of an engine's process, if the model is code of the parent; otherwise no process."""

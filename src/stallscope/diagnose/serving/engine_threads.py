@@ -7,6 +7,7 @@ The sampler slows down if an engine has many Python processes, so a sample stand
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -24,6 +25,9 @@ RECEIVES = (0, 19, 45, 47, 299)
 
 POLLS = (7, 23, 270, 271)
 """poll, select, pselect6, ppoll (x86-64): a call on a socket with a timeout waits in them."""
+
+FULL_PIPE = b"full pipe"
+"""How the object of a sample at a full pipe begins."""
 
 FILE_LOCKS = (72, 73)
 """fcntl, flock (x86-64)."""
@@ -87,6 +91,12 @@ class Threads:
     def sampled(self, begin_ns: int, end_ns: int) -> Array:
         """Samples of the times that overlap this interval."""
         return _in(self.samples, begin_ns, end_ns)
+
+    @cached_property
+    def at_full_pipes(self) -> list[int]:
+        """The processes whose threads were sampled at a full pipe at any time."""
+        is_at_pipe = np.char.startswith(self.samples["object"], FULL_PIPE)
+        return np.unique(self.samples["owner_pid"][is_at_pipe]).tolist()
 
     def line_of(self, rows: Array, weight: str) -> str:
         """The most frequent line of the user's code in these rows; empty without stacks. weight: a column."""

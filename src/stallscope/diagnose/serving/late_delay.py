@@ -7,7 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
-from stallscope.diagnose.serving.engine_threads import BUSY, SENDS, Threads, most_of_a_thread, overlap_ns
+from stallscope.diagnose.serving.engine_threads import (
+    BUSY,
+    FULL_PIPE,
+    SENDS,
+    Threads,
+    most_of_a_thread,
+    overlap_ns,
+)
 from stallscope.diagnose.serving.late_requests import Late
 from stallscope.diagnose.serving.request_path import Part, Segment, parts, path
 from stallscope.events.layout import Array
@@ -15,8 +22,6 @@ from stallscope.events.names import Category
 
 HALF = 0.5
 """A reason explains a delay if it covers this share of it."""
-
-_PIPE = b"full pipe"
 
 
 @dataclass(frozen=True)
@@ -199,12 +204,15 @@ class Delay:
     def full_pipes(self) -> list[bytes]:
         """The full pipes of the samples in the late interval, each with its reader."""
         rows = self.threads.sampled(self.begin_ns, self.end_ns)
-        return [text for text in rows["object"].tolist() if text.startswith(_PIPE)]
+        return [text for text in rows["object"].tolist() if text.startswith(FULL_PIPE)]
 
-    def thread_that_ran(self, pids: Collection[int], *, without: Collection[int]) -> RunningThread | None:
+    def thread_that_ran(
+        self, pids: Collection[int], *, without: Collection[int], is_sampled: bool = False
+    ) -> RunningThread | None:
         """The thread that ran most in the delay, for most of it, and runs less at other times.
 
-        It was sampled on a CPU in the delay: the ledger may have stopped following a thread that seems to run.
+        is_sampled: it was also sampled on a CPU in the delay. The ledger may have stopped following a thread that seems
+        to run.
         """
         waits, span = self.threads.waits, (self.begin_ns, self.end_ns)
         running = {
@@ -213,7 +221,11 @@ class Delay:
             if pid in pids and tid not in without and since_ns < span[0] and until_ns > span[1]
         }
         for pid, tid in sorted(running, key=lambda key: -running[key]):
-            line = self.threads.sampled_on_cpu(*span, pid=pid, tid=tid)
+            line = (
+                self.threads.sampled_on_cpu(*span, pid=pid, tid=tid)
+                if is_sampled
+                else self.threads.frequent_line(*span, pid=pid, tids=[tid], category=Category.ON_CPU)
+            )
             share = running[pid, tid] / (span[1] - span[0])
             if running[pid, tid] >= self.min_ns and line and self._share_outside(tid) < HALF * share:
                 return RunningThread(pid, tid, line)

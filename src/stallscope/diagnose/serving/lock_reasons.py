@@ -26,7 +26,7 @@ def interpreter_lock(delay: Delay) -> Reason | None:
     waiting = np.unique(rows["tid"]).tolist()
     if delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
         return None
-    ran = delay.thread_that_ran([pid], without=waiting)
+    ran = delay.thread_that_ran([pid], without=waiting, is_sampled=True)
     span, threads = (delay.begin_ns, delay.end_ns), delay.threads
     loops = threads.always_busy(pid)
     running = threads.running(*span, pid=pid, without=[*waiting, *loops])

@@ -37,11 +37,13 @@ def full_pipe(delay: Delay) -> Reason | None:
 
 
 def _writes_of_others(delay: Delay) -> Array:
-    """Writes of threads that do not write responses: a write that blocks goes to a pipe, not to a client."""
+    """Writes of other threads, in processes that were seen at a full pipe and whose threads write no responses."""
     rows = delay.of_others(Category.NET)
     rows = rows[np.isin(rows["syscall_nr"], WRITES)]
+    if delay.full_pipes:
+        return rows
     writers = np.union1d(delay.requests["tid"], delay.requests["writer_tid"])
-    return rows if delay.full_pipes else rows[~np.isin(rows["tid"], writers)]
+    return rows[np.isin(rows["pid"], delay.threads.at_full_pipes) & ~np.isin(rows["tid"], writers)]
 
 
 def other_service(delay: Delay) -> Reason | None:
@@ -60,9 +62,8 @@ def other_service(delay: Delay) -> Reason | None:
     rows = rows[receives | polls]
     if delay.longest_ns(rows) < delay.min_ns:
         others = delay.of_others(Category.NET)
-        is_answer = np.isin(others["syscall_nr"], RECEIVES) & ~np.isin(
-            others["waker_pid"], delay.threads.pids
-        )
+        is_answer = np.isin(others["syscall_nr"], (*RECEIVES, *WRITES))
+        is_answer &= ~np.isin(others["waker_pid"], delay.threads.pids)
         rows = others[is_answer & (not delay.is_path_known)]
     if delay.longest_ns(rows) < delay.min_ns:
         return None

@@ -4,7 +4,8 @@
 --
 -- ts_ns: the wakeup. from_pid, from_tid: the process and thread that woke it. waited_ns: before the wakeup.
 -- pickup_ns: from the wakeup until the thread ran.
-WITH engines AS (SELECT DISTINCT node, pid, group_pid FROM servers)
+-- The last row of a process has its group, because its parent may be recognised later.
+WITH engines AS (SELECT node, pid, group_pid, MAX(ts_ns) FROM servers GROUP BY node, pid)
 SELECT
     o.node,
     o.ts_ns + o.duration_ns - COALESCE(o.runnable_ns, 0) AS ts_ns,
