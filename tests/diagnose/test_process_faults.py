@@ -529,6 +529,19 @@ def test_a_process_that_makes_no_gpu_call_any_more_is_reported_with_its_state(
         assert report.activity[0]["silence"] is None
 
 
+def test_page_faults_of_the_function_that_writes_a_checkpoint_are_part_of_it():
+    """As zipfile and pickle cause them, in a function with any name."""
+    faults = gpu(Category.ON_CPU, "/job/train.py:62 write_state", waits_for="page faults of new memory", n=6)
+    writes = gpu(Category.IO, "/job/train.py:64 write_state", nr=74, waits_for="/tmp/state.pt", n=5)
+    trace = process(
+        {Category.ON_CPU: 0.3, Category.IO: 0.25, Category.DEVICE: 0.45},
+        [faults, writes, gpu(Category.DEVICE, n=9)],
+    )
+    verdict = only(report_of(trace))
+    assert [cause.cause.name for cause in verdict.causes] == ["checkpoint"]
+    assert verdict.evidence.share == pytest.approx(0.55, abs=0.01)
+
+
 def test_the_budget_states_how_many_multiprocessors_work():
     trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
     rows = layout.empty(layout.GPU_COUNTERS, 3)

@@ -146,6 +146,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.by_state.add(_stratum_of(activity, item), share)
         bucket.parts.add(item, share)
     _join_lines(out)
+    _join_serialisation(out)
     _add_variances(activity, out)
     return out
 
@@ -188,6 +189,28 @@ def _join_lines(out: dict[str, Bucket]) -> None:
             out[name].lines.add(line, share)
             out[name].parts.add("on_cpu", share)
 
+
+def _join_serialisation(out: dict[str, Bucket]) -> None:
+    """Count page faults and work on the CPU in the function that writes a checkpoint as part of the checkpoint."""
+    checkpoint = out.get("checkpoint")
+    if checkpoint is None or checkpoint.share < _MIN_CHECKPOINT_SHARE:
+        return
+    saving = function(checkpoint.line)
+    stratum = "on_cpu"
+    for name in ("page_fault", "host_compute"):
+        bucket = out.get(name)
+        for line, share in list(bucket.lines.by_name.items()) if bucket and saving else []:
+            if bucket and function(line) == saving and bucket.by_state.of(stratum) >= share:
+                bucket.share -= share
+                bucket.by_state.add(stratum, -share)
+                del bucket.lines.by_name[line]
+                checkpoint.share += share
+                checkpoint.by_state.add(stratum, share)
+                checkpoint.lines.add(line, share)
+                checkpoint.parts.add("serialise", share)
+
+
+_MIN_CHECKPOINT_SHARE = 0.05
 
 _OPERATIONS = {
     "block_io",
