@@ -275,10 +275,14 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
 def _n_calls(end_ns: Array, counted: Array) -> Array:
     """GPU calls in each interval between two snapshots: (n,). A count of several seconds is spread over them.
 
-    Functions whose counts are estimates at any time are used only if the other functions have hardly any calls.
+    Estimates are used only without complete counts. Where waits are sampled, the complete counts of a function that is
+    sampled later end with its first period, so they are not used either.
     """
     n_calls = np.zeros(len(end_ns))
-    complete = counted[~np.isin(counted["symbol"], counted["symbol"][counted["is_estimate"] > 0])]
+    is_estimate = counted["is_estimate"] > 0
+    if (is_estimate & (counted["op"] == Op.SYNC)).any():
+        is_estimate = np.isin(counted["symbol"], counted["symbol"][is_estimate])
+    complete = counted[~is_estimate]
     for row in complete if complete["n"].sum() > len(end_ns) else counted:
         last = np.searchsorted(end_ns, row["ts_ns"] - _HALF_SECOND_NS)
         first = np.searchsorted(end_ns, row["ts_ns"] - row["interval_ns"] + _HALF_SECOND_NS)
