@@ -23,6 +23,7 @@ _FEWEST_QUIET = 2
 _MANY_QUIET = 10  # quiet stretches from which their own variation is known
 _ERRORS = 2.0  # standard errors on either side; more where few steps show how much they vary
 _OUTLIER = 3.0  # spreads beyond which a length is clipped
+_COMMON = 0.1  # share of the steps from which a kind of step is common
 _OTHER = 0.5  # share of a step beyond the delay from which a step is another kind of step
 _MOSTLY = 0.5  # share of the stretches with delays above which they are not another kind of step
 _LIKE = 2.0  # times the median up to which a delay in a step of another kind counts as similar
@@ -734,12 +735,18 @@ def _is_normal(table: Cells, n: int) -> Array:
 
 
 def _shortest_warm_up(parts: Stretches, is_normal: Array) -> float:
-    """An upper bound of a step without delays: a warm-up step in which hosts are as fast as later."""
+    """An upper bound of a step without delays: a warm-up step in which hosts are as fast as later.
+
+    Of jobs with several common kinds of steps, the bound of the longest kind; inf if it is unknown for one of them.
+    """
     named = parts.delay_ns.keys()
     sizes = [np.median(each[each > 0]) for each in parts.delay_ns.values() if each.any()]
     typical = float(np.median(sizes)) if sizes else 0.0
     is_free = parts.is_warm & is_normal & (parts.after(parts.excess_of(named)) <= _SMALL * typical)
-    return float(parts.length_ns[is_free].min(initial=np.inf))
+    kinds, n_of_kind = np.unique(parts.kind[~parts.is_warm], return_counts=True)
+    common = kinds[n_of_kind >= _COMMON * n_of_kind.sum()].tolist()
+    bounds = [float(parts.length_ns[is_free & (parts.kind == kind)].min(initial=np.inf)) for kind in common]
+    return max(bounds, default=np.inf)
 
 
 def _releases(case: Case, late: Sequence[LateStep], slow_gpus: Collection[int]) -> Stretches:
