@@ -53,3 +53,14 @@ def test_work_that_stays_on_a_gpu_for_some_steps_names_no_gpu(seed: int) -> None
     for first, rank in zip(range(0, N_STEPS, 12), (1, 5, 2, 7, 1), strict=True):
         late_ns[rank, first : first + 12] += 20 * MS
     assert not accused(report_on(late_ns))
+
+
+@pytest.mark.parametrize("more_ms", [6, 20])
+def test_work_that_moves_once_names_no_gpu(more_ms: int) -> None:
+    """The work of a hot expert, that another rank has from some step on."""
+    late_ns = np.random.default_rng(1).uniform(0, MS, (N_RANKS, N_STEPS))
+    late_ns[0, :36] += more_ms * MS
+    late_ns[1, 36:] += more_ms * MS
+    report = report_on(late_ns)
+    assert not accused(report)
+    assert not report.healthy

@@ -30,6 +30,7 @@ from stallscope.events.layout import Array
 _SAME_STEPS = 0.8  # share of a GPU's late steps in which the other GPU must be late
 _AS_LONG = 0.5  # share of a GPU's typical excess from which the work of another GPU is as long
 _MIN_ELSEWHERE = 3  # steps in which other GPUs work as long
+_MAX_GAP_STEPS = 3  # steps between the slow stretches of two GPUs from one to which work moves to the other
 _VICTIM = 0.5  # share of the other GPU's excess up to which a GPU is its victim
 
 
@@ -78,11 +79,12 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         }
     differing = {process: device for process, device in slow.items() if _is_by_manufacture(case, device)}
     slow = {process: device for process, device in slow.items() if process not in differing}
-    often_last = (
-        {}
-        if slow
-        else steadily_slow_devices(table, more, usual=case.pace, limits=limits, host_late_steps=late_steps)
-    )
+    often_last = {process: device for process, device in slow.items() if _is_followed(process, slow)}
+    slow = {process: device for process, device in slow.items() if process not in often_last}
+    if not slow and not often_last:
+        often_last = steadily_slow_devices(
+            table, more, usual=case.pace, limits=limits, host_late_steps=late_steps
+        )
     stage = slow_stage(
         timeline,
         case.programs,
@@ -108,6 +110,26 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         differing=differing,
         often_last=often_last,
     )
+
+
+def _is_followed(process: int, slow: Mapping[int, SlowDevice]) -> bool:
+    """Whether another GPU becomes slow where this GPU is no longer slow, or the reverse, by a similar amount.
+
+    Work moves from GPU to GPU like this (a hot expert).
+    """
+    first, last = _stretch(slow[process])
+    for other, device in slow.items():
+        begin, end = _stretch(device)
+        gap = max(begin - last, first - end)
+        sizes = sorted((slow[process].typical_ns, device.typical_ns))
+        if other != process and 0 < gap <= _MAX_GAP_STEPS and sizes[0] >= _AS_LONG * sizes[1]:
+            return True
+    return False
+
+
+def _stretch(device: SlowDevice) -> tuple[int, int]:
+    steps = [late.step for late in device.late]
+    return min(steps), max(steps)
 
 
 def _moves(process: int, device: SlowDevice, late: list[LateStep]) -> bool:
