@@ -58,6 +58,7 @@ from shape_runs import Case, ran  # noqa: E402
         ("accumulation", "lock", 710_007),  # a GPU that is a little behind in each of many overlapping calls
         ("gan", "slower_job", 710_003),  # 16 rounds of five steps each, of which the trace cuts the last
         ("experts", "slower_job", 710_006),  # the transfers, in steps of uneven work
+        ("accumulation", "allocator_churn", 712_002),  # next to a host that is slower by its variation
         ("rollouts", "allocator_churn", 710_013),  # allocations of a fifth of the scatter of rollouts
     ],
 )
@@ -103,6 +104,11 @@ def test_a_costly_fault_that_is_not_proved_is_inconclusive(shape: str, fault: st
             500_004,
         ),  # the work after the last call of a step shows in no call
         ("subgroups", "late_node", 302),
+        (
+            "gan",
+            "allocator_churn",
+            710_058,
+        ),  # a warm-up step of the shorter model bounds no step of the longer one
         ("lengths", "growing_delay", 300_008),  # other ranks' longer work hides the short delays
     ],
 )
@@ -122,6 +128,10 @@ def test_the_cost_is_right(shape: str, fault: str, seed: int) -> None:
         ("experts", 430_000),  # a hot expert stays on one GPU for 27 steps
         ("host_end", 500_009),  # host work at the end of a step hides behind the GPU in most steps
         ("bucketed", 500_009),  # GPUs that differ by 1.5 % in each step
+        (
+            "node_kernels",
+            712_026,
+        ),  # a host that is slower by its variation, just above the threshold in ten steps
     ],
 )
 def test_the_same_job_without_the_fault_accuses_no_rank(shape: str, seed: int) -> None:

@@ -13,6 +13,7 @@ from stallscope.events.layout import Array
 _NEGLIGIBLE = 1e-12  # a series ends at a term below this share of its sum
 _SIMILAR = 0.2  # a delay is similar to another delay from this share of its length
 _SEVERAL = 2
+_MARGIN = 1.25  # times the threshold of a late step that the delays must reach if only some steps are late
 _AMONG_OTHERS = 15  # divisor of the allowed chance if other ranks are late as well
 
 
@@ -57,6 +58,10 @@ def recurring(
             n_processes=n_processes,
             limits=limits,
         )
+        if not is_clear and seen is not None and median < _MARGIN * min_ns:
+            n_steps = int(seen[candidate, 1] - seen[candidate, 0]) + 1
+            if len(own) < limits.steady_share * n_steps:
+                continue  # the largest differences of a slower host
         n_own = int(counts[candidate])
         enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
         if n_own < enough:
