@@ -542,6 +542,19 @@ def test_page_faults_of_the_function_that_writes_a_checkpoint_are_part_of_it():
     assert verdict.evidence.share == pytest.approx(0.55, abs=0.01)
 
 
+def test_other_work_of_the_function_that_writes_a_checkpoint_is_not_part_of_it():
+    """A script in which main() prepares the data and saves."""
+    prepares = gpu(Category.ON_CPU, "/job/train.py:30 main", n=8)
+    writes = gpu(Category.IO, "/job/train.py:64 main", nr=74, waits_for="/tmp/state.pt", n=3)
+    trace = process(
+        {Category.ON_CPU: 0.4, Category.IO: 0.15, Category.DEVICE: 0.45},
+        [prepares, writes, gpu(Category.DEVICE, "/job/train.py:50 main", n=9)],
+    )
+    (verdict,) = report_of(trace).verdicts
+    assert verdict.causes[0].cause.name == "host_compute"
+    assert verdict.causes[0].share == pytest.approx(0.4, abs=0.01)
+
+
 def test_the_budget_states_how_many_multiprocessors_work():
     trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
     rows = layout.empty(layout.GPU_COUNTERS, 3)

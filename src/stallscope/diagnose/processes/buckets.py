@@ -146,7 +146,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.by_state.add(_stratum_of(activity, item), share)
         bucket.parts.add(item, share)
     _join_lines(out)
-    _join_serialisation(out)
+    _join_serialisation(out, loops)
     _add_variances(activity, out)
     return out
 
@@ -190,24 +190,27 @@ def _join_lines(out: dict[str, Bucket]) -> None:
             out[name].parts.add("on_cpu", share)
 
 
-def _join_serialisation(out: dict[str, Bucket]) -> None:
-    """Count page faults and work on the CPU in the function that writes a checkpoint as part of the checkpoint."""
-    checkpoint = out.get("checkpoint")
-    if checkpoint is None or checkpoint.share < _MIN_CHECKPOINT_SHARE:
+def _join_serialisation(out: dict[str, Bucket], loops: frozenset[tuple[str, str]]) -> None:
+    """Count page faults in the function that writes a checkpoint as part of the checkpoint.
+
+    A function that contains the loop, or waits for the GPU, does other work as well.
+    """
+    checkpoint, faults = out.get("checkpoint"), out.get("page_fault")
+    if checkpoint is None or faults is None or checkpoint.share < _MIN_CHECKPOINT_SHARE:
         return
     saving = function(checkpoint.line)
-    stratum = "on_cpu"
-    for name in ("page_fault", "host_compute"):
-        bucket = out.get(name)
-        for line, share in list(bucket.lines.by_name.items()) if bucket and saving else []:
-            if bucket and function(line) == saving and bucket.by_state.of(stratum) >= share:
-                bucket.share -= share
-                bucket.by_state.add(stratum, -share)
-                del bucket.lines.by_name[line]
-                checkpoint.share += share
-                checkpoint.by_state.add(stratum, share)
-                checkpoint.lines.add(line, share)
-                checkpoint.parts.add("serialise", share)
+    gpu_lines = out["gpu_wait"].lines.by_name if "gpu_wait" in out else {}
+    if not checkpoint.line or saving in loops or any(function(line) == saving for line in gpu_lines):
+        return
+    for line, share in list(faults.lines.by_name.items()):
+        if function(line) == saving and faults.by_state.of("on_cpu") >= share:
+            faults.share -= share
+            faults.by_state.add("on_cpu", -share)
+            del faults.lines.by_name[line]
+            checkpoint.share += share
+            checkpoint.by_state.add("on_cpu", share)
+            checkpoint.lines.add(line, share)
+            checkpoint.parts.add("serialise", share)
 
 
 _MIN_CHECKPOINT_SHARE = 0.05
