@@ -13,7 +13,7 @@ from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, OffCpuFlag, SampleRole
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_traces import FIRST_NS, GAP_NS, LATE, MS, PID, THROTTLED, EngineTrace
+from engine_traces import FIRST_NS, GAP_NS, LATE, MS, PID, SECOND, THROTTLED, EngineTrace
 
 DELAY_NS = 300 * MS
 SENDTO, WRITE = 44, 1
@@ -146,6 +146,23 @@ def test_a_thread_that_holds_the_interpreter_lock_is_named_with_its_line():
     verdict = the_verdict(engine)
     assert verdict.causes[0].cause.name == "gil"
     assert verdict.evidence.line == "/srv/stats.py:3 spin"
+
+
+@pytest.mark.parametrize("has_loop", [True, False])
+def test_a_thread_that_runs_for_a_small_part_of_the_delay_does_not_hold_the_interpreter_lock(has_loop):
+    engine = EngineTrace()
+    loop = {"role": SampleRole.SAME_PROCESS, "tid": PID + 1}
+    background = {"role": SampleRole.SAME_PROCESS, "tid": PID + 2, "n": 1}
+    for second in range(1, 7):
+        at_ns = second * SECOND
+        engine.sample(at_ns, Category.ON_CPU if has_loop else Category.NET, "/srv/engine.py:9 step", **loop)
+        if 1 < second < 6:
+            engine.sample(at_ns, Category.ON_CPU, "/srv/stats.py:3 count", **background)
+    for i in LATE:
+        engine.off(*engine.late_gap(i, DELAY_NS), Category.LOCK)
+    (part,) = the_verdict(engine).causes
+    line = "/srv/engine.py:9 step" if has_loop else None
+    assert (part.cause.name == "gil", part.evidence.line) == (has_loop, line)
 
 
 def test_a_full_pipe_is_named_with_its_reader():

@@ -180,6 +180,12 @@ class Threads:
         n_seconds = _seconds(rows)
         return [tid for tid in tids.tolist() if _seconds(rows[rows["tid"] == tid]) > _MAX_SECONDS * n_seconds]
 
+    def busy_ns(self, begin_ns: int, end_ns: int, *, pid: int, tid: int) -> int:
+        """The time that a thread ran, wanted a CPU or used the GPU, by its samples that overlap this interval."""
+        rows = self.sampled(begin_ns, end_ns)
+        is_busy = (rows["pid"] == pid) & (rows["tid"] == tid) & np.isin(rows["category"], (*BUSY, *_ON_GPU))
+        return int(rows["ns"][is_busy].sum())
+
     def is_habit(self, row: Array, late: Array) -> bool:
         """Whether a thread is often off the CPU like this outside the late intervals. late: int64 (n, 2), disjoint."""
         rows = self.offcpu

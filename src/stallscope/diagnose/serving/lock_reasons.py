@@ -16,7 +16,11 @@ _MOST = 0.75
 
 
 def interpreter_lock(delay: Delay) -> Reason | None:
-    """A thread waits for a lock while another Python thread of its process runs."""
+    """A thread waits for a lock while another Python thread of its process runs.
+
+    The thread that holds the lock runs for half of the delay, and less at other times; only the loop of an engine also
+    runs at other times.
+    """
     rows = delay.of_holder(Category.LOCK)
     if delay.longest_ns(rows) < delay.min_ns:
         rows = delay.of_others(Category.LOCK)
@@ -30,7 +34,9 @@ def interpreter_lock(delay: Delay) -> Reason | None:
     span, threads = (delay.begin_ns, delay.end_ns), delay.threads
     loops = threads.always_busy(pid)
     running = threads.running(*span, pid=pid, without=[*waiting, *loops])
-    running = running or threads.running(*span, pid=pid, without=waiting)
+    if not running or running.excess_ns < delay.min_ns:
+        busy = [tid for tid in loops if threads.busy_ns(*span, pid=pid, tid=tid) >= delay.min_ns]
+        running = threads.running(*span, pid=pid, without=waiting, only=busy)
     line = ran.line if ran else running.line if running else None
     if not line:
         return None
