@@ -385,16 +385,35 @@ def test_an_event_loop_that_waits_is_not_a_wait_for_another_service():
     assert [part.cause.name for part in the_verdict(engine).causes] == ["unknown"]
 
 
-def test_a_lock_on_a_file_is_named_with_its_line():
+@pytest.mark.parametrize("waker_pid", [7, UNKNOWN])
+def test_a_lock_on_a_file_is_named_with_its_line(waker_pid):
     engine = EngineTrace()
     for i in LATE:
         begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
-        engine.off(begin_ns, end_ns, Category.OTHER_OFF, syscall_nr=FLOCK, waker_pid=7)
+        engine.off(begin_ns, end_ns, Category.OTHER_OFF, syscall_nr=FLOCK, waker_pid=waker_pid)
         lock = b"lock on /srv/cache.lock held by 7 (rsync)"
         engine.sample(begin_ns, Category.OTHER_OFF, "/srv/app.py:12 locked", object=lock)
     (part,) = the_verdict(engine).causes
     assert (part.cause.name, part.evidence.line) == ("file_lock", "/srv/app.py:12 locked")
     assert part.evidence.lock == "lock on /srv/cache.lock held by 7 (rsync)"
+
+
+def test_a_wait_for_a_file_lock_with_an_unknown_end_is_not_evidence_of_another_process():
+    engine = late_engine(Category.OTHER_OFF, syscall_nr=FLOCK, waker_pid=UNKNOWN)
+    assert [part.cause.name for part in the_verdict(engine).causes] == ["unknown"]
+
+
+@pytest.mark.parametrize(("is_habit", "cause"), [(False, "file_lock"), (True, "unknown")])
+def test_a_worker_that_often_waits_for_a_file_lock_does_not_delay_requests(is_habit, cause):
+    engine = EngineTrace()
+    worker = {"tid": PID + 2, "syscall_nr": FLOCK, "waker_pid": 7}
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.NET, waker_pid=PID, waker_tid=PID + 1)  # has no rows
+        engine.off(begin_ns, end_ns - MS, Category.OTHER_OFF, **worker)
+        if is_habit:
+            engine.off(end_ns, end_ns + 500 * MS, Category.OTHER_OFF, **worker)
+    assert [part.cause.name for part in the_verdict(engine).causes] == [cause]
 
 
 def test_the_lines_of_short_sleeps_are_not_the_line_of_the_long_sleep():

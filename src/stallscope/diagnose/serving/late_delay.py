@@ -162,7 +162,10 @@ class Delay:
         is_inside = (rows["ts_ns"] >= self.begin_ns - slack_ns) & (
             rows["ts_ns"] + rows["duration_ns"] <= self.end_ns + slack_ns
         )
-        rows = rows[is_inside]
+        return self.without_habits(rows[is_inside])
+
+    def without_habits(self, rows: Array) -> Array:
+        """The intervals of threads that are off the CPU for half of the delay, and less often at other times."""
         is_cause = np.zeros(len(rows), bool)
         for tid in np.unique(rows["tid"]):
             own = rows["tid"] == tid

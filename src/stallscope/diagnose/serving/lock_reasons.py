@@ -68,12 +68,16 @@ def own_thread(delay: Delay) -> Reason | None:
 
 
 def file_lock(delay: Delay) -> Reason | None:
-    """The thread with the request waited for a lock on a file that a process outside the engine held."""
+    """The thread with the request waited for a lock on a file that a process outside the engine held.
+
+    The process that ended the wait held the lock. If this process is unknown, a sample of the wait must name the lock.
+    """
     on_path = [each.tid for each in delay.path if each.category == Category.OTHER_OFF]
     rows = delay.of_engine(Category.OTHER_OFF)
     rows = rows[np.isin(rows["syscall_nr"], FILE_LOCKS) & ~np.isin(rows["waker_pid"], delay.threads.pids)]
-    if delay.is_path_known:
-        rows = rows[np.isin(rows["tid"], on_path)]
+    rows = rows[np.isin(rows["tid"], on_path)] if delay.is_path_known else delay.without_habits(rows)
+    with_object = [tid for tid in np.unique(rows["tid"]) if delay.object_of(rows[rows["tid"] == tid])]
+    rows = rows[(rows["waker_pid"] != UNKNOWN) | np.isin(rows["tid"], with_object)]
     if delay.longest_ns(rows) < delay.min_ns:
         return None
     name = delay.object_of(rows)
