@@ -206,7 +206,9 @@ class VerdictEvidence:
     n_late_clients: int | None = (
         None  # clients (addresses) with a late request; not stated for fewer than 5 clients
     )
-    n_clients: int | None = None  # of the examined requests
+    n_clients: int | None = (
+        None  # of the examined requests, since the start of the agent with the most late clients
+    )
     parts: list[RequestPart] | None = None  # of the late time, in the order of the path
     n_spans: int | None = None  # of the late requests that have a span of the engine
     engine_ms: Mapping[str, float] | None = None  # queue, prefill, decode, first, whole: means of these spans

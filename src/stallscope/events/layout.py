@@ -471,7 +471,8 @@ REQUESTS = Table(
         Field(
             "client",
             "i8",
-            "hash of the client's address without its port, with a random key of each start",
+            "lower 32 bits: hash of the client's address without its port, with a random key of each start of the "
+            "agent; upper bits: random number of the start",
             True,
         ),
     ),

@@ -12,6 +12,7 @@ from stallscope.capture.serving.requests import (
 )
 from stallscope.events import kernel
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.request_clients import key_numbers
 
 ENGINES = {7: Engine(7, "triton", "models", 7)}
 
@@ -31,6 +32,15 @@ def test_a_request_without_an_answer_has_unknown_times():
     row = request_rows(events, ENGINES, node=3)[0]
     assert [int(row[name]) for name in ("node", "ts_ns", "read_ns", "end_ns")] == [3, 100, 110, 500]
     assert [int(row[name]) for name in ("answer_ns", "first_ns", "complete_ns", "status")] == [UNKNOWN] * 4
+
+
+def test_a_client_has_the_number_of_the_key_of_its_hash():
+    events = np.zeros(3, kernel.REQUEST)
+    events["client"] = (0, 1, 2**32 - 1)  # 0: a Unix socket
+    rows = request_rows(events, ENGINES, node=0, client_key_number=2**20 - 1)
+    assert rows["client"][0] == UNKNOWN
+    assert key_numbers(rows["client"][1:]).tolist() == [2**20 - 1] * 2
+    assert (rows["client"][1:] % 2**32).tolist() == [1, 2**32 - 1]
 
 
 def test_the_model_comes_from_the_path_before_the_command_line():

@@ -11,6 +11,7 @@ from stallscope.diagnose.report.text import report as text_of
 from stallscope.diagnose.report.verdict import Answer, Report
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category, OffCpuFlag, SampleRole
+from stallscope.events.request_clients import clients
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_traces import FIRST_NS, GAP_NS, LATE, MS, PID, SECOND, THROTTLED, EngineTrace
@@ -350,6 +351,25 @@ def test_the_severity_grows_with_the_clients_that_are_hit(n_late_clients, severi
 def test_few_clients_are_not_counted():
     engine = late_engine(Category.STOPPED)
     engine.requests["client"] = 1 + np.arange(len(engine.requests)) % 4
+    assert the_verdict(engine).evidence.n_clients is None
+
+
+def test_a_client_counts_once_if_the_agent_was_restarted():
+    engine = EngineTrace(n=120)
+    addresses = 1 + np.arange(120) % 10
+    engine.requests["client"][:60] = clients(addresses[:60], 3)
+    engine.requests["client"][60:] = clients(7 * addresses[60:], 4)  # another key: other hashes
+    for row in (20, 31, 70, 81, 92):
+        engine.off(*engine.late_gap(row, DELAY_NS), Category.STOPPED)
+    (verdict,) = diagnose(engine.trace()).verdicts
+    assert (verdict.evidence.n_late_clients, verdict.evidence.n_clients) == (3, 10)
+    assert "of 3 of 10 clients" in verdict.summary
+
+
+def test_few_clients_are_not_counted_twice_if_the_agent_was_restarted():
+    engine = late_engine(Category.STOPPED)
+    addresses = 1 + np.arange(50) % 3
+    engine.requests["client"] = np.where(np.arange(50) < 25, clients(addresses, 3), clients(7 * addresses, 4))
     assert the_verdict(engine).evidence.n_clients is None
 
 

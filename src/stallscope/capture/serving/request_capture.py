@@ -21,6 +21,7 @@ from stallscope.capture.serving.requests import (
 )
 from stallscope.events import kernel, layout
 from stallscope.events.layout import UNKNOWN, Array, Table
+from stallscope.events.request_clients import new_key_number
 
 _MAX_PATHS = 10_000
 STALLED_NS = 2 * 10**9
@@ -53,6 +54,7 @@ class Serving:
         self._tokens: list[Array] = []
         self._paths: dict[tuple[int, int], bytes] = {}
         self._still_since_ns: dict[int, int] = {}
+        self._client_key_number = new_key_number()
         self._is_supported = probes.records_requests
 
     def take(self, requests: Array, tokens: Array) -> None:
@@ -111,7 +113,10 @@ class Serving:
         tokens, self._tokens = layout.joined([*self._tokens, np.empty(0, kernel.TOKEN)]), []
         self._keep_paths(requests)
         self._keep_paths(waiting["request"])
-        yield layout.REQUESTS, request_rows(requests, engines, self._node)
+        yield (
+            layout.REQUESTS,
+            request_rows(requests, engines, self._node, client_key_number=self._client_key_number),
+        )
         yield layout.TOKENS, token_rows(tokens, self._paths, now_ns, self._node)
         yield layout.ITERATIONS, iteration_rows(tokens, now_ns, self._node)
         servers = server_rows(waiting, engines, now_ns, self._node)

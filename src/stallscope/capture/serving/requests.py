@@ -12,6 +12,7 @@ from stallscope.capture.serving.huffman import decoded
 from stallscope.events import kernel, layout
 from stallscope.events.histograms import histogram
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.request_clients import clients
 
 _TIMES = ("complete_ns", "answer_ns", "first_ns", "last_ns", "gap_at_ns")
 _SAME = (
@@ -28,8 +29,10 @@ _UNKNOWN_PATH = b"(unknown)"
 _IN_PATH = re.compile(r"/models/([^/]+)/")
 
 
-def request_rows(events: Array, engines: Mapping[int, Engine], node: int) -> Array:
-    """Rows of REQUESTS from rows of kernel.REQUEST."""
+def request_rows(
+    events: Array, engines: Mapping[int, Engine], node: int, *, client_key_number: int = 0
+) -> Array:
+    """Rows of REQUESTS from rows of kernel.REQUEST. client_key_number: of the key of the clients' hashes."""
     rows = layout.empty(layout.REQUESTS, len(events))
     rows["node"] = node
     for name in _SAME:
@@ -37,8 +40,8 @@ def request_rows(events: Array, engines: Mapping[int, Engine], node: int) -> Arr
     for name in _TIMES:
         rows[name] = np.where(events[name] > 0, events[name], UNKNOWN)
     rows["id_hash"] = np.where(events["id_hash"] > 0, events["id_hash"].view("<i8"), UNKNOWN)
-    for name in ("status", "client"):
-        rows[name] = np.where(events[name] > 0, events[name].astype(np.int64), UNKNOWN)
+    rows["status"] = np.where(events["status"] > 0, events["status"].astype(np.int64), UNKNOWN)
+    rows["client"] = np.where(events["client"] > 0, clients(events["client"], client_key_number), UNKNOWN)
     for row, model in zip(rows, events["model"].tolist(), strict=True):
         engine = engines.get(int(row["pid"]))
         row["engine"] = engine.name.encode() if engine else b""

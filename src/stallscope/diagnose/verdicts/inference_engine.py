@@ -32,6 +32,7 @@ from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import wall_ns
 from stallscope.diagnose.verdicts._owners import with_owners
 from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.request_clients import key_numbers
 from stallscope.events.trace import Gap, Trace
 
 _LARGE_SHARE = 0.35
@@ -211,13 +212,17 @@ def _verdict(
 def _clients_hit(requests: Array, late: list[Late]) -> tuple[int | None, int | None]:
     """How many clients have a late request, and how many there are; None if there are fewer than _MIN_CLIENTS.
 
-    A client is an address, so the clients behind a proxy count as one.
+    A client is an address, so the clients behind a proxy count as one. A client has another hash after each start of
+    the agent, so only the clients since one start are counted: the start with the most late clients.
     """
     clients = np.unique(requests["client"][requests["client"] != UNKNOWN])
-    if len(clients) < _MIN_CLIENTS:
-        return None, None
-    of_late = {int(each.request["client"]) for each in late} - {UNKNOWN}
-    return len(of_late), len(clients)
+    of_late = np.unique([each.request["client"] for each in late])
+    starts, late_starts = key_numbers(clients), key_numbers(of_late[of_late != UNKNOWN])
+    counts = [
+        (int((late_starts == start).sum()), int((starts == start).sum())) for start in np.unique(starts)
+    ]
+    n_late, n = max(counts, default=(0, 0))
+    return (n_late, n) if n >= _MIN_CLIENTS else (None, None)
 
 
 def _typical(parts: list[tuple[Late, Reason]]) -> Reason:
