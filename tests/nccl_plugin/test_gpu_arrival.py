@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose import Report, Stream, Thresholds, diagnose
+from stallscope.diagnose.engine import gpu_report
 from stallscope.diagnose.gpu.gpu_rounds import gpu_arrivals
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.verdicts import gpu_arrival
@@ -124,6 +125,18 @@ def test_gpus_without_a_fault_are_healthy(seed: int, windows: tuple[int, int]):
 def test_a_late_host_keeps_the_verdict_of_its_host():
     report = diagnose(trace(Fault(1, 4, on_host=True), runs_ahead=False))
     assert named(report) == [("straggler", [1], ["host_sleep"])]
+
+
+@pytest.mark.parametrize("kind", ["link", "change"])
+def test_a_slower_fabric_is_not_reported_where_a_host_is_late(kind: str):
+    """The rounds of all ranks take longer because they wait for the late host."""
+    whole, fabric = trace(Fault(1, 4, on_host=True), runs_ahead=False), Verdict(kind, "", [])
+    case = gpu_arrival.gpu_case(whole, Thresholds(), None)
+    assert case is not None
+    on_gpus = gpu_report(case).verdicts
+    assert [(verdict.kind, verdict.ranks) for verdict in on_gpus] == [("straggler", [1])]
+    assert gpu_arrival.verdicts(whole, case, [*on_gpus, fabric], set()) == []
+    assert gpu_arrival.verdicts(whole, case, [fabric], set()) == [fabric]
 
 
 def test_transfers_count_as_waits_and_not_as_work_of_the_gpu():

@@ -198,18 +198,18 @@ def is_of_full_queue(verdict: Verdict, by_gpu: set[int]) -> bool:
 def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
     """The verdicts of the GPUs on ranks that are not named yet; otherwise, if no rank is named, on the network or the
     fabric.
+
+    A late host slows down the rounds of all ranks, so these rounds do not show a slow fabric where a rank is late. The
+    transfers between machines still show a slow connection.
     """
-    late = [
-        on_device(verdict, trace)
-        for verdict in on_gpus
-        if verdict.kind in _NAMES_A_RANK
-        and not named & set(verdict.ranks)
-        and not _is_by_host(trace, verdict)
+    of_ranks = [
+        verdict for verdict in on_gpus if verdict.kind in _NAMES_A_RANK and not named & set(verdict.ranks)
     ]
+    late = [on_device(verdict, trace) for verdict in of_ranks if not _is_by_host(trace, verdict)]
     if late or named:
         return late
     fabric = [verdict for verdict in on_gpus if verdict.kind in ("link", "change")]
-    return gpu_network.verdicts(trace, case) or fabric
+    return gpu_network.verdicts(trace, case) or ([] if of_ranks else fabric)
 
 
 def _is_by_host(trace: Trace, verdict: Verdict) -> bool:
