@@ -57,12 +57,19 @@ def test_the_rank_that_reaches_each_12th_replay_late_is_named(hosts: str):
 
 
 def on_hosts(
-    whole: Trace, category: Category, spent_ns: int, *, before_ns: int = 0, lead_s: float = 0.0
+    whole: Trace,
+    category: Category,
+    spent_ns: int,
+    *,
+    before_ns: int = 0,
+    lead_s: float = 0.0,
+    until: float = 1.0,
 ) -> Trace:
     """The trace with the first arrival of each host, and with snapshots of their ledgers.
 
     The host of rank 1 spends a time in a category during the replays, and before_ns before them. Both hosts spend 40 %
-    of their time on the CPU. lead_s: by which the snapshots of rank 1 begin earlier.
+    of their time on the CPU. lead_s: by which the snapshots of rank 1 begin earlier. until: the share of the time in
+    which the host spends spent_ns.
     """
     begin_ns, end_ns = int(whole.gpu_kernels["ts_ns"].min()), whole.ends_ns[0]
     hosts, pids = layout.empty(layout.COLLECTIVES, 2), whole.processes["pid"]
@@ -77,7 +84,8 @@ def on_hosts(
         own["ledger_ns"][:, Category.ON_CPU - 1] = 0.4 * since_ns
         own["ledger_ns"][:, Category.WAIT_GPU - 1] += (0.6 * since_ns).astype(np.int64)
         if rank == 1:
-            own["ledger_ns"][1:, category - 1] += before_ns + np.linspace(0, spent_ns, 11).astype(np.int64)
+            spent = np.minimum(np.linspace(0, 1, 11) / until, 1.0) * spent_ns
+            own["ledger_ns"][1:, category - 1] += before_ns + spent.astype(np.int64)
         parts.append(own)
     return replace(whole, collectives=hosts, snapshots=np.concatenate(parts), source="probes")
 
@@ -103,6 +111,55 @@ def test_the_ledgers_of_hosts_show_whether_a_host_reaches_its_replays_late(
     kernels["flags"] |= np.uint8(GpuKernelFlag.IS_REPLAY)
     (verdict,) = diagnose(on_hosts(trace(kernels), category, spent_ns, **others)).verdicts
     assert verdict.ranks == [1] and (verdict.kind, verdict.causes[0].cause.name) == expected
+
+
+def on_two_nodes(whole: Trace, apart_ns: int) -> Trace:
+    """The trace with rank 1 on a node of its own, whose clock shows a later time by apart_ns."""
+    pid, tables = whole.processes["pid"][1], {}
+    for name in ("processes", "gpu_kernels", "collectives", "snapshots"):
+        tables[name] = rows = getattr(whole, name).copy()
+        is_there = rows["pid"] == pid
+        rows["node"][is_there] = 1
+        for column in {"ts_ns", "noticed_ns"} & set(rows.dtype.names):
+            rows[column][is_there] += np.where(rows[column][is_there] == UNKNOWN, 0, apart_ns)
+    ends_ns, clocks = (
+        (whole.ends_ns[0], whole.ends_ns[0] + apart_ns),
+        (*whole.clocks, Clock(1, apart_ns, 10**18)),
+    )
+    return replace(whole, **tables, nodes=("n1", "n2"), clocks=clocks, ends_ns=ends_ns)
+
+
+@pytest.mark.parametrize("apart_ns", [0, 300_000_000, 10**13, -(10**13)])
+@pytest.mark.parametrize("hosts", HOSTS)
+@pytest.mark.parametrize(
+    ("category", "expected"),
+    [(Category.SLEEP, ("straggler", "host_sleep")), (Category.WAIT_GPU, ("device", "gpu_slow"))],
+    ids=["sleep", "waits"],
+)
+def test_hosts_of_machines_with_different_boot_times_are_compared_on_one_clock(
+    hosts: str, category: Category, expected: tuple[str, str], apart_ns: int
+):
+    kernels = recorded(hosts)
+    kernels["flags"] |= np.uint8(GpuKernelFlag.IS_REPLAY)
+    whole = on_two_nodes(on_hosts(trace(kernels), category, 200_000_000), apart_ns)
+    (verdict,) = diagnose(whole).verdicts
+    assert verdict.ranks == [1] and (verdict.kind, verdict.causes[0].cause.name) == expected
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_busy_host_is_not_blamed_for_replays_that_are_not_late(hosts: str):
+    """It reaches the first collectives 1.2 ms late, which is less than the threshold, and later its GPU is slow."""
+    kernels = recorded(hosts)
+    kernels["flags"] |= np.uint8(GpuKernelFlag.IS_REPLAY)
+    first, own = (kernels[kernels["comm_rank"] == rank] for rank in (0, 1))
+    first.sort(order="seq")
+    number = own["seq"] - own["seq"].min()
+    peer_ns = first["ts_ns"][np.searchsorted(first["seq"], own["seq"])]
+    late_ns = (number % PER_REPLAY + 1) * 1_200_000
+    own["ts_ns"] = np.where(number < 60 * PER_REPLAY, peer_ns + late_ns, own["ts_ns"])
+    whole = on_hosts(trace(np.concatenate([first, own])), Category.ON_CPU, 300_000_000, until=0.5)
+    (verdict,) = diagnose(whole).verdicts
+    assert verdict.ranks == [1] and (verdict.kind, verdict.causes[0].cause.name) == ("device", "gpu_slow")
 
 
 @pytest.mark.parametrize("hosts", HOSTS)

@@ -42,11 +42,9 @@ class TraceContext:
 
     def common_ns(self, node: int, ts_ns: Array) -> Array:
         """Times of a node's clock on the first node's clock: int64."""
-        ts = ts_ns.astype(np.int64)
-        offset = self.clocks.offsets.get(node)
-        if offset is None:
-            return ts - self.shift_ns.get(node, 0)
-        return ts - np.rint(offset.ns(ts)).astype(np.int64)
+        if node not in self.clocks.offsets:
+            return ts_ns.astype(np.int64) - self.shift_ns.get(node, 0)
+        return self.clocks.common_times_ns(node, ts_ns)
 
     def from_wall_ns(self, wall_ns: int) -> int:
         """A wall time on the common clock, by the nearest reading of the first node that has one."""

@@ -3,12 +3,13 @@
 The replay of a graph that was captured before the trace began has no arrival of its host. If a rank reaches its replays
 late, the cause is its host if the time ledger of the host exceeds the peers' ledgers at the same time, by as much;
 otherwise its GPU. The ledgers come from the snapshots of each second: an excess counts up to the lateness in the same
-interval between two snapshots.
+interval between two snapshots. All times are compared on the common clock of the job (see clocks).
 """
 
 import numpy as np
 
 from stallscope.diagnose.causes import Excess
+from stallscope.diagnose.timeline.clocks import Clocks
 from stallscope.events.layout import Array
 from stallscope.events.names import N_CATEGORIES, Category
 from stallscope.events.trace import Trace
@@ -17,13 +18,15 @@ _NOT_OF_HOST = (Category.WAIT_GPU, Category.DEVICE, Category.LAUNCH)  # a host t
 _MIN_INTERVALS = 2
 
 
-def host_excess(trace: Trace, process: tuple[int, int], at_ns: Array, late_ns: Array) -> Excess | None:
+def host_excess(
+    trace: Trace, process: tuple[int, int], clocks: Clocks, *, at_ns: Array, late_ns: Array
+) -> Excess | None:
     """The time of a host beyond the median of its peers, in the intervals of its late replays; None without snapshots.
 
     process: node and pid; its peers share a communicator with it on the GPU. at_ns, late_ns: int64, float64 (n,), its
-    late replays and their lateness.
+    late replays on the common clock, and their lateness.
     """
-    ledgers = _ledgers(trace, process)
+    ledgers = _ledgers(trace, process, clocks)
     if process not in ledgers or len(ledgers) < 2 or not len(at_ns):
         return None
     begin_ns = max(ts_ns[0] for ts_ns, _ in ledgers.values())
@@ -41,10 +44,10 @@ def host_excess(trace: Trace, process: tuple[int, int], at_ns: Array, late_ns: A
     whole_ns = np.maximum(excess_ns, 0.0).sum(axis=1)
     excess_ns *= (np.minimum(whole_ns, late_by_interval_ns) / np.maximum(whole_ns, 1.0))[:, None]
     node, pid = process
-    tables = {
-        name: rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["ts_ns"] >= edges_ns[0])]
-        for name, rows in (("calls", trace.calls), ("offcpu", trace.offcpu), ("host", trace.host_events))
-    }
+    tables = {}
+    for name, rows in (("calls", trace.calls), ("offcpu", trace.offcpu), ("host", trace.host_events)):
+        own = rows[(rows["node"] == node) & (rows["pid"] == pid)]
+        tables[name] = own[clocks.common_times_ns(node, own["ts_ns"]) >= begin_ns]
     return Excess(
         float(late_by_interval_ns.sum()),
         excess_ns.sum(axis=0),
@@ -55,8 +58,13 @@ def host_excess(trace: Trace, process: tuple[int, int], at_ns: Array, late_ns: A
     )
 
 
-def _ledgers(trace: Trace, process: tuple[int, int]) -> dict[tuple[int, int], tuple[Array, Array]]:
-    """Times and ledgers of the snapshots of a process and of its peers: int64 (k,), (k, N_CATEGORIES)."""
+def _ledgers(
+    trace: Trace, process: tuple[int, int], clocks: Clocks
+) -> dict[tuple[int, int], tuple[Array, Array]]:
+    """Times and ledgers of the snapshots of a process and of its peers: int64 (k,), (k, N_CATEGORIES).
+
+    The times are on the common clock. Peers on nodes whose clocks cannot be compared are left out.
+    """
     kernels = trace.gpu_kernels
     own = kernels[(kernels["node"] == process[0]) & (kernels["pid"] == process[1])]
     members = np.unique(kernels[np.isin(kernels["comm_hash"], own["comm_hash"])][["node", "pid"]])
@@ -64,8 +72,9 @@ def _ledgers(trace: Trace, process: tuple[int, int]) -> dict[tuple[int, int], tu
     out = {}
     for node, pid in members.tolist():
         of_member = rows[(rows["node"] == node) & (rows["pid"] == pid)]
-        if len(of_member) > 1:
-            out[node, pid] = of_member["ts_ns"].astype(np.int64), of_member["ledger_ns"]
+        is_comparable = node == process[0] or clocks.are_tied(node, process[0])
+        if is_comparable and len(of_member) > 1:
+            out[node, pid] = clocks.common_times_ns(node, of_member["ts_ns"]), of_member["ledger_ns"]
     return out
 
 

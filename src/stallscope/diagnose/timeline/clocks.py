@@ -52,6 +52,15 @@ class Clocks:
         offset = self.offsets.get(node)
         return t_ns if offset is None else t_ns - round(offset.at(t_ns))
 
+    def common_times_ns(self, node: int, t_ns: Array) -> Array:
+        """Times of a node's clock on the common clock: int64 (n,); unchanged where the node is unknown."""
+        offset, t_ns = self.offsets.get(node), t_ns.astype(np.int64)
+        return t_ns if offset is None else t_ns - np.rint(offset.ns(t_ns)).astype(np.int64)
+
+    def are_tied(self, *nodes: int) -> bool:
+        """Whether the clocks of these nodes are tied to the common clock, with a known error."""
+        return all(node in self.offsets and np.isfinite(self.offsets[node].error_ns) for node in nodes)
+
 
 def aligned(timeline: Timeline, trace: Trace) -> Clocks:
     """All arrivals on one clock: by the job's rounds, the nodes' wall clocks, and probes that are more accurate.

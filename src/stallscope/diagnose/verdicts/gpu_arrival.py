@@ -11,20 +11,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import by_group, median_of_others, medians, numbered
+from stallscope.diagnose.arrays.grouping import by_group, medians
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.causes import Explained, explained, leading
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.gpu.gpu_rounds import (
     are_calls_known,
-    gpu_arrivals,
     gpu_trace,
     is_pause,
     n_unnumbered,
     n_without_times,
 )
 from stallscope.diagnose.gpu.host_before_replays import host_excess
+from stallscope.diagnose.lateness.late_steps import late_steps
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
@@ -205,7 +205,7 @@ def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[in
     of_ranks = [
         verdict for verdict in on_gpus if verdict.kind in _NAMES_A_RANK and not named & set(verdict.ranks)
     ]
-    late = [on_device(verdict, trace) for verdict in of_ranks if not _is_by_host(trace, verdict)]
+    late = [on_device(verdict, trace, case) for verdict in of_ranks if not _is_by_host(trace, verdict)]
     if late or named:
         return late
     fabric = [verdict for verdict in on_gpus if verdict.kind in ("link", "change")]
@@ -230,10 +230,10 @@ def is_undecided(verdict: Verdict) -> bool:
     return not verdict.ranks and (is_on_gpus or verdict.kind in ("inconclusive", "link"))
 
 
-def on_device(verdict: Verdict, trace: Trace) -> Verdict:
+def on_device(verdict: Verdict, trace: Trace, case: Case) -> Verdict:
     """The verdict on a rank whose kernels start late, and whose host arrives in time as far as its arrivals show."""
     excess_ns = sum(part.excess_ns for part in verdict.causes)
-    if by_host := _by_host_before_replays(verdict, trace):
+    if by_host := _by_host_before_replays(verdict, trace, case):
         return by_host
     evidence = CauseEvidence(seen_by=_SEEN_BY)
     part = Explained(cause("gpu_slow"), 1.0, excess_ns, evidence)
@@ -245,16 +245,29 @@ def on_device(verdict: Verdict, trace: Trace) -> Verdict:
     )
 
 
-def _late_kernels(trace: Trace, process: tuple[int, int]) -> tuple[Array, Array]:
-    """When kernels of a process started later than those of other ranks, and how much later: int64, float64 (n,)."""
-    rows = gpu_arrivals(trace.gpu_kernels)
-    number, _ = numbered(rows["comm_hash"], rows["seq"])
-    late_ns = np.nan_to_num(rows["ts_ns"] - median_of_others(number, rows["ts_ns"].astype(np.float64)))
-    is_late = (rows["node"] == process[0]) & (rows["pid"] == process[1]) & (late_ns > 0)
-    return rows["ts_ns"][is_late].astype(np.int64), late_ns[is_late]
+def _late_steps_of(case: Case, process: tuple[int, int], verdict: Verdict) -> tuple[Array, Array]:
+    """The late steps of a process, by the threshold of the verdict on it: their times on the common clock, and their
+    lateness; int64, float64 (n,).
+    """
+    if verdict.late_ms is not None and verdict.late_ms["median"] * 1e6 < case.limits.min_late_ns:
+        case = of_small_delays(case)
+    late = [
+        each
+        for each in late_steps(
+            case.timeline,
+            case.matched,
+            case.judged,
+            program=case.programs.program,
+            usual=case.pace,
+            limits=case.limits,
+        )
+        if case.process_key(each.process) == process
+    ]
+    rows = np.array([each.peak_row for each in late], np.int64)
+    return case.arrival_ns[rows], np.array([each.late_ns for each in late])
 
 
-def _by_host_before_replays(verdict: Verdict, trace: Trace) -> Verdict | None:
+def _by_host_before_replays(verdict: Verdict, trace: Trace, case: Case) -> Verdict | None:
     """The verdict on the host of a rank that reaches replays of graphs late, where hosts do not arrive at replays."""
     kernels = _kernels_of(trace, verdict.ranks[0]) if len(verdict.ranks) == 1 else trace.gpu_kernels[:0]
     if not _are_mostly_replays(kernels):
@@ -263,7 +276,8 @@ def _by_host_before_replays(verdict: Verdict, trace: Trace) -> Verdict | None:
     hosts = trace.collectives
     if len(hosts[(hosts["node"] == process[0]) & (hosts["pid"] == process[1])]) >= _MIN_ROUNDS:
         return None
-    excess = host_excess(trace, process, *_late_kernels(trace, process))
+    at_ns, late_ns = _late_steps_of(case, process, verdict)
+    excess = host_excess(trace, process, case.clocks, at_ns=at_ns, late_ns=late_ns)
     parts = explained(excess) if excess else []
     if sum(part.share for part in parts if part.cause.name != "unknown") < _BY_HOST:
         return None
