@@ -86,14 +86,14 @@ def alertmanager(repository: Path, tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     # The program reads its templates from /usr/share.
-    share = f'mount --bind {program.parents[1]}/share /usr/share && exec "$@"'
+    script = 'mount --bind "$0" /usr/share && exec "$@"'
     command = [
         "unshare",
         "--mount",
         "sh",
         "-c",
-        share,
-        "sh",
+        script,
+        program.parents[1] / "share",
         program,
         f"--config.file={tmp_path}/alertmanager.yml",
         f"--storage.path={tmp_path}/data",

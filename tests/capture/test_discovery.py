@@ -216,8 +216,8 @@ needs_mounts = pytest.mark.skipif(
 def test_a_file_visible_only_in_a_container_is_discovered_and_opened(tmp_path):
     library(tmp_path / "image" / "libnccl.so.2", NCCL)
     (tmp_path / "inside").mkdir()
-    script = f"mount --bind {tmp_path}/image {tmp_path}/inside && exec {sys.executable} -c '{LOADER}'"
-    command = ("unshare", "--mount", "sh", "-c", script.replace("'ok'", '"ok"'))
+    script = f'mount --bind {tmp_path}/image {tmp_path}/inside && exec "$@"'
+    command = ("unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", LOADER)
     with process(tmp_path / "inside" / "libnccl.so.2", command=command) as child:
         (scan,) = looking_at(child).scan(0)
         assert not (tmp_path / "inside" / "libnccl.so.2").exists()
@@ -236,10 +236,8 @@ def test_two_containers_of_one_image_show_one_file(tmp_path):
         at = tmp_path / name
         options = f"lowerdir={tmp_path}/image,upperdir={at}/upper,workdir={at}/work"
         tmpfs = f"mount -t tmpfs x {at} && mkdir {at}/upper {at}/work {at}/merged"
-        script = (
-            f"{tmpfs} && mount -t overlay x -o {options} {at}/merged && exec {sys.executable} -c '{LOADER}'"
-        )
-        children.append(("unshare", "--mount", "sh", "-c", script.replace("'ok'", '"ok"')))
+        script = f'{tmpfs} && mount -t overlay x -o {options} {at}/merged && exec "$@"'
+        children.append(("unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", LOADER))
     with process(command=children[0]) as entry, process(command=children[1]) as two:
         load(entry, tmp_path / "one" / "merged" / "libnccl.so.2")
         load(two, tmp_path / "two" / "merged" / "libnccl.so.2")

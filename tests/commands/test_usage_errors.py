@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from shlex import quote
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_group_without_a_command_prints_its_help():
             ("gate", "--hub", "localhost:8081", "--job", "x", "--max-lost", "1"),
             ("--hub", "http(s)://HOST:PORT"),
         ),
-        (("query", __file__), ("is a file, not SQL", f"--db {__file__}")),
+        (("query", __file__), ("is a file, not SQL", f"--db {quote(__file__)}")),
         (("hub", "publish", "--shared", "x", "--bucket", "s3://b"), ("--shared", "postgresql://")),
         (("hub", "publish", "--shared", "dbname=x", "--bucket", "b"), ("--bucket", "s3://BUCKET/PREFIX")),
         (("stress", "--endpoint", "x", "--token-file", "t"), ("--endpoint", "'x'", "HOST:PORT")),

@@ -11,7 +11,8 @@ enum { COLL = 2, KERNEL_CH = 64, KERNEL_PHASE = 1 << 15, WANTED = COLL | KERNEL_
 enum { COLL = 2, KERNEL_CH = 64, KERNEL_PHASE = 1 << 15, WANTED = COLL | KERNEL_CH };
 #endif
 struct handle { int magic; uint64_t type; };
-static int context, n_init, n_coll, n_kernels, n_stops, n_states, n_phases, n_wrong;
+static int context;
+static _Atomic int n_init, n_coll, n_kernels, n_stops, n_states, n_phases, n_wrong; /* NCCL calls from several threads */
 
 static int begin(void **c, int *mask)
 {

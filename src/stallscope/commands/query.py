@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,8 +99,10 @@ def _of_nodes(
 def _statement(sql: str | None) -> str:
     """The given SQL, or the SQL from standard input."""
     if sql not in (None, "-"):
-        if len(str(sql)) < 256 and " " not in str(sql).strip() and Path(str(sql)).exists():
-            raise BadInput(f'{sql} is a file, not SQL; try `stallscope query --db {sql} "{_EXAMPLE}"`')
+        if len(str(sql)) < 256 and Path(str(sql)).exists():
+            raise BadInput(
+                f'{sql} is a file, not SQL; try `stallscope query --db {quote(str(sql))} "{_EXAMPLE}"`'
+            )
         return str(sql)
     if sys.stdin.isatty():
         raise BadInput(f'no SQL given; try `stallscope query "{_EXAMPLE}"`, or --schema')

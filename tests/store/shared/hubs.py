@@ -64,7 +64,12 @@ def settled(*stores: SharedStore) -> None:
     names = {
         slot: store.membership.member.name for store in stores for slot in store.membership.owned_slots()
     }
-    until(lambda: all(s.membership.owner(slot).name == name for s in stores for slot, name in names.items()))
+
+    def is_owner(name: str, of: SharedStore, slot: int) -> bool:
+        owner = of.membership.owner(slot)  # None again if a lease of the slot has just run out
+        return owner is not None and owner.name == name
+
+    until(lambda: all(is_owner(name, store, slot) for store in stores for slot, name in names.items()))
 
 
 def events(cluster: str, *names: str) -> pa.Table:
