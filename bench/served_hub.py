@@ -98,11 +98,13 @@ def served_hub(folder: Path, *options: str, **environment: str) -> Iterator[Serv
     ) as process:
         assert process.stderr is not None
         result = next(match for line in process.stderr if (match := PORTS.search(line)))
-        threading.Thread(target=_kept, args=(process.stderr, folder / "log"), daemon=True).start()
+        log = threading.Thread(target=_kept, args=(process.stderr, folder / "log"), daemon=True)
+        log.start()
         try:
             yield ServedHub(process, int(result[1]), int(result[3]), folder / "ingest", reader)
         finally:
             process.terminate()
+            log.join()  # it reads until the hub has ended
 
 
 def _kept(lines: Iterable[str], path: Path) -> None:
