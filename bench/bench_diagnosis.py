@@ -59,7 +59,7 @@ def measured(load: str, *, seconds: float) -> dict[str, Any]:
         time.sleep(2.0)
         after, numbers = hub.cpu_s(), hub.numbers()
         n_verdicts = len(hub.ask("fleet.cluster.verdicts")["rows"])
-        rss_mb = hub.rss_mb()
+        memory_mb = hub.memory_mb()
     left_out = int(numbers["diagnosis_rows_left_out_total"])
     return {
         "ranks": int(ranks),
@@ -76,7 +76,7 @@ def measured(load: str, *, seconds: float) -> dict[str, Any]:
         "diagnosis_cpu_us_per_row": round(
             (after["diagnosis"] - before["diagnosis"]) / max(n_events - left_out, 1) * 1e6, 2
         ),
-        "rss_mb": rss_mb,
+        "memory_mb": memory_mb,
     }
 
 

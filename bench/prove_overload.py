@@ -46,13 +46,13 @@ this.
 
 @dataclass(frozen=True)
 class Offered:
-    """The rows that the agents offered: rounds of all ranks. rss_mb: the hub's memory every SAMPLE_S."""
+    """The rows that the agents offered: rounds of all ranks. memory_mb: the hub's memory every SAMPLE_S."""
 
     agents: list["Agent"]
     first_round: int
     n_rounds: int
     seconds: float
-    rss_mb: list[int]
+    memory_mb: list[int]
 
     @property
     def n_rows(self) -> int:
@@ -97,12 +97,12 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         before = hub.numbers()
         offered = overload(hub, folder, sustained * OVERLOAD, duration_s)
         drain_s = drained_s(hub, offered)
-        rss_mb_after = hub.rss_mb()
+        memory_mb_after = hub.memory_mb()
         stored = stored_rounds(hub, offered)
         numbers = hub.numbers()
         for agent in offered.agents:
             agent.sender.close(5.0)
-    n_rounds, samples = offered.n_rounds, offered.rss_mb
+    n_rounds, samples = offered.n_rounds, offered.memory_mb
     counts = [n for _, n, *_ in stored] + [0] * (N_AGENTS * RANKS_EACH - len(stored))
     third = len(samples) // 3
     growth = statistics.median(samples[2 * third :]) / statistics.median(samples[third : 2 * third])
@@ -121,10 +121,10 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         "refused_requests": round(counted(numbers, "requests_refused") - counted(before, "requests_refused")),
         "rows_left_out_of_the_diagnosis": round(counted(numbers, "diagnosis_rows_left_out")),
         "drain_s": round(drain_s, 1),
-        "rss_mb_median": round(statistics.median(samples)),
-        "rss_mb_max": max(samples),
-        "rss_mb_after": rss_mb_after,
-        "rss_growth": round(growth, 3),
+        "memory_mb_median": round(statistics.median(samples)),
+        "memory_mb_max": max(samples),
+        "memory_mb_after": memory_mb_after,
+        "memory_growth": round(growth, 3),
         "is_flat": growth <= MAX_GROWTH,
     }
 
@@ -184,7 +184,7 @@ def overload(hub: ServedHub, folder: Path, rows_per_s: float, duration_s: float)
             n_rounds += n_due
         if now_s - sampled_s >= SAMPLE_S:
             sampled_s = now_s
-            samples.append(hub.rss_mb())
+            samples.append(hub.memory_mb())
         if now_s - printed_s >= PROGRESS_S:
             printed_s = now_s
             print_progress(hub, now_s - begin_s, agents)
@@ -196,9 +196,7 @@ def print_progress(hub: ServedHub, elapsed_s: float, agents: list[Agent]) -> Non
     """One line for the reader of a long run."""
     n_acknowledged = sum(agent.sender.n_acknowledged for agent in agents)
     n_not_sent = sum(agent.sender.n_not_sent for agent in agents)
-    text = (
-        f"{elapsed_s:.0f} s: {n_acknowledged:,} rows acknowledged, {n_not_sent:,} not sent, {hub.rss_mb()} MB"
-    )
+    text = f"{elapsed_s:.0f} s: {n_acknowledged:,} rows acknowledged, {n_not_sent:,} not sent, {hub.memory_mb()} MB"
     print(text, file=sys.stderr, flush=True)
 
 

@@ -65,10 +65,10 @@ class ServedHub:
         diagnosis = [pid for pid in children(self.process.pid) if "stream_process" in command_of(pid)]
         return {"hub": cpu_s(self.process.pid), "diagnosis": sum(map(cpu_s, diagnosis))}
 
-    def rss_mb(self) -> int:
-        """Resident memory of the hub and of its children."""
+    def memory_mb(self) -> int:
+        """Memory of the hub and of its children; a page that several of them share counts once."""
         pids = [self.process.pid, *children(self.process.pid)]
-        return round(sum(_rss_bytes(pid) for pid in pids) / 1e6)
+        return round(sum(_proportional_bytes(pid) for pid in pids) / 1e6)
 
     def _good(self, method: str, path: str, body: object) -> str:
         """The text of a successful answer. Raises RuntimeError."""
@@ -146,8 +146,10 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def _rss_bytes(pid: int) -> int:
+def _proportional_bytes(pid: int) -> int:
+    """The proportional set size of a process (proc(5), smaps_rollup)."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:  # the process has ended
         return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
