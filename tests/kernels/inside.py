@@ -297,7 +297,9 @@ def _under_yama(program: Program) -> dict[str, object]:
             Memory(child.pid).read(1 << 20, 8)
         except Unreadable as refusal:
             is_forbidden = refusal.errno == errno.EPERM
-        Stacks(1, keep, messages.append, program.walk_python, program.peek).now(child.pid, [child.pid])
+        Stacks(1, keep, messages.append, program.walk_python, program.peek).current_stacks(
+            child.pid, [child.pid]
+        )
         child.kill()
     return {"is_forbidden": is_forbidden, "frames": [list(words) for words in stacks], "messages": messages}
 
