@@ -7,12 +7,14 @@ Tables travel in Arrow's stream format, directly after the message that announce
 memory for all of them: new memory for each message would cost more than the copies.
 """
 
+import ctypes
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -30,6 +32,9 @@ _PATIENCE_S = 120.0
 """The process is killed if an answer takes longer."""
 
 _END_S = 5.0
+_RETURN_S = 5.0
+"""Freed memory is returned at most this often, and when no step arrives for this time."""
+
 _ALIGNED_BYTES = 64
 _CHUNK_ROWS = 4_096
 """Tables in smaller pieces are joined first: each piece costs as much as hundreds of rows."""
@@ -204,15 +209,29 @@ def _received(pipe: Connection, n_bytes: Mapping[str, int], memory: _Memory) -> 
     return tables
 
 
+def return_freed_memory() -> None:
+    """Return the freed memory of the C library to the system, where it can: glibc keeps freed blocks below others."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def main() -> None:
-    """Answer steps until the hub closes the pipe."""
+    """Answer steps until the hub closes the pipe.
+
+    Freed memory is returned now and then: a hub at its memory limit refuses all rows until its processes shrink.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # the hub ends first, and with it the pipe
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="stallscope diagnosis: %(message)s")
     pipe, memory = Connection(int(sys.argv[1])), _Memory()
     try:
         streams = Streams(pipe.recv())
+        returned_s = time.monotonic()
         while True:
+            if not pipe.poll(_RETURN_S) or time.monotonic() > returned_s + _RETURN_S:
+                return_freed_memory()
+                returned_s = time.monotonic()
             step, n_bytes, arguments, options = pipe.recv()
             tables = _received(pipe, n_bytes, memory)
             if step == "feed":
