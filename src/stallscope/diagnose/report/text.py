@@ -17,17 +17,15 @@ _MAX_STACKS = 4
 
 
 def report(result: Report) -> str:
-    """The whole report as plain text. The answer on ranks precedes the time of each process."""
+    """The whole report as plain text."""
     lines = [f"Events: {result.source}." if result.source else "Events: from a trace.", _examined(result)]
-    processes, has_peers = summary_lines(result.activity), _has_peers(result)
-    lines += [] if has_peers else processes
+    lines += summary_lines(result.activity)
     lines += [result.budget.line()] if result.budget else []
     lines += _answer(result)
     for number, verdict in enumerate(result.verdicts, 1):
         lines += ["", *_block(verdict, number, len(result.verdicts))]
     for remark in result.benign:
         lines += ["", f"Not an alarm: {_remark(remark)}"]
-    lines += processes if has_peers else []
     return "\n".join(lines)
 
 
@@ -41,12 +39,8 @@ def headline(result: Report) -> str:
         return f"Healthy: {counted(n_requests, 'request')}, none much later than the others."
     if result.evidence and not result.evidence.shows_slowness:
         return "Healthy: no rank hangs."
-    return f"Healthy: {'no rank slows down the others' if _has_peers(result) else 'nothing keeps a GPU waiting'}."
-
-
-def _has_peers(result: Report) -> bool:
-    """Whether ranks of a job are compared with each other."""
-    return bool(result.examined["n_rounds"]) and result.examined["n_ranks"] != 1
+    has_peers = result.examined["n_rounds"] and result.examined["n_ranks"] != 1
+    return f"Healthy: {'no rank slows down the others' if has_peers else 'nothing keeps a GPU waiting'}."
 
 
 def _answer(result: Report) -> list[str]:
