@@ -22,13 +22,13 @@ SHOWN = (
     Number(
         "slowdown",
         "slowdown_percent",
-        "{said}: slowdown while traced, +- {spread_percent:.1f} points (95 % interval)",
+        "{description}: slowdown while traced, +- {spread_percent:.1f} points (95 % interval)",
         "{:.1f} %",
     ),
     Number(
         "slowdown",
         "restarted_slowdown_percent",
-        "{said}: slowdown by a second method, the agent started and stopped {n_restarts} times, "
+        "{description}: slowdown by a second method, the agent started and stopped {n_restarts} times, "
         "+- {restarted_spread_percent:.1f} points",
         "{:.1f} %",
     ),

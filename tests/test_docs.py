@@ -102,7 +102,7 @@ def test_a_result_with_several_parts_has_a_row_for_each(generate: ModuleType, tm
     machine = {"gpus": ["GPU A, 580", "GPU A, 580"]}
     parts = [
         {
-            "said": name,
+            "description": name,
             "slowdown_percent": slower,
             "spread_percent": 0.26,
             "machine": machine,

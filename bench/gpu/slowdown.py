@@ -89,13 +89,13 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """A job to measure. said: its description for readers. words: arguments of job.py. seconds: the time limit.
+    """A job to measure. description: for readers. words: arguments of job.py. seconds: the time limit.
     window_s: length of each window. jobs_a_gpu: number of jobs that share a GPU (running.sharing_gpus). n_controls: of
     them, jobs that are never traced.
     """
 
     name: str
-    said: str
+    description: str
     words: tuple[str, ...]
     seconds: float
     window_s: float = 1.0
@@ -213,7 +213,7 @@ def measured(
         counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
-            "said": workload.said,
+            "description": workload.description,
             **slowdown(windows, steps, after.turns, n_controls=workload.n_controls),
             "n_controls": workload.n_controls,
             **started,
