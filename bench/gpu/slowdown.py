@@ -22,9 +22,8 @@ from comparing import SETTLE_S, Steps, Window, at_one_speed, found_in, interval,
 from job import STEPS_BETWEEN_READS
 from numpy.typing import NDArray
 from running import Failed, Job, end, tracing
-from switching import Agent, Governed, switched
+from switching import COUNTED, Agent, Governed, switched
 
-from stallscope.events.kernel import HookGroup
 from stallscope.store import node
 
 WANTED_WIDTH_PERCENT = 0.3
@@ -370,8 +369,7 @@ def check_switched(ts_ns: NDArray[np.int64], windows: list[Window]) -> None:
 def lost_percent(before: Governed, after: Governed, *, n_ranks: int) -> dict[str, float]:
     """The governor's estimate of the cost of each group of probes for a rank, in per cent of the time with probes."""
     on_ns = (after.on_ns - before.on_ns) * n_ranks
-    groups = [group for group in HookGroup if group is not HookGroup.GRAPH_LAUNCHES]  # as Told.tells()
-    lost_ns = zip(groups, before.lost_ns, after.lost_ns, strict=True)
+    lost_ns = zip(COUNTED, before.lost_ns, after.lost_ns, strict=True)
     return {group.name.lower(): round(100 * (then - once) / on_ns, 3) for group, once, then in lost_ns}
 
 

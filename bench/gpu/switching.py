@@ -38,6 +38,8 @@ ANSWER_S = 20.0
 GOVERNED = "governed"
 PIDS = "BENCH_PIDS"
 """The variable with the processes whose calls are probed; without it all are."""
+COUNTED = tuple(group for group in HookGroup if group is not HookGroup.GRAPH_LAUNCHES)
+"""The groups whose calls the kernel counts."""
 _AT_ONCE = 32
 """Links closed side by side: each waits for the kernel, some 30 ms."""
 
@@ -155,8 +157,8 @@ class Turn(NamedTuple):
 class Governed(NamedTuple):
     """The state of a governor and its programs.
 
-    lost_ns: estimated cost of probes for all processes, by group. on_ns: its clock. programs: runs and ns of each
-    program, while the kernel counts them.
+    lost_ns: estimated cost of probes for all processes, of each group in COUNTED. on_ns: its clock. programs: runs and
+    ns of each program, while the kernel counts them.
     """
 
     turns: list[Turn]
@@ -177,11 +179,10 @@ class Told(Governor):
 
     def tells(self) -> dict[str, Any]:
         """What Governed holds, of now."""
-        groups = [group for group in HookGroup if group is not HookGroup.GRAPH_LAUNCHES]  # not in the counts
-        result = counts_by_group(self.program.process_rows(), groups)
+        result = counts_by_group(self.program.process_rows(), COUNTED)
         lost_ns = [
             sum(count.lost_ns(Count(), self.cost_ratio) for count in result[group].values())
-            for group in groups
+            for group in COUNTED
         ]
         programs = {name: (cost.n_runs, cost.run_ns) for name, cost in self.program.costs().items()}
         return {"turns": self.turns, "lost_ns": lost_ns, "on_ns": self.clock_ns(), "programs": programs}
