@@ -205,14 +205,14 @@ def slowdown(
     if len(result) < 2:
         raise Failed(f"only {len(result)} of {len(windows) - 1} switches have whole steps on both sides")
     mean, half = interval(known)
+    parts = {"without_controls": ranks[:-n_controls], "controls": ranks[-n_controls:]} if n_controls else {}
     controls: dict[str, float] = {}
-    for name, compared in (("without_controls", ranks[:-n_controls]), ("controls", ranks[-n_controls:])):
-        if n_controls:
-            other = interval(found_in(windows, compared, turns))
-            controls |= {
-                f"{name}_percent": round(other.mean, 3),
-                f"{name}_spread_percent": round(other.half, 3),
-            }
+    for name, compared in parts.items():
+        part = interval(found_in(windows, compared, turns))
+        controls |= {
+            f"{name}_percent": round(part.mean, 3),
+            f"{name}_spread_percent": round(part.half, 3),
+        }
     off_ns = [mean_step_ns(window, ranks) for window in windows if not window.is_on]
     return {
         "slowdown_percent": round(mean, 3),
