@@ -282,13 +282,13 @@ def _names(owners: Mapping[int, str]) -> list[str]:
     """Names of jobs, each in a slot of its own, and the same number for each hub."""
     n_each = CLUSTERS // len(set(owners.values()))
     names: dict[int, str] = {}
-    for number in itertools.count():
-        if len(names) == CLUSTERS:
-            return list(names.values())
-        slot = slot_of("default", f"c{number}")
+    candidates = (f"c{number}" for number in itertools.count())
+    while len(names) < CLUSTERS:
+        name = next(candidates)
+        slot = slot_of("default", name)
         if sum(owners[other] == owners[slot] for other in names) < n_each:
-            names.setdefault(slot, f"c{number}")
-    raise AssertionError("count() does not end")
+            names.setdefault(slot, name)
+    return list(names.values())
 
 
 if __name__ == "__main__":
