@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,19 +315,21 @@ def small_to_large(loads: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """For each form: the best rate with requests of 100 rows divided by the best rate with 5,000, and the same of the
     rows for a second of the hub's processor time.
     """
-
-    def best(form: str, n_rows: int, key: str, choose: Callable[[list[float]], float]) -> float:
-        return choose([x[key] for x in loads if x["form"] == form and x["rows_a_request"] == n_rows])
-
-    return {
-        form: {
-            "by_rate": round(best(form, 100, "rows_per_s", max) / best(form, 5_000, "rows_per_s", max), 2),
-            "by_cpu": round(
-                best(form, 5_000, "hub_cpu_us_per_row", min) / best(form, 100, "hub_cpu_us_per_row", min), 2
-            ),
+    result = {}
+    for form in FORMS:
+        small, large = (partial(best, loads, form, n_rows) for n_rows in (100, 5_000))
+        result[form] = {
+            "by_rate": round(small("rows_per_s", max) / large("rows_per_s", max), 2),
+            "by_cpu": round(large("hub_cpu_us_per_row", min) / small("hub_cpu_us_per_row", min), 2),
         }
-        for form in FORMS
-    }
+    return result
+
+
+def best(
+    loads: list[dict[str, Any]], form: str, n_rows: int, key: str, choose: Callable[[list[float]], float]
+) -> float:
+    """The best value of the loads of a form with requests of this size."""
+    return choose([x[key] for x in loads if x["form"] == form and x["rows_a_request"] == n_rows])
 
 
 def main() -> None:
@@ -354,14 +357,7 @@ def main() -> None:
             print(json.dumps(loads[-1]), flush=True)
     if not asked.only:
         of_agents = [agents(form, seconds=AGENTS_S) for form in FORMS]
-        rates = {
-            form: max(
-                load["rows_per_s"]
-                for load in loads
-                if load["form"] == form and load["rows_a_request"] == 5_000
-            )
-            for form in FORMS
-        }
+        rates = {form: best(loads, form, TWICE_ROWS, "rows_per_s", max) for form in FORMS}
         report(
             "ingest",
             {
