@@ -94,8 +94,10 @@ try() { # try NAME FILE FOLDER COMMAND...: the first minute. FOLDER: for the tra
 	echo "$name: first verdict after $seconds s; demo, demo --live, explain and check ran"
 }
 
-python3 -m venv wheel
-wheel/bin/pip --quiet --disable-pip-version-check install "$dist"/*.whl
+if wants wheel hub; then
+	python3 -m venv wheel
+	wheel/bin/pip --quiet --disable-pip-version-check install "$dist"/*.whl
+fi
 if wants wheel; then
 	try wheel "$dist"/*.whl "$scratch" wheel/bin/stallscope
 
