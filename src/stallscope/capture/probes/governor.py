@@ -5,9 +5,8 @@ them. COPIES: asynchronous copies. The ledger needs them, so they stay on while 
 the probes cost little in comparison (docs/decisions/high-frequency-probes.md). WAITS: synchronise calls. They are
 switched only if they exceed the whole budget, and only while no process uses NCCL and no requests to an inference
 engine are recorded: the ledger of a process without peers is then estimated for the time without them
-(unprobed_waits.py). The budget of copies excludes the cost of the
-permanent probes, the waits and the scheduler programs, and the budget of hot functions also excludes the cost of
-copies, but at least a tenth remains.
+(unprobed_waits.py). The budget of copies excludes the cost of the permanent probes, the waits and the scheduler
+programs, and the budget of hot functions also excludes the cost of copies, but at least a tenth remains.
 
 A period begins when a group is switched on. The programs report the cost to the busiest process since then: they
 measure the constant share of it that is their entry cost (COST_RATIO). The cost is summed over all threads, because
@@ -21,6 +20,7 @@ Two more groups are on unless they report nothing of their own at present (redun
 When the ring of events fills, the thresholds of slow calls rise; then the hot probes are switched off.
 """
 
+import math
 import os
 import threading
 import time
@@ -92,7 +92,6 @@ _QUIET_SHARE = 0.5
 """Share of the budget: at this cost, summed over all threads, no thread needs to be examined."""
 
 _FULL, _EMPTY, _N_FULL, _N_EMPTY, _MAX_RAISES = 0.5, 0.1, 3, 150, 10
-
 
 _FUNCTIONS = {
     HookGroup.HOT: "launches, events and stream waits",
@@ -371,20 +370,18 @@ class Governor:
         """Switch the waits if they are due. Returns the remaining budget: nothing where the waits are switched."""
         state = self.groups[HookGroup.WAITS]
         load = state.load(now_ns)
+        driver_reports_all = HookGroup.RUNTIME_WAITS in self._off or not self._redundant.has_runtime_waits
         may_be_off = (
-            not processes.values["uses_nccl"].any()
+            driver_reports_all
+            and not processes.values["uses_nccl"].any()
             and not self.program.is_recording_requests
             and now_ns - self._renewed_ns >= _ALL_WAITS_NS
-            and self._redundant.has_no_runtime_waits(is_off=HookGroup.RUNTIME_WAITS in self._off)
         )
         if may_be_off:
-            self._switch(HookGroup.WAITS, budget * (_WAITS_SHARE if state.is_cycling else 1.0), now_ns)
-        elif not state.is_on:
-            state.next_on_ns = 0
-            self._switch(HookGroup.WAITS, budget, now_ns)
-        elif now_ns - state.period_ns >= state.length_ns:
-            state.begin_period(now_ns)
-            state.is_cycling = False
+            share = _WAITS_SHARE if state.is_cycling else 1.0
+        else:
+            share, state.next_on_ns = math.inf, 0
+        self._switch(HookGroup.WAITS, budget * share, now_ns)
         return 0.0 if state.is_cycling else budget - load
 
     def _restore_redundant(self, now_ns: int) -> None:
@@ -423,18 +420,18 @@ class Governor:
         for key in self._files:
             self._detach(key, group)
 
-    def _close_waits(self, group: HookGroup) -> bool:
-        """Let the probes of a group of waits ignore new calls. False: a call stays open, and nothing has changed.
+    def _close_waits(self) -> bool:
+        """Let the probes on waits ignore new calls. False: a call stays open, and nothing has changed.
 
         A wait of any length then has its return probed.
         """
         if self._has_open_wait(time.monotonic_ns() - _LONG_WAIT_NS):
             return False
-        self.program.close_group(group, is_closed=True)
+        self.program.close_group(HookGroup.WAITS, is_closed=True)
         closed_ns = time.monotonic_ns()
         while self._has_open_wait(closed_ns):
             if time.monotonic_ns() - closed_ns > _LONG_WAIT_NS:
-                self.program.close_group(group, is_closed=False)
+                self.program.close_group(HookGroup.WAITS, is_closed=False)
                 return False
             time.sleep(_DRAINED_S)
         return True
@@ -501,7 +498,7 @@ class Governor:
         """
         state, is_waits = self.groups[group], group is HookGroup.WAITS
         if not is_on:
-            if is_waits and not self._close_waits(group):
+            if is_waits and not self._close_waits():
                 return False
             state.record_switch(self.clock_ns(), is_on=False)
             if is_waits:

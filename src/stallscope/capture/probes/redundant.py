@@ -24,13 +24,16 @@ _BARE_NS = 10 * 10**9
 
 @dataclass
 class Redundant:
-    """Judges the groups from the kernel's counts. since_ns: when the groups were switched on."""
+    """Judges the groups from the kernel's counts. since_ns: when the groups were switched on.
+
+    has_runtime_waits: whether the probes of RUNTIME_WAITS counted a call when they were last judged.
+    """
 
     since_ns: int
+    has_runtime_waits: bool = True
     _counted_ns: int = 0
     _before: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     _last_bare_ns: int | None = None
-    _has_runtime_waits: bool = True
 
     def renew(self, now_ns: int) -> None:
         """Judge from the beginning."""
@@ -48,10 +51,6 @@ class Redundant:
             redundant.add(HookGroup.RUNTIME_WAITS)
         return redundant
 
-    def has_no_runtime_waits(self, *, is_off: bool) -> bool:
-        """Whether the driver's probes report all waits: RUNTIME_WAITS is off, or no call of it was counted lately."""
-        return is_off or not self._has_runtime_waits
-
     def _waits_are_contained(self, processes: Entries, now_ns: int) -> bool:
         slots = processes.values["slots"]
         contained, bare = (slots[name].sum(axis=1).tolist() for name in ("n_contained", "n_bare"))
@@ -61,7 +60,7 @@ class Redundant:
             return False
         before, self._before, self._counted_ns = self._before, counts, now_ns
         grown = [(n - before[pid][0], m - before[pid][1]) for pid, (n, m) in counts.items() if pid in before]
-        self._has_runtime_waits = any(n_contained + n_bare > 0 for n_contained, n_bare in grown)
+        self.has_runtime_waits = any(n_contained + n_bare > 0 for n_contained, n_bare in grown)
         if any(n_bare > 0 for _, n_bare in grown):
             self._last_bare_ns = now_ns
         is_bare = self._last_bare_ns is not None and now_ns - self._last_bare_ns < _BARE_NS
