@@ -310,16 +310,28 @@ def test_the_way_in_is_longer_after_other_work(tracing: Callable[..., Program], 
     assert min(after_work_ns) > 1.2 * min(alone_ns) > 0
 
 
+@pytest.fixture
+def governed(
+    tracing: Callable[..., Program],
+    library: Path,  # noqa: F811
+    by_group: dict[HookGroup, list[Hook]],
+) -> tuple[Program, Governor]:
+    """A program, and a governor in whose clock a second passes between two readings."""
+    program = tracing()
+    clock = iter(range(SECOND_NS, 1 << 62, SECOND_NS))
+    governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
+    with elf.open_image(library) as image:
+        governor.add(image.key, image.path, by_group)
+    return program, governor
+
+
 @pytest.mark.bpf
 @pytest.mark.live
 @pytest.mark.compiler
 def test_runtime_waits_are_counted_in_the_driver_while_each_contains_a_driver_call(
-    tracing: Callable[..., Program],
-    puppet,
-    library: Path,  # noqa: F811
-    by_group: dict[HookGroup, list[Hook]],
+    puppet, governed: tuple[Program, Governor]
 ):
-    program, governor = governed_by_the_second(tracing, library, by_group)
+    program, governor = governed
     puppet.does(*PREPARE)
     for n in 10, 1000, 1000:
         puppet.does(f"lib.waits({n})")
@@ -339,13 +351,10 @@ def test_runtime_waits_are_counted_in_the_driver_while_each_contains_a_driver_ca
 @pytest.mark.live
 @pytest.mark.compiler
 def test_a_runtime_wait_that_is_open_when_its_probes_are_dropped_ends_with_its_return(
-    tracing: Callable[..., Program],
-    puppet,
-    library: Path,  # noqa: F811
-    by_group: dict[HookGroup, list[Hook]],
+    puppet, governed: tuple[Program, Governor]
 ):
     """The thread makes no other CUDA call, which would end the wait as well."""
-    program, governor = governed_by_the_second(tracing, library, by_group)
+    program, governor = governed
     begin, end = os.pipe()
     puppet.does(*PREPARE)
     for n in 10, 1000:
@@ -376,13 +385,8 @@ def is_waiting(program: Program) -> bool:
 @pytest.mark.bpf
 @pytest.mark.live
 @pytest.mark.compiler
-def test_a_runtime_wait_without_a_driver_call_keeps_the_probes(
-    tracing: Callable[..., Program],
-    puppet,
-    library: Path,  # noqa: F811
-    by_group: dict[HookGroup, list[Hook]],
-):
-    program, governor = governed_by_the_second(tracing, library, by_group)
+def test_a_runtime_wait_without_a_driver_call_keeps_the_probes(puppet, governed: tuple[Program, Governor]):
+    program, governor = governed
     puppet.does(*PREPARE, "lib.waits(10)")
     governor.govern()
     for _ in range(3):
@@ -396,13 +400,10 @@ def test_a_runtime_wait_without_a_driver_call_keeps_the_probes(
 @pytest.mark.live
 @pytest.mark.compiler
 def test_waits_that_exceed_the_budget_are_sampled_in_a_process_without_peers(
-    tracing: Callable[..., Program],
-    puppet,
-    library: Path,  # noqa: F811
-    by_group: dict[HookGroup, list[Hook]],
+    puppet, governed: tuple[Program, Governor]
 ):
     """The counts are estimates then, and the program has no open call while the probes are off."""
-    program, governor = governed_by_the_second(tracing, library, by_group)
+    program, governor = governed
     puppet.does(*PREPARE)
     governor.cost_ratio = 1e6
     state, n_all = governor.groups[HookGroup.WAITS], 0
@@ -445,20 +446,6 @@ def test_probes_without_reports_of_their_own_are_redundant(
     assert redundant.groups(processes, 2 * SECOND_NS) == expected
     rows["slots"]["n_contained"][0, 2] += 10
     assert HookGroup.RUNTIME_WAITS not in redundant.groups(processes, 3 * SECOND_NS)
-
-
-def governed_by_the_second(
-    tracing: Callable[..., Program],
-    library: Path,  # noqa: F811
-    by_group: dict[HookGroup, list[Hook]],
-) -> tuple[Program, Governor]:
-    """A governor in whose clock a second passes between two readings."""
-    program = tracing()
-    clock = iter(range(SECOND_NS, 1 << 62, SECOND_NS))
-    governor = Governor(program, BUDGET, TIMES_WAY, clock_ns=clock.__next__)
-    with elf.open_image(library) as image:
-        governor.add(image.key, image.path, by_group)
-    return program, governor
 
 
 def n_waits(program: Program) -> dict[str, int]:

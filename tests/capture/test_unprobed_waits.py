@@ -34,6 +34,16 @@ class Ledger:
         return State(np.array([7]), row, np.array([self.now_ns]))
 
 
+def unprobed() -> tuple[Ledger, UnprobedWaits]:
+    """A process whose probes are off after 0.4 s with them."""
+    ledger = Ledger()
+    waits = UnprobedWaits(ledger.state)
+    waits.switch(are_probed=True)
+    ledger.goes_on(PROBED, 400)
+    waits.switch(are_probed=False)
+    return ledger, waits
+
+
 @pytest.mark.parametrize(
     "disguise",
     [
@@ -43,11 +53,7 @@ class Ledger:
     ],
 )
 def test_time_that_grows_without_probes_is_moved_to_the_waits(disguise: dict[Category, float]):
-    ledger = Ledger()
-    waits = UnprobedWaits(ledger.state)
-    waits.switch(are_probed=True)
-    ledger.goes_on(PROBED, 400)
-    waits.switch(are_probed=False)
+    ledger, waits = unprobed()
     for _ in range(3):
         ledger.goes_on(disguise | {Category.IO: 0.1}, 200)
         waits.moved_ns(ledger.state())
@@ -60,11 +66,7 @@ def test_time_that_grows_without_probes_is_moved_to_the_waits(disguise: dict[Cat
 
 
 def test_a_process_that_does_something_else_without_probes_does_not_wait_for_its_gpu():
-    ledger = Ledger()
-    waits = UnprobedWaits(ledger.state)
-    waits.switch(are_probed=True)
-    ledger.goes_on(PROBED, 400)
-    waits.switch(are_probed=False)
+    ledger, waits = unprobed()
     ledger.goes_on({Category.IO: 0.7, Category.ON_CPU: 0.3}, 600)
     assert not waits.moved_ns(ledger.state()).any()
 
@@ -80,22 +82,14 @@ def test_nothing_is_moved_while_the_probes_are_on_or_before_a_process_is_known()
 
 
 def test_another_process_with_the_same_number_begins_anew():
-    ledger = Ledger()
-    waits = UnprobedWaits(ledger.state)
-    waits.switch(are_probed=True)
-    ledger.goes_on(PROBED, 400)
-    waits.switch(are_probed=False)
+    ledger, waits = unprobed()
     ledger.goes_on({Category.ON_CPU: 0.9, Category.IO: 0.1}, 400)
     assert waits.moved_ns(ledger.state()).any()
     assert not waits.moved_ns(ledger.state(born_ns=2)).any()
 
 
 def test_a_process_that_one_reading_lacks_keeps_its_estimate():
-    ledger = Ledger()
-    waits = UnprobedWaits(ledger.state)
-    waits.switch(are_probed=True)
-    ledger.goes_on(PROBED, 400)
-    waits.switch(are_probed=False)
+    ledger, waits = unprobed()
     ledger.goes_on({Category.ON_CPU: 0.9, Category.IO: 0.1}, 400)
     moved_ns = waits.moved_ns(ledger.state())
     empty = State(np.zeros(0, np.int64), np.zeros(0, kernel.PROCESS), np.zeros(0, np.int64))
