@@ -8,8 +8,11 @@ from typing import cast
 
 import pytest
 
+from stallscope.capture.process.process_identity import identity
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.capture.stacks.silent_ranks import SilentRanks
+
+from ...patience import until
 
 SECOND_NS = 10**9
 CHILD = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()']).pid, flush=True); input()"
@@ -30,6 +33,8 @@ def test_a_worker_of_a_rank_is_left_out_and_the_child_of_a_script_is_not(
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
+        # A process that has just begun its program has no environment yet.
+        until(lambda: identity(child).rank == 2)
         on_gpu = [child, parent.pid] if parent_is_on_gpu else [child]
         silent = SilentRanks(0, NO_STACKS, lambda: on_gpu, Path("/proc"))
         assert silent.examine([], 0).pids == []
