@@ -12,7 +12,7 @@ from stallscope.diagnose import diagnose
 from stallscope.events.names import Category
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_traces import MS, PID, SECOND, EngineTrace
+from engine_traces import MS, PID, SECOND, THREAD, EngineTrace
 
 WAITED_NS = 8 * SECOND
 
@@ -35,6 +35,16 @@ def dead_engine(category: Category, *, waited_ns: int = WAITED_NS, n_full: int =
     return engine
 
 
+def last_second_ns(engine: EngineTrace) -> int:
+    """A second before the end of the capture."""
+    return int(engine.servers[-1]["ts_ns"][0]) - SECOND
+
+
+def blocked_at(engine: EngineTrace, *frames: str, tid: int = THREAD) -> None:
+    """A thread of the engine has this stack before the end."""
+    engine.position(last_second_ns(engine), *frames, tid=tid)
+
+
 def verdicts(engine: EngineTrace):
     trace = engine.trace()
     return diagnose(replace(trace, ends_ns=(int(trace.servers["ts_ns"].max()),))).verdicts
@@ -42,9 +52,8 @@ def verdicts(engine: EngineTrace):
 
 def test_a_deadlocked_thread_is_named_with_its_line():
     engine = dead_engine(Category.LOCK)
-    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
-    engine.position(at_ns, "/usr/lib/python3.11/selectors.py:468 select", "/srv/app.py:40 <module>")
-    engine.position(at_ns, "/srv/app.py:12 wedge", "/srv/app.py:9 handler", tid=PID + 1)
+    blocked_at(engine, "/usr/lib/python3.11/selectors.py:468 select", "/srv/app.py:40 <module>")
+    blocked_at(engine, "/srv/app.py:12 wedge", "/srv/app.py:9 handler", tid=PID + 1)
     (verdict,) = verdicts(engine)
     assert (verdict.kind, verdict.pids) == ("dead_server", [PID])
     assert verdict.evidence.line == "/srv/app.py:12 wedge"
@@ -54,43 +63,37 @@ def test_a_deadlocked_thread_is_named_with_its_line():
 
 def test_the_thread_that_holds_the_lock_is_named_and_not_the_threads_that_wait_for_it():
     engine = dead_engine(Category.LOCK)
-    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
     waits = "0x90d8f (libc.so.6)", "/srv/app.py:20 with_lock", "/srv/app.py:9 handler"
     for tid in range(PID + 2, PID + 5):
-        engine.position(at_ns, *waits, tid=tid)
+        blocked_at(engine, *waits, tid=tid)
     shared = engine.positions[-3]["stack"][0]
     for row in engine.positions[-2:]:
         row["stack"] = shared
-    engine.position(at_ns, "epoll_pwait+0x6e (libc.so.6)", "uv_run+0x1 (loop.so)", "/srv/app.py:3 serve")
-    engine.position(
-        at_ns, "0x90d8f (libc.so.6)", "/srv/app.py:12 wedge", "/srv/app.py:9 handler", tid=PID + 1
-    )
+    blocked_at(engine, "epoll_pwait+0x6e (libc.so.6)", "uv_run+0x1 (loop.so)", "/srv/app.py:3 serve")
+    blocked_at(engine, "0x90d8f (libc.so.6)", "/srv/app.py:12 wedge", "/srv/app.py:9 handler", tid=PID + 1)
     (verdict,) = verdicts(engine)
     assert verdict.evidence.line == "/srv/app.py:12 wedge"
 
 
 def test_python_code_is_named_before_native_threads_that_wait_for_it():
     engine = dead_engine(Category.LOCK)
-    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
-    engine.position(at_ns, "0x85f16 (libc.so.6)", "main+0xf73 (tritonserver)")
-    engine.position(at_ns, "0x85f16 (libc.so.6)", "/srv/app.py:12 wedge", tid=PID + 1)
+    blocked_at(engine, "0x85f16 (libc.so.6)", "main+0xf73 (tritonserver)")
+    blocked_at(engine, "0x85f16 (libc.so.6)", "/srv/app.py:12 wedge", tid=PID + 1)
     (verdict,) = verdicts(engine)
     assert verdict.evidence.line == "/srv/app.py:12 wedge"
 
 
 def test_a_thread_that_waits_for_a_lock_on_a_file_is_named():
     engine = dead_engine(Category.OTHER_OFF)
-    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
-    engine.position(at_ns, "flock+0x7 (libc.so.6)", "/srv/app.py:12 take")
+    blocked_at(engine, "flock+0x7 (libc.so.6)", "/srv/app.py:12 take")
     (verdict,) = verdicts(engine)
     assert (verdict.causes[0].cause.name, verdict.evidence.line) == ("file_lock", "/srv/app.py:12 take")
 
 
 def test_a_background_thread_that_sleeps_is_not_the_blocked_thread():
     engine = dead_engine(Category.LOCK)
-    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
-    engine.position(at_ns, "clock_nanosleep+0x65 (libc.so.6)", "/srv/app.py:80 report_often", tid=PID + 1)
-    engine.position(at_ns, "0x85f16 (libc.so.6)", "/srv/app.py:12 wedge", "/srv/app.py:9 handler")
+    blocked_at(engine, "clock_nanosleep+0x65 (libc.so.6)", "/srv/app.py:80 report_often", tid=PID + 1)
+    blocked_at(engine, "0x85f16 (libc.so.6)", "/srv/app.py:12 wedge", "/srv/app.py:9 handler")
     (verdict,) = verdicts(engine)
     assert verdict.evidence.line == "/srv/app.py:12 wedge"
     engine.positions.pop()
@@ -101,9 +104,7 @@ def test_a_background_thread_that_sleeps_is_not_the_blocked_thread():
 def test_an_answer_to_a_health_check_is_no_progress():
     engine = dead_engine(Category.LOCK)
     engine.requests["path"][-1] = b"/health"
-    engine.requests["ts_ns"][-1] = engine.requests["end_ns"][-1] = (
-        int(engine.servers[-1]["ts_ns"][0]) - SECOND
-    )
+    engine.requests["ts_ns"][-1] = engine.requests["end_ns"][-1] = last_second_ns(engine)
     assert [verdict.kind for verdict in verdicts(engine)] == ["dead_server"]
 
 
@@ -143,8 +144,7 @@ def test_an_engine_that_works_or_waits_for_a_compiler_is_not_dead(category):
 )
 def test_a_thread_that_waits_for_work_is_not_the_blocked_thread(waits):
     engine = dead_engine(Category.LOCK)
-    at_ns = int(engine.servers[-1]["ts_ns"][0]) - SECOND
-    engine.position(at_ns, "0x85f16 (libc.so.6)", "0x90d8f (libc.so.6)", *waits, tid=PID + 2)
+    blocked_at(engine, "0x85f16 (libc.so.6)", "0x90d8f (libc.so.6)", *waits, tid=PID + 2)
     (verdict,) = verdicts(engine)
     assert verdict.evidence.line is None
 

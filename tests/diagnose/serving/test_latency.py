@@ -28,6 +28,16 @@ def late_engine(category: Category, **values: object) -> EngineTrace:
     return engine
 
 
+def sampled_engine(
+    category: Category, frame: str = "", *, waits_for: bytes = b"", **values: object
+) -> EngineTrace:
+    """As late_engine(), and the serving thread is sampled in each late gap."""
+    engine = late_engine(category, **values)
+    for i in LATE:
+        engine.sample(int(engine.requests["gap_at_ns"][i]), category, frame, object=waits_for)
+    return engine
+
+
 def the_verdict(engine: EngineTrace, *, typical_ns: int = GAP_NS):
     report = diagnose(engine.trace())
     (verdict,) = report.verdicts
@@ -167,11 +177,7 @@ def test_a_thread_that_runs_for_a_small_part_of_the_delay_does_not_hold_the_inte
 
 
 def test_a_full_pipe_is_named_with_its_reader():
-    engine = EngineTrace()
-    for i in LATE:
-        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
-        engine.off(begin_ns, end_ns, Category.NET, syscall_nr=WRITE)
-        engine.sample(begin_ns, Category.NET, object=b"full pipe read by logger")
+    engine = sampled_engine(Category.NET, waits_for=b"full pipe read by logger", syscall_nr=WRITE)
     verdict = the_verdict(engine)
     assert verdict.causes[0].cause.name == "full_pipe"
     assert verdict.causes[0].evidence.reader == "logger"
@@ -327,11 +333,7 @@ def test_the_loop_of_an_engine_is_not_the_work_of_a_request():
 
 
 def test_the_line_of_a_sleep_without_a_stack_comes_from_samples():
-    engine = EngineTrace()
-    for i in LATE:
-        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
-        engine.off(begin_ns, end_ns, Category.SLEEP)
-        engine.sample(begin_ns, Category.SLEEP, "/srv/app.py:12 write_slowly")
+    engine = sampled_engine(Category.SLEEP, "/srv/app.py:12 write_slowly")
     assert the_verdict(engine).evidence.line == "/srv/app.py:12 write_slowly"
 
 
@@ -378,12 +380,13 @@ FLOCK, RECVFROM, POLL, EPOLL_WAIT = 73, 45, 7, 232
 
 @pytest.mark.parametrize("syscall_nr", [RECVFROM, POLL])
 def test_a_thread_that_waits_for_another_service_is_named_with_its_line(syscall_nr):
-    engine = EngineTrace()
-    for i in LATE:
-        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
-        engine.off(begin_ns, end_ns, Category.NET, syscall_nr=syscall_nr, waker_pid=0)
-        peer = b"connection to 10.0.0.7:6379"
-        engine.sample(begin_ns, Category.NET, "/srv/app.py:12 look_up", object=peer)
+    engine = sampled_engine(
+        Category.NET,
+        "/srv/app.py:12 look_up",
+        waits_for=b"connection to 10.0.0.7:6379",
+        syscall_nr=syscall_nr,
+        waker_pid=0,
+    )
     (part,) = the_verdict(engine).causes
     assert (part.cause.name, part.evidence.line) == ("network_wait", "/srv/app.py:12 look_up")
     assert part.evidence.peer == "connection to 10.0.0.7:6379"
@@ -407,12 +410,13 @@ def test_an_event_loop_that_waits_is_not_a_wait_for_another_service():
 
 @pytest.mark.parametrize("waker_pid", [7, UNKNOWN])
 def test_a_lock_on_a_file_is_named_with_its_line(waker_pid):
-    engine = EngineTrace()
-    for i in LATE:
-        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
-        engine.off(begin_ns, end_ns, Category.OTHER_OFF, syscall_nr=FLOCK, waker_pid=waker_pid)
-        lock = b"lock on /srv/cache.lock held by 7 (rsync)"
-        engine.sample(begin_ns, Category.OTHER_OFF, "/srv/app.py:12 locked", object=lock)
+    engine = sampled_engine(
+        Category.OTHER_OFF,
+        "/srv/app.py:12 locked",
+        waits_for=b"lock on /srv/cache.lock held by 7 (rsync)",
+        syscall_nr=FLOCK,
+        waker_pid=waker_pid,
+    )
     (part,) = the_verdict(engine).causes
     assert (part.cause.name, part.evidence.line) == ("file_lock", "/srv/app.py:12 locked")
     assert part.evidence.lock == "lock on /srv/cache.lock held by 7 (rsync)"
