@@ -132,25 +132,26 @@ def _blocked_at(
     blocked = [key for key in samples if not any(_IDLE.search(frame) for frame in key[1][:_INNER_FRAMES])]
     # In an engine with Python code, native threads wait for this code.
     # Threads that wait for a lock are many and in one function; the thread that has the lock is alone in its function.
+    lines = {key: user_line(key[1]) for key in blocked}
     tids: dict[tuple[str, str], set[int]] = {}
-    for key in blocked:
-        tids.setdefault(function(user_line(key[1])), set()).update(samples[key])
+    for key, line in lines.items():
+        tids.setdefault(function(line), set()).update(samples[key])
     ranked = sorted(
         blocked,
         key=lambda key: (
             bool(_SLEEP.match(key[1][0])),
-            not is_python(user_line(key[1])),
-            not _is_in_function(key[1]),
-            len(tids[function(user_line(key[1]))]),
+            not is_python(lines[key]),
+            not _is_in_function(lines[key]),
+            len(tids[function(lines[key])]),
             -samples[key].total(),
         ),
     )
     return ranked[0] if ranked else None
 
 
-def _is_in_function(stack: tuple[str, ...]) -> bool:
-    """Whether the innermost frame of the user's code is a function, and not the module level of the program."""
-    return not user_line(stack).endswith(("<module>", " main"))
+def _is_in_function(line: str) -> bool:
+    """Whether a line of code is in a function, and not at the module level of the program."""
+    return not line.endswith(("<module>", " main"))
 
 
 def _end_ns(trace: Trace, node: int) -> int:
