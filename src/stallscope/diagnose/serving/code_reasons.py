@@ -39,17 +39,16 @@ def sleep(delay: Delay) -> Reason | None:
 
 def computation(delay: Delay) -> Reason | None:
     """The thread that serves the request was on the CPU."""
-    row, threads = delay.late.request, delay.threads
-    pid, span = int(row["pid"]), (delay.begin_ns, delay.end_ns)
+    threads, tids = delay.threads, delay.holder_tids
+    pid, span = int(delay.late.request["pid"]), (delay.begin_ns, delay.end_ns)
     if not delay.is_holder_known or (delay.running_ns < delay.min_ns and not delay.is_late_by_work):
         return None
     # A thread for each connection is sampled rarely, the loop of the engine always.
     running = (
-        threads.running(*span, pid=pid, only=(int(row["tid"]), int(row["writer_tid"])))
+        threads.running(*span, pid=pid, only=tids)
         or threads.running(*span, pid=pid, without=threads.always_busy(pid))
         or threads.running(*span, pid=pid)
     )
-    tids = {int(row["tid"]), int(row["writer_tid"])}
     line = (
         running.line
         if running
@@ -62,10 +61,8 @@ def computation_elsewhere(delay: Delay) -> Reason | None:
     """Another thread or process of the engine computed while the request waited for it."""
     if not delay.is_handed_over:
         return None
-    row = delay.late.request
     for pid in delay.threads.pids:
-        waiting = (int(row["tid"]), int(row["writer_tid"]))
-        running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=waiting)
+        running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=delay.holder_tids)
         if running and running.excess_ns >= delay.min_ns:
             return Reason("host_compute", pid, CauseEvidence(line=running.line))
     return None

@@ -137,29 +137,33 @@ class Threads:
         name = max(excess, key=lambda each: (excess[each], inside[each].total()))
         return Running(inside[name].most_common(1)[0][0], int(max(excess[name], 0)))
 
-    def sampled_line(self, begin_ns: int, end_ns: int, rows: Array) -> str:
-        """The line of code of the threads of these rows, by samples in the states of these rows; empty if unknown."""
+    def sampled_in_states(self, begin_ns: int, end_ns: int, rows: Array) -> Array:
+        """Samples of the threads of these rows in the states of these rows."""
         samples = self.sampled(begin_ns, end_ns)
         is_same = np.isin(samples["tid"], rows["tid"]) & np.isin(samples["category"], rows["category"])
-        return self.line_of(samples[is_same], "n")
+        return samples[is_same]
 
     def frequent_line(
-        self, begin_ns: int, end_ns: int, *, pid: int, tids: Collection[int], category: Category
+        self,
+        begin_ns: int,
+        end_ns: int,
+        *,
+        pid: int,
+        tids: Collection[int],
+        category: Category,
+        is_sampled: bool = False,
     ) -> str:
-        """The most frequent line of threads of a process in a state, by samples of this time, or of the whole trace."""
+        """The most frequent line of threads of a process in a state, by samples of this time, or of the whole trace.
+
+        is_sampled: only by samples of this time; empty without them.
+        """
         rows = self.samples
         is_own = (
             (rows["owner_pid"] == pid) & np.isin(rows["tid"], list(tids)) & (rows["category"] == category)
         )
         own = rows[is_own]
-
-        return self.line_of(_in(own, begin_ns, end_ns), "n") or self.line_of(own, "n")
-
-    def sampled_on_cpu(self, begin_ns: int, end_ns: int, *, pid: int, tid: int) -> str:
-        """The most frequent line of a thread in its samples on a CPU within this interval; empty without a sample."""
-        rows = self.sampled(begin_ns, end_ns)
-        is_own = (rows["owner_pid"] == pid) & (rows["tid"] == tid) & (rows["category"] == Category.ON_CPU)
-        return self.line_of(rows[is_own], "n")
+        line = self.line_of(_in(own, begin_ns, end_ns), "n")
+        return line if line or is_sampled else self.line_of(own, "n")
 
     def _functions(self, rows: Array) -> dict[tuple[str, str], Counter[str]]:
         """Sampled time by function and line of the user's code."""

@@ -29,7 +29,6 @@ class RunningThread:
     """A thread that ran. line: the most frequent line of its code."""
 
     pid: int
-    tid: int
     line: str
 
 
@@ -136,12 +135,15 @@ class Delay:
         """Whether the request would be late on an idle machine: its thread has that much work to do."""
         return self.is_holder_known and self.running_ns - self.late.typical_ns >= self.late.min_late_ns
 
+    @property
+    def holder_tids(self) -> tuple[int, int]:
+        """The threads that read the request and write the response."""
+        row = self.late.request
+        return int(row["tid"]), int(row["writer_tid"])
+
     def of_holder(self, *categories: Category) -> Array:
         """Intervals off the CPU of the threads that read the request or write the response."""
-        row = self.late.request
-        is_holder = (self.off["pid"] == row["pid"]) & np.isin(
-            self.off["tid"], (row["tid"], row["writer_tid"])
-        )
+        is_holder = (self.off["pid"] == self.late.request["pid"]) & np.isin(self.off["tid"], self.holder_tids)
         return self.off[is_holder & np.isin(self.off["category"], categories)]
 
     @cached_property
@@ -218,26 +220,25 @@ class Delay:
         to run.
         """
         waits, span = self.threads.waits, (self.begin_ns, self.end_ns)
-        running = {
-            (pid, tid): waits.running_ns(tid, *span)
-            for pid, tid, (since_ns, until_ns) in waits.threads()
-            if pid in pids and tid not in without and since_ns < span[0] and until_ns > span[1]
-        }
-        for pid, tid in sorted(running, key=lambda key: -running[key]):
-            line = (
-                self.threads.sampled_on_cpu(*span, pid=pid, tid=tid)
-                if is_sampled
-                else self.threads.frequent_line(*span, pid=pid, tids=[tid], category=Category.ON_CPU)
+        ran = [
+            (waits.running_ns(tid, *span), pid, tid, followed)
+            for pid, tid, followed in waits.threads()
+            if pid in pids and tid not in without and followed[0] < span[0] and followed[1] > span[1]
+        ]
+        for ns, pid, tid, followed in sorted(ran, key=lambda each: -each[0]):
+            if ns < self.min_ns:
+                break
+            line = self.threads.frequent_line(
+                *span, pid=pid, tids=[tid], category=Category.ON_CPU, is_sampled=is_sampled
             )
-            share = running[pid, tid] / (span[1] - span[0])
-            if running[pid, tid] >= self.min_ns and line and self._share_outside(tid) < HALF * share:
-                return RunningThread(pid, tid, line)
+            share = ns / (span[1] - span[0])
+            if line and self._share_outside(tid, *followed) < HALF * share:
+                return RunningThread(pid, line)
         return None
 
-    def _share_outside(self, tid: int) -> float:
-        """The share of the time outside the late intervals in which a thread runs."""
+    def _share_outside(self, tid: int, since_ns: int, until_ns: int) -> float:
+        """The share of the time outside the late intervals in which a thread runs, while it was followed."""
         waits = self.threads.waits
-        since_ns, until_ns = next(span for _, each, span in waits.threads() if each == tid)
         late = np.clip(self.late_spans, since_ns, until_ns)
         inside_ns = sum(waits.running_ns(tid, begin, end) for begin, end in late.tolist() if end > begin)
         outside_ns = waits.running_ns(tid, since_ns, until_ns) - inside_ns
@@ -248,15 +249,16 @@ class Delay:
 
     def line(self, rows: Array) -> str | None:
         """The line of code of these intervals: by their stacks, otherwise by samples of their threads."""
-        line = self.threads.line_of(rows, "duration_ns")
-        return line or self.threads.sampled_line(self.begin_ns, self.end_ns, rows) or None
+        if line := self.threads.line_of(rows, "duration_ns"):
+            return line
+        samples = self.threads.sampled_in_states(self.begin_ns, self.end_ns, rows)
+        return self.threads.line_of(samples, "n") or None
 
     def object_of(self, rows: Array) -> str:
         """The most frequent object of the waits of these threads in these states, by samples; empty if unknown."""
-        samples = self.threads.sampled(self.begin_ns, self.end_ns)
-        is_same = np.isin(samples["tid"], rows["tid"]) & np.isin(samples["category"], rows["category"])
+        samples = self.threads.sampled_in_states(self.begin_ns, self.end_ns, rows)
         names = Counter[str]()
-        for row in samples[is_same & (samples["object"] != b"")]:
+        for row in samples[samples["object"] != b""]:
             names[row["object"].decode("utf-8", "replace")] += int(row["n"])
         return names.most_common(1)[0][0] if names else ""
 

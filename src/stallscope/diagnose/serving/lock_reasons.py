@@ -6,7 +6,7 @@ import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.code_locations import LOCKS
-from stallscope.diagnose.serving.engine_threads import FILE_LOCKS
+from stallscope.diagnose.serving.engine_threads import FILE_LOCKS, Running
 from stallscope.diagnose.serving.late_delay import Delay
 from stallscope.diagnose.serving.late_reason import Reason
 from stallscope.events.layout import UNKNOWN
@@ -30,17 +30,23 @@ def interpreter_lock(delay: Delay) -> Reason | None:
     waiting = np.unique(rows["tid"]).tolist()
     if delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
         return None
-    ran = delay.thread_that_ran([pid], without=waiting, is_sampled=True)
+    ran = delay.thread_that_ran([pid], without=waiting, is_sampled=True) or _sampled_at_work(
+        delay, pid, waiting
+    )
+    if not ran:
+        return None
+    return Reason("gil", pid, CauseEvidence(line=ran.line, holder=ran.line, waits_at=delay.line(rows)))
+
+
+def _sampled_at_work(delay: Delay, pid: int, waiting: list[int]) -> Running | None:
+    """The code of a thread that ran instead, by samples: of the loop of an engine if no other thread explains it."""
     span, threads = (delay.begin_ns, delay.end_ns), delay.threads
     loops = threads.always_busy(pid)
     running = threads.running(*span, pid=pid, without=[*waiting, *loops])
-    if not running or running.excess_ns < delay.min_ns:
-        busy = [tid for tid in loops if threads.busy_ns(*span, pid=pid, tid=tid) >= delay.min_ns]
-        running = threads.running(*span, pid=pid, without=waiting, only=busy)
-    line = ran.line if ran else running.line if running else None
-    if not line:
-        return None
-    return Reason("gil", pid, CauseEvidence(line=line, holder=line, waits_at=delay.line(rows)))
+    if running and running.excess_ns >= delay.min_ns:
+        return running
+    busy = [tid for tid in loops if threads.busy_ns(*span, pid=pid, tid=tid) >= delay.min_ns]
+    return threads.running(*span, pid=pid, without=waiting, only=busy)
 
 
 def own_thread(delay: Delay) -> Reason | None:

@@ -56,15 +56,14 @@ def other_service(delay: Delay) -> Reason | None:
     rows = delay.of_engine(Category.NET)
     rows = rows[~np.isin(rows["waker_pid"], delay.threads.pids)]
     on_path = [each.tid for each in delay.path if each.category == Category.NET]
-    holders = (delay.late.request["tid"], delay.late.request["writer_tid"])
     receives = np.isin(rows["syscall_nr"], RECEIVES) & np.isin(rows["tid"], on_path)
-    polls = np.isin(rows["syscall_nr"], POLLS) & np.isin(rows["tid"], holders)
+    polls = np.isin(rows["syscall_nr"], POLLS) & np.isin(rows["tid"], delay.holder_tids)
     rows = rows[receives | polls]
-    if delay.longest_ns(rows) < delay.min_ns:
+    if delay.longest_ns(rows) < delay.min_ns and not delay.is_path_known:
         others = delay.of_others(Category.NET)
         is_answer = np.isin(others["syscall_nr"], (*RECEIVES, *WRITES))
         is_answer &= ~np.isin(others["waker_pid"], delay.threads.pids)
-        rows = others[is_answer & (not delay.is_path_known)]
+        rows = others[is_answer]
     if delay.longest_ns(rows) < delay.min_ns:
         return None
     peer = delay.object_of(rows)
