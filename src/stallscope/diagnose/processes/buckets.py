@@ -181,13 +181,7 @@ def _join_lines(out: dict[str, Bucket]) -> None:
     for line, share in list(compute.lines.by_name.items()) if compute else []:
         name = max(_OPERATIONS & out.keys(), key=lambda name: out[name].lines.of(line), default="")
         if compute and name and out[name].lines.of(line) > share:
-            compute.share -= share
-            compute.by_state.add("on_cpu", -share)
-            del compute.lines.by_name[line]
-            out[name].share += share
-            out[name].by_state.add("on_cpu", share)
-            out[name].lines.add(line, share)
-            out[name].parts.add("on_cpu", share)
+            _move_line(line, share, compute, out[name], part="on_cpu")
 
 
 def _join_serialisation(out: dict[str, Bucket], loops: frozenset[tuple[str, str]]) -> None:
@@ -204,13 +198,18 @@ def _join_serialisation(out: dict[str, Bucket], loops: frozenset[tuple[str, str]
         return
     for line, share in list(faults.lines.by_name.items()):
         if function(line) == saving and faults.by_state.of("on_cpu") >= share:
-            faults.share -= share
-            faults.by_state.add("on_cpu", -share)
-            del faults.lines.by_name[line]
-            checkpoint.share += share
-            checkpoint.by_state.add("on_cpu", share)
-            checkpoint.lines.add(line, share)
-            checkpoint.parts.add("serialise", share)
+            _move_line(line, share, faults, checkpoint, part="serialise")
+
+
+def _move_line(line: str, share: float, source: Bucket, target: Bucket, *, part: str) -> None:
+    """Count the CPU time at a line of a bucket as a part of another bucket."""
+    source.share -= share
+    source.by_state.add("on_cpu", -share)
+    del source.lines.by_name[line]
+    target.share += share
+    target.by_state.add("on_cpu", share)
+    target.lines.add(line, share)
+    target.parts.add(part, share)
 
 
 _MIN_CHECKPOINT_SHARE = 0.05
