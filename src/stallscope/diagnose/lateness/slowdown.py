@@ -63,12 +63,15 @@ class Slowdown:
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """The steps of a job, (k,) each. duration_ns, host_ns: median over the ranks. kind: see _kinds().
-    like_ns: durations as if all steps were of one kind. quiet_host_ns: host time of the faster half of the ranks, which
-    late ranks do not change. n_least: the number of steps that a change needs on either side.
+class StepTimes:
+    """The steps of a job, (k,) each, without a last step that the end of the trace cut off; table: their cells.
+
+    duration_ns, host_ns: median over the ranks. kind: see _kinds(). like_ns: durations as if all steps were of one
+    kind. quiet_host_ns: host time of the faster half of the ranks, which late ranks do not change. n_least: the number
+    of steps that a change needs on either side.
     """
 
+    table: Cells
     number: Array
     duration_ns: Array
     kind: Array
@@ -79,12 +82,16 @@ class _Steps:
     n_least: int
 
     @staticmethod
-    def of(timeline: Timeline, table: Cells, limits: Thresholds) -> "_Steps":
+    def of(timeline: Timeline, table: Cells, limits: Thresholds) -> "StepTimes":
         """The steps of a table."""
-        number, n_calls = _calls_of_steps(table)
+        number, calls_of_cell = np.unique(table.step), table.end_row - table.first_row
+        n_calls = by_group(np.searchsorted(number, table.step), calls_of_cell, len(number), medians)
+        if len(number) > 1 and n_calls[-1] < n_calls[:-1].min():  # a step that is cut off has fewer calls
+            table, number, n_calls = part_of(table, table.step < number[-1]), number[:-1], n_calls[:-1]
         duration = _per_step(table, timeline.interval_ns, number)
         kind = _kinds(n_calls.astype(np.int64))
-        return _Steps(
+        return StepTimes(
+            table=table,
             number=number,
             duration_ns=duration,
             kind=kind,
@@ -97,21 +104,19 @@ class _Steps:
 
 
 def slowdown(
-    timeline: Timeline, table: Cells, limits: Thresholds, *, is_whole: bool = True
+    timeline: Timeline, steps: StepTimes, limits: Thresholds, *, is_whole: bool = True
 ) -> Slowdown | None:
     """The lasting change of the step time, if there is one; the median over the ranks is examined.
 
-    is_whole: the table has all steps. Steps between the late steps of a slow GPU may be slow as well, so random steps
-    are examined in a whole table only.
+    is_whole: the steps are all steps. Steps between the late steps of a slow GPU may be slow as well, so random steps
+    are examined in all steps only.
     """
-    table = _without_cut_step(table)
-    steps = _Steps.of(timeline, table, limits)
     if len(steps.number) < 2 * steps.n_least:
         return None
     together = _STEPS_AHEAD if steps.runs_ahead else 1
     found = _cut_of_steps(steps, together, limits, may_vary=is_whole)
     if found is None:
-        return _of_levels(timeline, table, steps, limits) if is_whole and together == 1 else None
+        return _of_levels(timeline, steps, limits) if is_whole and together == 1 else None
     cut, summed = found
     before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
     if not _is_enough(before, after, limits):
@@ -126,8 +131,7 @@ def slowdown(
     share = min(max(grown / (after - before), 0.0), 1.0)
     return _slowdown(
         timeline,
-        table,
-        steps.number,
+        steps,
         cut,
         before_ns=before,
         after_ns=after,
@@ -136,7 +140,7 @@ def slowdown(
     )
 
 
-def _of_levels(timeline: Timeline, table: Cells, steps: _Steps, limits: Thresholds) -> Slowdown | None:
+def _of_levels(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
     """The change of steps that have a few typical lengths, as with batches of several lengths; see step_levels."""
     shift = shifted_levels(steps.duration_ns, limits)
     if shift is None:
@@ -148,8 +152,7 @@ def _of_levels(timeline: Timeline, table: Cells, steps: _Steps, limits: Threshol
     grown = float(np.median(steps.host_ns[shift.cut :]) - np.median(steps.host_ns[: shift.cut]))
     return _slowdown(
         timeline,
-        table,
-        steps.number,
+        steps,
         shift.cut,
         before_ns=before,
         after_ns=before * shift.factor,
@@ -158,17 +161,15 @@ def _of_levels(timeline: Timeline, table: Cells, steps: _Steps, limits: Threshol
     )
 
 
-def host_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
+def host_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
     """The lasting change of the hosts' time in each step by which the steps became longer, if there is one.
 
     Late ranks do not change the host time of the faster half of the ranks, so their steps count as well.
     """
-    table = _without_cut_step(table)
-    steps = _Steps.of(timeline, table, limits)
-    return _of_part(timeline, table, steps, steps.quiet_host_ns, limits, host_share=1.0)
+    return _of_part(timeline, steps, steps.quiet_host_ns, limits, host_share=1.0)
 
 
-def fabric_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slowdown | None:
+def fabric_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
     """The lasting change of the collectives' transfers in each step by which the steps became longer, if there is one.
 
     Requires GPU times. The transfers do not depend on the ranks' work, which may vary by more than the change.
@@ -176,23 +177,20 @@ def fabric_slowdown(timeline: Timeline, table: Cells, limits: Thresholds) -> Slo
     first_row, transfer_ns = transfers(timeline)
     if not (transfer_ns >= 0).any():
         return None
-    table = _without_cut_step(table)
-    steps = _Steps.of(timeline, table, limits)
-    fabric_ns = _fabric_ns(timeline, table, steps.number, first_row=first_row, transfer_ns=transfer_ns)
+    fabric_ns = _fabric_ns(timeline, steps, first_row=first_row, transfer_ns=transfer_ns)
     if not (fabric_ns > 0).all():
         return None
     fabric_ns = _of_one_kind(fabric_ns, steps.kind)
-    return _of_part(timeline, table, steps, fabric_ns, limits, host_share=0.0)
+    return _of_part(timeline, steps, fabric_ns, limits, host_share=0.0)
 
 
-def _fabric_ns(
-    timeline: Timeline, table: Cells, number: Array, *, first_row: Array, transfer_ns: Array
-) -> Array:
+def _fabric_ns(timeline: Timeline, steps: StepTimes, *, first_row: Array, transfer_ns: Array) -> Array:
     """The transfers of a rank in each step, in the mean over the ranks: float64 (k,); 0 where none is known.
 
     first_row, transfer_ns: by round, see transfers(). Steps in which some are unknown are taken to have as many calls
     as the typical step of the job.
     """
+    table, number = steps.table, steps.number
     cell = np.maximum(np.searchsorted(table.first_row, first_row, side="right") - 1, 0)
     known = np.flatnonzero(
         (transfer_ns >= 0) & (first_row >= table.first_row[cell]) & (first_row < table.end_row[cell])
@@ -207,7 +205,7 @@ def _fabric_ns(
 
 
 def _of_part(
-    timeline: Timeline, table: Cells, steps: _Steps, part_ns: Array, limits: Thresholds, *, host_share: float
+    timeline: Timeline, steps: StepTimes, part_ns: Array, limits: Thresholds, *, host_share: float
 ) -> Slowdown | None:
     """The lasting change of a part of each step by which the steps became longer, if there is one.
 
@@ -226,8 +224,7 @@ def _of_part(
     growth = min(growth + error, more)
     return _slowdown(
         timeline,
-        table,
-        steps.number,
+        steps,
         cut,
         before_ns=before,
         after_ns=before + growth,
@@ -237,7 +234,7 @@ def _of_part(
 
 
 def _cut_of_steps(
-    steps: _Steps, together: int, limits: Thresholds, *, may_vary: bool
+    steps: StepTimes, together: int, limits: Thresholds, *, may_vary: bool
 ) -> tuple[int, Array] | None:
     """The number of sums of `together` steps before the change, and the sums; None without a lasting change.
 
@@ -267,20 +264,6 @@ def _summed(values: Array, together: int) -> Array:
     if together > 1 and n:
         summed[0] = np.median(summed)
     return summed
-
-
-def _calls_of_steps(table: Cells) -> tuple[Array, Array]:
-    """The numbers of the steps, and the median number of calls of a process in each: (k,) each."""
-    number = np.unique(table.step)
-    n_calls = table.end_row - table.first_row
-    return number, by_group(np.searchsorted(number, table.step), n_calls, len(number), medians)
-
-
-def _without_cut_step(table: Cells) -> Cells:
-    """The table without its last step if the end of the trace cut it off: it has fewer calls than all others."""
-    number, n_calls = _calls_of_steps(table)
-    is_cut = len(number) > 1 and n_calls[-1] < n_calls[:-1].min()
-    return part_of(table, table.step < number[-1]) if is_cut else table
 
 
 def _kinds(n_calls: Array) -> Array:
@@ -316,8 +299,7 @@ def _is_enough(before_ns: float, after_ns: float, limits: Thresholds) -> bool:
 
 def _slowdown(
     timeline: Timeline,
-    table: Cells,
-    steps: Array,
+    steps: StepTimes,
     cut: int,
     *,
     before_ns: float,
@@ -326,16 +308,16 @@ def _slowdown(
     host_share: float,
 ) -> Slowdown:
     """The slowdown from a cut of the steps on, with its moment and the parts of the steps that grew."""
-    first = table.first_row[table.step == steps[cut]][0]
+    first = steps.table.first_row[steps.table.step == steps.number[cut]][0]
     return Slowdown(
         before_ns=before_ns,
         after_ns=after_ns,
         growth_ns=growth_ns,
         host_share=host_share,
         at_ns=int(timeline.ts_ns[first]),
-        step=int(steps[cut]),
-        n_steps=len(steps) - cut,
-        grew_ns=_grown_ns(timeline, table, steps, cut, min_ns=_GREW_SHARE * (after_ns - before_ns)),
+        step=int(steps.number[cut]),
+        n_steps=len(steps.number) - cut,
+        grew_ns=_grown_ns(timeline, steps, cut, min_ns=_GREW_SHARE * (after_ns - before_ns)),
     )
 
 
@@ -415,18 +397,19 @@ def _block_medians(values: Array, size: int) -> Array:
     return np.array([np.median(part) for part in np.array_split(values, n)])
 
 
-def _grown_ns(timeline: Timeline, table: Cells, steps: Array, cut: int, *, min_ns: float) -> dict[str, float]:
+def _grown_ns(timeline: Timeline, steps: StepTimes, cut: int, *, min_ns: float) -> dict[str, float]:
     """By ledger category, the growth of the median rank's time per step after the cut; the largest first."""
+    table, number = steps.table, steps.number
     examined = np.unique(table.process)
     examined = examined[spread_out(len(examined), _MAX_PROCESSES)]
     here = np.flatnonzero(np.isin(table.process, examined) & (table.first_row > 0))
     first, last = table.first_row[here], table.end_row[here] - 1
-    here_step = np.searchsorted(steps, table.step[here])
+    here_step = np.searchsorted(number, table.step[here])
     grown = {}
     for k in range(N_CATEGORIES):
         spent = timeline.rows.column("ledger_ns", last, k).astype(np.float64)
         spent -= timeline.rows.column("ledger_ns", first - 1, k)
-        each = by_group(here_step, spent, len(steps), medians)
+        each = by_group(here_step, spent, len(number), medians)
         before, after = (np.nanmedian(part) if len(part) else np.nan for part in (each[:cut], each[cut:]))
         if after - before >= min_ns:
             grown[CATEGORY_NAMES[k]] = float(after - before)

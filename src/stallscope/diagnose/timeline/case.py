@@ -9,7 +9,13 @@ from stallscope.diagnose.arrays.parallel import both
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.cost.waiting import Waits
 from stallscope.diagnose.lateness.late_steps import Pace, pace
-from stallscope.diagnose.lateness.slowdown import Slowdown, fabric_slowdown, host_slowdown, slowdown
+from stallscope.diagnose.lateness.slowdown import (
+    Slowdown,
+    StepTimes,
+    fabric_slowdown,
+    host_slowdown,
+    slowdown,
+)
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.annotated_steps import annotated_steps
 from stallscope.diagnose.timeline.clocks import Clocks, aligned
@@ -69,9 +75,14 @@ class Case:
         return bool(np.median(n_synced[is_known] / n_steps[is_known]) < _SYNCED_SHARE)
 
     @cached_property
+    def step_times(self) -> StepTimes:
+        """The times of the judged steps."""
+        return StepTimes.of(self.timeline, self.judged, self.limits)
+
+    @cached_property
     def change(self) -> Slowdown | None:
         """The lasting change of the steps of all ranks, which late ranks may have caused."""
-        data = self.timeline, self.judged, self.limits
+        data = self.timeline, self.step_times, self.limits
         return slowdown(*data) or host_slowdown(*data) or fabric_slowdown(*data)
 
     @property
