@@ -42,8 +42,6 @@ def slow_groups(
     timeline: Timeline, programs: Programs, *, step_ns: float, limits: Thresholds
 ) -> list[SlowGroup]:
     """The groups with a slow link; empty if the source does not have GPU times."""
-    if not len(timeline.rows) or is_one_value(timeline.rows["gpu_end_ns"]):
-        return []
     first_row, transfer_ns = transfers(timeline)
     known = np.flatnonzero((transfer_ns >= 0) & (programs.step[first_row] >= limits.warm_up_steps))
     if not len(known):
@@ -90,7 +88,10 @@ def transfers(timeline: Timeline) -> tuple[Array, Array]:
     """By round: a row of it, and the shortest time of its members from start to end. UNKNOWN if the time of a member is
     unknown, or if the call does not synchronise.
     """
+    row = np.zeros(timeline.n_rounds, np.int64)
     start_ns, end_ns = timeline.rows["gpu_start_ns"], timeline.rows["gpu_end_ns"]
+    if not len(timeline.rows) or is_one_value(end_ns):  # the source does not have GPU times
+        return row, np.full(timeline.n_rounds, UNKNOWN)
     is_known = (
         (start_ns != UNKNOWN) & (end_ns != UNKNOWN) & np.isin(timeline.rows["op"], list(SYNCHRONISING_OPS))
     )
@@ -98,7 +99,6 @@ def transfers(timeline: Timeline) -> tuple[Array, Array]:
     n_known = np.bincount(timeline.round[is_known], minlength=timeline.n_rounds)
     shortest = np.full(timeline.n_rounds, np.iinfo(np.int64).max)
     np.minimum.at(shortest, timeline.round[is_known], (end_ns - start_ns)[is_known])
-    row = np.zeros(timeline.n_rounds, np.int64)
     row[timeline.round] = np.arange(len(timeline.round))
     is_whole = (n_known == timeline.n_members[timeline.comm_of_round]) & (n_known > 1)
     return row, np.where(is_whole, shortest, UNKNOWN)
