@@ -8,7 +8,7 @@ from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatched_rounds import Mismatch, mismatches
 from stallscope.diagnose.lateness.blocked_steps import blocked_steps
-from stallscope.diagnose.lateness.late_steps import LateStep, late_steps, with_stops
+from stallscope.diagnose.lateness.late_steps import LateStep, with_stops
 from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.timeline.case import Case
@@ -44,9 +44,7 @@ def findings(case: Case) -> Findings:
     """The findings on a case with time ledgers."""
     timeline, table, limits = case.timeline, case.judged, case.limits
     all_late, odd_rounds = both(
-        lambda: late_steps(
-            timeline, case.matched, table, program=case.programs.program, usual=case.pace, limits=limits
-        ),
+        lambda: [*case.late_steps],
         lambda: mismatch_findings(case),
         n=len(timeline.rows),
     )

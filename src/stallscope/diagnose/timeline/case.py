@@ -8,7 +8,7 @@ import numpy as np
 from stallscope.diagnose.arrays.parallel import both
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.cost.waiting import Waits
-from stallscope.diagnose.lateness.late_steps import Pace, pace
+from stallscope.diagnose.lateness.late_steps import LateStep, Pace, late_steps, pace
 from stallscope.diagnose.lateness.slowdown import (
     Slowdown,
     StepTimes,
@@ -73,6 +73,19 @@ class Case:
         )
         is_known = n_steps > 0
         return bool(np.median(n_synced[is_known] / n_steps[is_known]) < _SYNCED_SHARE)
+
+    @cached_property
+    def late_steps(self) -> tuple[LateStep, ...]:
+        """The late steps of all processes, by their arrivals."""
+        found = late_steps(
+            self.timeline,
+            self.matched,
+            self.judged,
+            program=self.programs.program,
+            usual=self.pace,
+            limits=self.limits,
+        )
+        return tuple(found)
 
     @cached_property
     def step_times(self) -> StepTimes:

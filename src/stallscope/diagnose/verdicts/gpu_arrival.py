@@ -24,7 +24,6 @@ from stallscope.diagnose.gpu.gpu_rounds import (
     n_without_times,
 )
 from stallscope.diagnose.gpu.host_before_replays import host_excess
-from stallscope.diagnose.lateness.late_steps import late_steps
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
@@ -231,11 +230,11 @@ def is_undecided(verdict: Verdict) -> bool:
 
 
 def on_device(verdict: Verdict, trace: Trace, case: Case) -> Verdict:
-    """The verdict on a rank whose kernels start late, and whose host arrives in time as far as its arrivals show."""
-    excess_ns = sum(part.excess_ns for part in verdict.causes)
+    """The verdict on a rank whose kernels start late, and whose recorded arrivals on the host are in time."""
     if by_host := _by_host_before_replays(verdict, trace, case):
         return by_host
     evidence = CauseEvidence(seen_by=_SEEN_BY)
+    excess_ns = sum(part.excess_ns for part in verdict.causes)
     part = Explained(cause("gpu_slow"), 1.0, excess_ns, evidence)
     cost = verdict.cost
     if cost and _covered(trace) < _MAX_COVERED:
@@ -251,18 +250,7 @@ def _late_steps_of(case: Case, process: tuple[int, int], verdict: Verdict) -> tu
     """
     if verdict.late_ms is not None and verdict.late_ms["median"] * 1e6 < case.limits.min_late_ns:
         case = of_small_delays(case)
-    late = [
-        each
-        for each in late_steps(
-            case.timeline,
-            case.matched,
-            case.judged,
-            program=case.programs.program,
-            usual=case.pace,
-            limits=case.limits,
-        )
-        if case.process_key(each.process) == process
-    ]
+    late = [each for each in case.late_steps if case.process_key(each.process) == process]
     rows = np.array([each.peak_row for each in late], np.int64)
     return case.arrival_ns[rows], np.array([each.late_ns for each in late])
 
