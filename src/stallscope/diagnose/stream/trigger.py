@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stallscope.diagnose.arrays.grouping import median_of_others, numbered, order_of
+from stallscope.diagnose.arrays.grouping import median_of_others, numbered
 from stallscope.diagnose.arrays.row_order import in_order
+from stallscope.diagnose.timeline.timeline import by_process_and_time
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import P2P_OPS, Category
 
@@ -78,11 +79,9 @@ class Trigger:
 
     def _own_times(self, rows: Columns) -> Columns:
         """The process's own time before each arrival, for collectives with a round."""
-        process, n = numbered(rows["node"], rows["pid"])
-        order = _by_time(process, n, rows["ts_ns"])
-        process = process[order]
-        first = np.searchsorted(process, np.arange(n + 1))
-        heads = order[first[:-1]]
+        order, first = by_process_and_time(rows["node"], rows["pid"], rows["ts_ns"])
+        order = np.arange(first[-1]) if order is None else order
+        heads, process = order[first[:-1]], np.repeat(np.arange(len(first) - 1), np.diff(first))
         numbers = [
             self._number.setdefault(key, len(self._number))
             for key in zip(rows["node"][heads].tolist(), rows["pid"][heads].tolist(), strict=True)
@@ -145,13 +144,6 @@ def _joined(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _by_time(process: Array, n_processes: int, ts_ns: Array) -> Array:
-    """The rows by process, then time; rows of one process mostly are in order of time."""
-    order = order_of(process, n_processes)
-    is_earlier = (np.diff(ts_ns[order]) < 0) & (np.diff(process[order]) == 0)
-    return np.lexsort((ts_ns, process)) if is_earlier.any() else order
 
 
 def _row_of_each(group: Array, n_groups: int) -> Array:

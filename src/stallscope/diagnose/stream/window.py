@@ -11,7 +11,6 @@ import numpy as np
 from stallscope.diagnose.arrays.grouping import numbered
 from stallscope.diagnose.timeline.timeline import by_process_and_time
 from stallscope.events import layout
-from stallscope.events.columns import Columns
 from stallscope.events.layout import HOST_EVENTS, JOB_TABLES, UNKNOWN, Array, process_keys
 from stallscope.events.names import Op
 
@@ -81,20 +80,20 @@ class Rows:
         self.new, self.n_new, self.n_waiting = {}, 0, 0
 
     def _fold_collectives(self, parts: list[Array]) -> None:
-        """Sort collectives by process and time. Each row is copied once, directly to its place."""
-        keys = {name: np.concatenate([part[name] for part in parts]) for name in ("node", "pid", "ts_ns")}
-        n = len(keys["node"])
-        order, _ = by_process_and_time(Columns(layout.COLLECTIVES, n, keys))
+        """Sort collectives by process and time. Each row is copied once, directly into its slot."""
+        keys = [np.concatenate([part[name] for part in parts]) for name in ("node", "pid", "ts_ns")]
+        order, _ = by_process_and_time(*keys)
+        n = sum(map(len, parts))
         self.step = np.concatenate([self.step, np.full(n - len(self.step), UNKNOWN)])
         if order is None:
             self.tables["collectives"] = joined(parts)
             return
         self.step = self.step[order]
-        place = np.empty(n, np.int64)
-        place[order] = np.arange(n)
+        slot = np.empty(n, np.int64)
+        slot[order] = np.arange(n)
         rows, begin = np.empty(n, parts[0].dtype), 0
         for part in parts:
-            _as_bytes(rows)[place[begin : begin + len(part)]] = _as_bytes(part)
+            _as_bytes(rows)[slot[begin : begin + len(part)]] = _as_bytes(part)
             begin += len(part)
         self.tables["collectives"] = rows
 

@@ -141,7 +141,8 @@ def timeline_of(trace: Trace, *, is_numbered: bool = False) -> Timeline:
 
     is_numbered: the rounds of ranks attached late are already corrected.
     """
-    order, first = by_process_and_time(trace.collectives)
+    keys = in_order(trace.collectives, None, ("node", "pid", "ts_ns"))
+    order, first = by_process_and_time(**keys)
     process = np.repeat(np.arange(len(first) - 1), np.diff(first))
     rows, waited, may_wait = _rows(trace, order, process, is_numbered=is_numbered)
     is_first = np.zeros(len(rows), bool)
@@ -221,13 +222,12 @@ def _rows(
     return rows, waited, may_wait
 
 
-def by_process_and_time(table: Array | Columns) -> tuple[Array | None, Array]:
+def by_process_and_time(node: Array, pid: Array, ts_ns: Array) -> tuple[Array | None, Array]:
     """The order of the rows by process, then time, None if they already are in that order; and the first row of each
     process: int64 (n,), (p + 1,).
 
     Processes are numbered by node and pid. Fast if the rows of each process already are in order of time.
     """
-    node, pid, ts_ns = in_order(table, None, ("node", "pid", "ts_ns")).values()
     process, n_processes = _numbered_in_turn(node, pid)
     first = np.concatenate([[0], np.cumsum(np.bincount(process, minlength=n_processes))])
     order = None if (process[1:] >= process[:-1]).all() else order_of(process, n_processes)
