@@ -94,19 +94,11 @@ def on_host_clock(kernels: Array) -> tuple[Array, Array]:
     return rows, start_ns
 
 
-def host_ns(kernels: Array) -> Array:
-    """Starts of kernels on the host's clock: int64 (n,), UNKNOWN without GPU times. kernels: of one process."""
-    has_times = kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0
-    out = np.full(len(kernels), UNKNOWN, np.int64)
-    timed = kernels[has_times]
-    out[has_times] = timed["start_ns"] + _offset_ns(timed, np.zeros(len(timed), bool))
-    return out
-
-
 def are_calls_known(kernels: Array) -> bool:
     """Whether the calls belong to their kernels: no kernel starts before its call. kernels: of one process."""
     timed = kernels[kernels["flags"] & GpuKernelFlag.HAS_GPU_TIMES != 0]
-    return bool(len(kernels)) and not _are_early(host_ns(timed), timed["ts_ns"])
+    start_ns = timed["start_ns"] + _offset_ns(timed, np.zeros(len(timed), bool))
+    return bool(len(kernels)) and not _are_early(start_ns, timed["ts_ns"])
 
 
 def _are_early(arrive_ns: Array, called_ns: Array) -> bool:
