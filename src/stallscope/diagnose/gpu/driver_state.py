@@ -110,8 +110,7 @@ def _clock_limits(own: Readings) -> list[str]:
     known = own.during["clock_reasons"][own.during["clock_reasons"] != UNKNOWN]
     if not len(known):
         return []
-    bits = int(np.bitwise_or.reduce(known)) & _HOLDS
-    names = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
+    names = _hold_reasons(known)
     return [f"clock limited at times by {', '.join(names)}" if names else "clock not limited"]
 
 
@@ -241,8 +240,13 @@ def _held_clock(during: Array, weight: Array) -> _HeldClock | None:
     if share < _HELD_SHARE:
         return None
     mhz = float(np.average(during["sm_mhz"][is_held], weights=weight[is_held]))
-    bits = int(np.bitwise_or.reduce(during["clock_reasons"][is_held])) & _HOLDS
-    return _HeldClock(mhz, [name for bit, name in CLOCK_REASONS.items() if bits & bit], share)
+    return _HeldClock(mhz, _hold_reasons(during["clock_reasons"][is_held]), share)
+
+
+def _hold_reasons(clock_reasons: Array) -> list[str]:
+    """The reasons that hold a clock down in any of some rows."""
+    bits = int(np.bitwise_or.reduce(clock_reasons)) & _HOLDS
+    return [name for bit, name in CLOCK_REASONS.items() if bits & bit]
 
 
 def _reference_mhz(
