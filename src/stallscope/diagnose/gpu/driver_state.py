@@ -94,9 +94,7 @@ def driver_reason(
 def gpu_readings(
     trace: Trace, gpus: dict[int, tuple[int, int]], rank: int, verdict: Verdict
 ) -> CauseEvidence:
-    """The driver's readings of the rank's GPU, and how they differ from those of the other ranks' GPUs of its model at
-    the same time.
-    """
+    """The driver's readings of the rank's GPU, compared with other ranks' GPUs of its model at the same time."""
     periods = _periods(trace, gpus, verdict)
     others = sorted(set(gpus.values()) - {gpus[rank]})
     own, *of_others = (_readings(trace, gpu, periods[gpu[0]]) for gpu in (gpus[rank], *others))

@@ -1,8 +1,8 @@
 """GPUs that are among the slowest of a step again and again, where the work of a step differs between ranks.
 
-Work that is drawn anew for each rank and step (lengths of sequences, of answers) varies by more than the slowness of a
-GPU, so single steps do not show it. Its order among the GPUs of a step does: without a slow GPU each order is as likely
-as every other order, whatever the distribution of the work. Work that stays with a rank for some steps (a hot expert)
+Work of random size in each rank and step (lengths of sequences or answers) varies by more than the slowness of a GPU,
+so single steps do not show a slow GPU. The order of the GPUs in each step shows it: without a slow GPU each order is as
+likely as every other order, for any distribution of the work. Work that stays with a rank for some steps (a hot expert)
 makes successive orders similar, so they count as fewer independent steps.
 
 A rank with more work in most steps looks like a slow GPU, so such a GPU is not named.
@@ -44,7 +44,7 @@ def slow_since(
     """The GPUs that are among the slowest in most steps from some step on, by process.
 
     own_ns, excess_ns: float64 (c,), by cell, the work of a GPU and its excess over its peers'. order_by: float64 (c,),
-    their order, the slowest last. explained: process and step of cells that are no evidence about GPUs.
+    their order, the slowest last. explained: process and step of the cells that hosts explain.
     """
     steps, at = np.unique(table.step, return_inverse=True)
     n = int(table.process.max(initial=-1)) + 1

@@ -63,8 +63,8 @@ def _often_last(case: Case, process: int, slow: SlowDevice, examined: ExaminedTo
         confidence=0.5,
         abstained_because=because,
         advice=[
-            "Compare the clock of this GPU with the others (nvidia-smi -q -d CLOCK,PERFORMANCE), and the tokens or "
-            "samples of this rank with those of the other ranks."
+            "Compare the clock of this GPU with the others (nvidia-smi -q -d CLOCK,PERFORMANCE), and the number of "
+            "tokens or samples of this rank with the other ranks."
         ],
         evidence=replace(of_gpu.evidence, suspects=of_gpu.ranks),
     )

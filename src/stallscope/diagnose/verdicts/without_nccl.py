@@ -149,7 +149,7 @@ def attributed(
 
 
 def _libraries(ranks: list[Activity]) -> str:
-    """The libraries that may connect the ranks: those that they have loaded, as far as known."""
+    """The loaded libraries that may connect the ranks; gloo, MPI and UCX if no such library is known."""
     loaded = dict.fromkeys(name for activity in ranks for name in activity.libraries if name in _NAMES)
     names = [_NAMES[name] for name in loaded] or ["gloo", "MPI", "UCX"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
