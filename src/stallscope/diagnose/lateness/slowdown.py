@@ -6,8 +6,9 @@ steps within each part, and if no block before it was as slow. Evaluations, chec
 count. The time ledger shows which part of the step grew. Accuracy of the moment: a few steps if noise is small.
 
 Steps of several kinds (two models that train in turn) are compared with their own kind. Where the work of the steps
-varies more than the change (batches of several lengths), the time on the hosts varies less: it is examined as well, and
-counts unless the steps did not become longer with it. A few typical lengths are compared as such, see step_levels.
+varies more than the change (batches of several lengths), the time on the hosts and the transfers vary less: they are
+examined as well, and count unless the steps did not become longer with them. A few typical lengths are compared as
+such, see step_levels.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ _OUTLIERS = 0.05  # share of the steps at either end that does not count in a me
 _FEWEST_OF_KIND = (
     4  # steps of a kind in each half of the job from which they are compared with their kind only
 )
-_OF_HOST = 0.5  # share of the hosts' additional time by which the steps must have become longer
+_OF_PART = 0.5  # share of a part's additional time by which the steps must have become longer
 _GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
 
 
@@ -161,7 +162,12 @@ def _of_levels(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slow
     )
 
 
-def host_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
+def part_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
+    """The lasting change of a part of each step: of the hosts' time, otherwise of the transfers."""
+    return _host_slowdown(timeline, steps, limits) or _fabric_slowdown(timeline, steps, limits)
+
+
+def _host_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
     """The lasting change of the hosts' time in each step by which the steps became longer, if there is one.
 
     Late ranks do not change the host time of the faster half of the ranks, so their steps count as well.
@@ -169,7 +175,7 @@ def host_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> S
     return _of_part(timeline, steps, steps.quiet_host_ns, limits, host_share=1.0)
 
 
-def fabric_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
+def _fabric_slowdown(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:
     """The lasting change of the collectives' transfers in each step by which the steps became longer, if there is one.
 
     Requires GPU times. The transfers do not depend on the ranks' work, which may vary by more than the change.
@@ -219,7 +225,7 @@ def _of_part(
         return None
     more = float(np.median(part_ns[cut:]) - np.median(part_ns[:cut]))
     growth, error = _growth(steps.duration_ns, steps.kind, cut), _error_of_means(steps.duration_ns, cut)
-    if growth < _OF_HOST * more - error or not _is_enough(before, before + more, limits):
+    if growth < _OF_PART * more - error or not _is_enough(before, before + more, limits):
         return None
     growth = min(growth + error, more)
     return _slowdown(

@@ -9,13 +9,7 @@ from stallscope.diagnose.arrays.parallel import both
 from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.cost.waiting import Waits
 from stallscope.diagnose.lateness.late_steps import LateStep, Pace, late_steps, pace
-from stallscope.diagnose.lateness.slowdown import (
-    Slowdown,
-    StepTimes,
-    fabric_slowdown,
-    host_slowdown,
-    slowdown,
-)
+from stallscope.diagnose.lateness.slowdown import Slowdown, StepTimes, part_slowdown, slowdown
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.annotated_steps import annotated_steps
 from stallscope.diagnose.timeline.clocks import Clocks, aligned
@@ -96,7 +90,7 @@ class Case:
     def change(self) -> Slowdown | None:
         """The lasting change of the steps of all ranks, which late ranks may have caused."""
         data = self.timeline, self.step_times, self.limits
-        return slowdown(*data) or host_slowdown(*data) or fabric_slowdown(*data)
+        return slowdown(*data) or part_slowdown(*data)
 
     @property
     def arrival_ns(self) -> Array:

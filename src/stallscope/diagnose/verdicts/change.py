@@ -9,13 +9,7 @@ from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
-from stallscope.diagnose.lateness.slowdown import (
-    Slowdown,
-    StepTimes,
-    fabric_slowdown,
-    host_slowdown,
-    slowdown,
-)
+from stallscope.diagnose.lateness.slowdown import Slowdown, StepTimes, part_slowdown, slowdown
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -89,8 +83,7 @@ def _of_quiet_steps(case: Case, late: list[LateStep]) -> Slowdown | None:
     limits = replace(case.limits, change_share=_PARTLY * case.limits.change_share)
     quiet = StepTimes.of(case.timeline, _without(case, late), limits)
     found = slowdown(case.timeline, quiet, limits, is_whole=False)
-    data = case.timeline, case.step_times, limits
-    return found or host_slowdown(*data) or fabric_slowdown(*data)
+    return found or part_slowdown(case.timeline, case.step_times, limits)
 
 
 def of_other_steps(findings: Findings) -> list[Verdict]:
