@@ -20,7 +20,7 @@ from typing import NamedTuple
 from stallscope.capture.probes import elf
 from stallscope.capture.probes.elf import FileKey, Image, NotElf, Symbol
 from stallscope.capture.probes.mmap_watch import MmapWatch
-from stallscope.capture.process.process_identity import small_file
+from stallscope.capture.process.process_identity import parent_pid, small_file
 
 _LIBRARY = re.compile(r"/lib(?:cudart|cuda|nccl|amdhip64|rccl)(?:-[0-9a-f]+)?\.so(?:\.[0-9.]+)?$")
 _MAPPED = re.compile(rb"^(\S+) [r-][w-]x[ps] \S+ (\S+) (\d+) +(/.+)$", re.MULTILINE)
@@ -177,9 +177,9 @@ class Discovery:
         """Whether the process is in scope. With chosen pids: one of them, or a descendant."""
         if pid in self.ignored or not self.pids or pid in self.pids:
             return pid not in self.ignored
-        parent = _parent(self.proc, pid)
+        parent = parent_pid(pid, self.proc)
         while parent > 0 and parent not in self.pids and parent not in self._processes:
-            parent = _parent(self.proc, parent) if parent not in self._out_of_scope else 0
+            parent = parent_pid(parent, self.proc) if parent not in self._out_of_scope else 0
         return parent > 0
 
     def _scan_process(self, pid: int, now_ns: int) -> list[Library]:
@@ -270,10 +270,3 @@ def _last_pid(proc: Path) -> bytes:
 def _size(proc: Path, pid: int) -> bytes:
     """A value that changes when a process maps a file: its address space in pages."""
     return small_file(f"{proc}/{pid}/statm", 24).partition(b" ")[0]
-
-
-def _parent(proc: Path, pid: int) -> int:
-    try:
-        return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0

@@ -130,6 +130,12 @@ def stat_fields(task: str) -> list[bytes]:
     return fields_of_stat(small_file(f"{task}/stat"))
 
 
+def parent_pid(pid: int, proc: Path) -> int:
+    """The parent of a process; 0 if the process has ended."""
+    fields = stat_fields(f"{proc}/{pid}")
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
 def fields_of_stat(text: bytes) -> list[bytes]:
     """The fields of a stat file from the state on, after the name, which may contain blanks and brackets.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stallscope.capture.process.process_identity import small_file, stat_fields
+from stallscope.capture.process.process_identity import parent_pid, small_file
 from stallscope.capture.process.unix_peer import unix_peer
 from stallscope.capture.stacks.memory import Memory, Unreadable
 
@@ -262,12 +262,11 @@ class WaitObjects:
     def _relatives(self, pid: int) -> list[int]:
         """The children of a process, their children, and its parent."""
         children = self.children(pid)
-        fields = stat_fields(f"{self.proc}/{pid}")
-        parents = [int(fields[1])] if len(fields) > 1 else []
+        parent = parent_pid(pid, self.proc)
         return [
             *children,
             *(grandchild for child in children for grandchild in self.children(child)),
-            *parents,
+            *([parent] if parent else ()),
         ]
 
     def _peers_among(self, pids: Iterable[int], target: str, wants_reader: bool | None) -> list[int]:

@@ -20,8 +20,8 @@ from stallscope.capture.process.process_identity import (
     large_file,
     launcher_ranks,
     open_sockets,
+    parent_pid,
     small_file,
-    stat_fields,
 )
 from stallscope.events.layout import UNKNOWN
 
@@ -105,7 +105,7 @@ class Engines:
     def _children(self, engine: Engine) -> list[Engine]:
         """The engines that a process has started and that were recognised before it, now in its group."""
         groups = {pid for pid, each in self.by_pid.items() if each.group_pid == pid}
-        started = {pid for pid in groups if _parent(self.proc, pid) == engine.pid}
+        started = {pid for pid in groups if parent_pid(pid, self.proc) == engine.pid}
         return [
             each._replace(group_pid=engine.group_pid)
             for each in self.by_pid.values()
@@ -120,13 +120,13 @@ class Engines:
             while pid in left:
                 left.remove(pid)
                 chain.append(pid)
-                pid = _parent(self.proc, pid)
+                pid = parent_pid(pid, self.proc)
             yield from reversed(chain)
 
     def _program_with_model(self, engine: Engine) -> list[Engine]:
         """The parent of an engine's process, if the model is code of the parent; otherwise no process."""
         words = small_file(f"{self.proc}/{engine.pid}/cmdline", 1 << 16).decode("utf-8", "replace")
-        parent = _parent(self.proc, engine.pid)
+        parent = parent_pid(engine.pid, self.proc)
         is_outside = _HAS_MODEL_OUTSIDE.search(words) and parent > 1 and parent not in self.by_pid
         return [engine._replace(pid=parent)] if is_outside else []
 
@@ -142,7 +142,7 @@ class Engines:
         words = small_file(f"{self.proc}/{pid}/cmdline", 1 << 16).decode("utf-8", "replace")
         if not words:
             return None  # a thread of the kernel, or an ended process
-        parent = self.by_pid.get(_parent(self.proc, pid))
+        parent = self.by_pid.get(parent_pid(pid, self.proc))
         name = engine_of(words) or (parent.name if parent else "") or self._by_libraries(pid, words)
         if not name:
             return None
@@ -222,8 +222,3 @@ def model_of(words: str) -> str:
     text = match[1] or match[2] or match[3]
     is_path = text.startswith(("/", "./", "../", "~")) or text.endswith((".gguf", ".bin"))
     return (text.rstrip("/").rpartition("/")[2] if is_path else text)[:64]
-
-
-def _parent(proc: Path, pid: int) -> int:
-    fields = stat_fields(f"{proc}/{pid}")
-    return int(fields[1]) if len(fields) > 1 else 0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.process.process_identity import identity, stat_fields
+from stallscope.capture.process.process_identity import identity, parent_pid, stat_fields
 from stallscope.capture.stacks.native import stopped_thread
 from stallscope.capture.stacks.sampler import Stacks
 from stallscope.events import layout
@@ -106,14 +106,13 @@ class SilentRanks:
 
     def _is_rank(self, pid: int, on_gpu: Collection[int]) -> bool:
         """Whether the process is a rank, and not a worker below one, perhaps with a server of forks in between."""
-        rank = ancestor_rank = identity(pid, self.proc).rank
+        rank, ancestor = identity(pid, self.proc).rank, pid
         if rank == UNKNOWN:
             return False
-        ancestor = pid
         for _ in range(_MAX_ANCESTORS):
-            fields = stat_fields(f"{self.proc}/{ancestor}")
-            ancestor = int(fields[1]) if len(fields) > 1 else 0
-            ancestor_rank = identity(ancestor, self.proc).rank if ancestor else UNKNOWN
-            if ancestor_rank != rank or ancestor in on_gpu:
-                break
-        return ancestor_rank != rank or ancestor not in on_gpu
+            ancestor = parent_pid(ancestor, self.proc)
+            if not ancestor or identity(ancestor, self.proc).rank != rank:
+                return True
+            if ancestor in on_gpu:
+                return False
+        return True
