@@ -506,6 +506,11 @@ class Program:
             )
 
 
+def states_of_slots(rows: Array) -> Array:
+    """The category of each slot: uint8 (n, N_SLOTS). rows: kernel.PROCESS (n,)."""
+    return rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8)
+
+
 def correct_torn_rows(rows: Array, now_ns: Array) -> Array:
     """Correct, in place, the rows of processes that were read in the middle of a change.
 
@@ -513,7 +518,7 @@ def correct_torn_rows(rows: Array, now_ns: Array) -> Array:
     its time stamp. With now in its place they are wrong by at most the time for which the change has been waiting.
     """
     accounts = rows["ns"].view(np.int64)
-    states = rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8).max(axis=1, initial=0)
+    states = states_of_slots(rows).max(axis=1, initial=0)
     now = now_ns[:, None]
     so_far = accounts + np.where(np.arange(accounts.shape[1]) == states[:, None], now, 0)
     is_torn = (rows["begun"] != rows["ended"])[:, None] & (np.arange(accounts.shape[1]) > 0)

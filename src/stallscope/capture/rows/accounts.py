@@ -6,17 +6,12 @@ process is the state of its most active GPU thread, the largest byte of its word
 
 import numpy as np
 
-from stallscope.capture.probes.program import State
+from stallscope.capture.probes.program import State, states_of_slots
 from stallscope.events.layout import Array
-
-
-def states_of_slots(state: State) -> Array:
-    """The category of each slot: uint8 (n, N_SLOTS)."""
-    return state.rows["word"].astype("<u8").reshape(-1, 1).view(np.uint8)
 
 
 def accounts(state: State) -> Array:
     """ns in each category: int64 (n, N_CATEGORIES)."""
     sums = state.rows["ns"].view(np.int64).copy()
-    sums[np.arange(len(sums)), states_of_slots(state).max(axis=1)] += state.now_ns
+    sums[np.arange(len(sums)), states_of_slots(state.rows).max(axis=1)] += state.now_ns
     return sums[:, 1:]

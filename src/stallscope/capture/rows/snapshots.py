@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from stallscope.capture.probes.program import State
-from stallscope.capture.rows.accounts import accounts, states_of_slots
+from stallscope.capture.probes.program import State, states_of_slots
+from stallscope.capture.rows.accounts import accounts
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
 
-def snapshots(state: State, *, node: int, moved_ns: Array | int = 0) -> Array:
+def snapshots(state: State, *, node: int, moved_ns: Array | None = None) -> Array:
     """One row of SNAPSHOTS for each process of Program.processes().
 
     moved_ns: the correction of each ledger, UnprobedWaits.moved_ns().
@@ -19,11 +19,12 @@ def snapshots(state: State, *, node: int, moved_ns: Array | int = 0) -> Array:
     states, indices = state.rows, np.arange(len(state.pids))
     rows = layout.empty(layout.SNAPSHOTS, len(states))
     rows["ts_ns"], rows["node"], rows["pid"], rows["alive"] = state.now_ns, node, state.pids, 1
-    by_slot = states_of_slots(state)
+    by_slot = states_of_slots(states)
     most_active = by_slot.argmax(axis=1)
     rows["category"] = by_slot[indices, most_active]
-    rows["ledger_ns"] = accounts(state) + moved_ns
-    if isinstance(moved_ns, np.ndarray):
+    rows["ledger_ns"] = accounts(state)
+    if moved_ns is not None:
+        rows["ledger_ns"] += moved_ns
         rows["estimated_ns"] = moved_ns[:, Category.DEVICE - 1]
     rows["n_collectives"], rows["n_completed"] = states["n_collectives"], states["n_synced"]
     slot = states["slots"][indices, most_active]

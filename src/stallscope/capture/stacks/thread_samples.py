@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.capture.probes.program import State
+from stallscope.capture.probes.program import State, states_of_slots
 from stallscope.capture.process.process_identity import small_file, stat_fields
 from stallscope.capture.process.wait_objects import BlockedCall, WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
@@ -250,8 +250,8 @@ class Samples:
                 if (self._proc / str(pid)).exists()
             }
             self._waits = {pid: wait for pid, wait in self._waits.items() if pid in alive}
-        for pid, row in zip(state.pids.tolist(), state.rows, strict=True):
-            by_slot = row["word"].reshape(1).astype("<u8").view(np.uint8)
+        rows = zip(state.pids.tolist(), state.rows, states_of_slots(state.rows), strict=True)
+        for pid, row, by_slot in rows:
             slot = row["slots"][int(by_slot.argmax())]
             category, tid = int(by_slot.max()), int(slot["tid"])
             if category and tid and pid in alive:
