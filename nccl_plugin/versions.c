@@ -36,11 +36,12 @@ static void load_chain(int version)
 	pthread_mutex_lock(&loading);
 	if (!is_loaded && name && *name) {
 		library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-		for (chain_version = version; library && !chain_v5 && chain_version >= 5; chain_version -= !chain_v5) {
+		for (int newest = version; library && !chain_v5 && newest >= 5; newest--) {
 			char symbol[] = "ncclProfiler_v0";
 
-			symbol[sizeof(symbol) - 2] = (char)('0' + chain_version);
+			symbol[sizeof(symbol) - 2] = (char)('0' + newest);
 			chain_v5 = dlsym(library, symbol);
+			chain_version = newest;
 		}
 		if (library && !chain_v5 && version >= 4)
 			chain_v4 = dlsym(library, "ncclProfiler_v4");
@@ -54,22 +55,21 @@ static void load_chain(int version)
 	pthread_mutex_unlock(&loading);
 }
 
-static uint64_t events_v5(void)
+/* The types of events that the other plugin knows. */
+static uint64_t known_events(void)
 {
+	if (!chain_v5)
+		return chain_v4 || chain_v3 ? EVENTS_V4 : 0;
 	return chain_version > 6 ? ~0ull : chain_version > 5 ? EVENTS_V6 : EVENTS_V5;
 }
 
 static int is_forwarded(uint64_t type)
 {
-	uint64_t known = chain_v5		? events_v5() :
-			 chain_v4 || chain_v3 ? EVENTS_V4 :
-						0;
 	int mask = __atomic_load_n(&chained_mask, __ATOMIC_RELAXED);
 
 	if (mask & EVENT_KERNEL_PHASE) /* phases are children of a channel */
 		mask |= EVENT_KERNEL_CH;
-
-	return mask && (type & known) && (type & (parents | (uint64_t)mask));
+	return mask && (type & known_events()) && (type & (parents | (uint64_t)mask));
 }
 
 static nccl_result stop_any(void *handle)
