@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -89,19 +88,3 @@ def test_after_the_end_of_the_process_the_answer_is_unknown_and_the_incident_con
         until(lambda: "the process of the diagnosis" in store.unexamined.reason(TENANT, "c1"))
         until(lambda: diagnosis.confirmed_ns(TENANT) and diagnosis.is_idle())
         assert [row[-1] for row in verdicts(store)] == ["open"]
-
-
-def test_freed_memory_below_used_memory_is_returned_to_the_system():
-    """In a new process, as the heap of this process has gaps that take the blocks."""
-    code = (
-        "import os\n"
-        "from stallscope.continuous.stream_process import return_freed_memory\n"
-        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
-        "blocks = [bytearray(b'x') * 50_000 for _ in range(2_000)]\n"
-        "del blocks[:-1]\n"
-        "before = resident()\n"
-        "return_freed_memory()\n"
-        "print(before - resident())\n"
-    )
-    n_returned = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
-    assert n_returned > 50_000_000

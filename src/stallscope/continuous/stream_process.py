@@ -7,7 +7,6 @@ Tables travel in Arrow's stream format, directly after the message that announce
 memory for all of them: new memory for each message would cost more than the copies.
 """
 
-import ctypes
 import logging
 import os
 import signal
@@ -27,6 +26,7 @@ from stallscope.continuous.streams import AdvancedStream, Streams
 from stallscope.diagnose import Change, Stream
 from stallscope.events.layout import Array
 from stallscope.store.hub import traces
+from stallscope.store.hub.memory_size import return_freed_memory
 
 _PATIENCE_S = 120.0
 """The process is killed if an answer takes longer."""
@@ -207,13 +207,6 @@ def _received(pipe: Connection, n_bytes: Mapping[str, int], memory: _Memory) -> 
         tables[name] = pa.ipc.open_stream(pa.py_buffer(block[begin : begin + n])).read_all()
         begin += n
     return tables
-
-
-def return_freed_memory() -> None:
-    """Return the freed memory of the C library to the system, where it can: glibc keeps freed blocks below others."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))
 
 
 def main() -> None:

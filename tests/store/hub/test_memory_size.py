@@ -72,3 +72,20 @@ def test_rows_are_refused_while_a_child_takes_the_memory(tmp_path, child):
         child.wait()
         process_memory.cache_clear()
         assert store.append(batch).result(20).n_rows == 1
+
+
+@pytest.mark.parametrize("step", ["return_freed_memory()", "assert process_memory().is_above(1)"])
+def test_freed_memory_below_used_memory_is_returned_to_the_system(step):
+    """In a new process, as the heap of this process has gaps that take the blocks."""
+    code = (
+        "import os\n"
+        "from stallscope.store.hub.memory_size import process_memory, return_freed_memory\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "blocks = [bytearray(b'x') * 50_000 for _ in range(2_000)]\n"
+        "del blocks[:-1]\n"
+        "before = resident()\n"
+        f"{step}\n"
+        "print(before - resident())\n"
+    )
+    n_returned = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert n_returned > 50_000_000

@@ -393,7 +393,7 @@ class _Worker:
         limits = self._limits
         if resident_bytes(self._process.pid) > limits.resident_bytes:
             raise OverLimits("the query exceeded its memory limit; select less")
-        if limits.all_bytes is not None and process_memory().total() > limits.all_bytes:
+        if process_memory().is_above(limits.all_bytes):
             raise OverLimits("the hub has reached its memory limit; select less, or retry later")
 
     def _wait(self, to_read: list[int], to_write: list[int], deadline_s: float) -> None:

@@ -1,5 +1,6 @@
 """The memory of this machine, and of this process with its child processes."""
 
+import ctypes
 import os
 import threading
 import time
@@ -15,6 +16,9 @@ _MIN_BYTES = 1 << 30
 _MAX_AGE_S, _CHILDREN_MAX_AGE_S = 0.2, 2.0
 """Listing the children reads a file for each thread of the hub, so it is done less often than the sum."""
 
+_RETURN_S = 1.0
+"""Freed memory is returned at most this often, not for each refused request: it takes some 100 ms for each GB."""
+
 
 class ProcessMemory:
     """The resident memory of this process and of its children. Thread-safe."""
@@ -22,7 +26,7 @@ class ProcessMemory:
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic, proc: Path = _PROC):
         self._clock_s, self._proc = clock_s, proc
         self._changing = threading.Lock()
-        self._summed_s = self._listed_s = -_CHILDREN_MAX_AGE_S
+        self._summed_s = self._listed_s = self._returned_s = -_CHILDREN_MAX_AGE_S
         self._n_bytes = 0
         self._children: list[int] = []
 
@@ -40,11 +44,37 @@ class ProcessMemory:
             self._summed_s = now_s
         return self._n_bytes
 
+    def is_above(self, max_bytes: int | None) -> bool:
+        """Whether the total is above a limit. Then this process returns its freed memory, so that the total can shrink.
+
+        max_bytes: None for no limit.
+        """
+        if max_bytes is None or self.total() <= max_bytes:
+            return False
+        now_s = self._clock_s()
+        if now_s - self._returned_s >= _RETURN_S:
+            self._returned_s = now_s
+            return_freed_memory()
+        return True
+
 
 @cache
 def process_memory() -> ProcessMemory:
     """The memory of this process: one object, as each would read the same files."""
     return ProcessMemory()
+
+
+def return_freed_memory() -> None:
+    """Return the freed memory of Arrow and of the C library to the system, where they can.
+
+    glibc keeps freed blocks below used blocks: they stay resident until it is asked to return them.
+    """
+    import pyarrow as pa  # processes without tables do not load it
+
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def resident_bytes(pid: int) -> int:

@@ -201,8 +201,7 @@ class Writer:
         is_share_full = hot.bytes_of(tenant) + n_bytes > limits.max_hot_bytes * _TENANT_SHARE
         if hot.n_bytes and (n_hot > limits.max_hot_bytes or (tenant and is_share_full)):
             return "the rows in memory have reached their limit, until files have been written"
-        if limits.max_memory_bytes is not None and process_memory().total() > limits.max_memory_bytes:
-            pa.default_memory_pool().release_unused()
+        if process_memory().is_above(limits.max_memory_bytes):
             return "the hub has reached its memory limit"
         return ""
 

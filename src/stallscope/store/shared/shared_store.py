@@ -300,9 +300,7 @@ class SharedStore:
         """Raises Overloaded while this hub accepts no rows."""
         if not self.membership.is_connected():
             raise Overloaded("PostgreSQL does not answer; retry later", 2.0)
-        most = self._limits.max_memory_bytes
-        if most is not None and process_memory().total() > most:
-            pa.default_memory_pool().release_unused()
+        if process_memory().is_above(self._limits.max_memory_bytes):
             raise Overloaded(
                 "the hub has reached its memory limit; send again later", self._limits.retry_after_s
             )
