@@ -31,6 +31,12 @@ def test_sql_comes_from_standard_input(run, db, monkeypatch):
         assert run("query", "--db", db, *words)[1].split() == ["one", "1"]
 
 
+def test_sql_of_few_characters_and_many_bytes_is_no_file_name(run, db):
+    text = "\N{CJK UNIFIED IDEOGRAPH-65E5}" * 100
+    code, out, err = run("query", "--db", db, f"SELECT '{text}' AS x")
+    assert (code, out.split(), err) == (0, ["x", text], "")
+
+
 def test_a_missing_query_on_a_terminal_is_an_error(run, db, monkeypatch):
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     code, out, err = run("query", "--db", db)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from shlex import quote
@@ -34,6 +35,8 @@ if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.settings import Settings
 
 _EXAMPLE = "SELECT op_name(op), count(*) FROM collectives GROUP BY 1"
+_MAX_NAME_BYTES = 255
+"""Of a file (NAME_MAX): the system refuses to look for a longer name."""
 
 
 def query(
@@ -98,12 +101,10 @@ def _of_nodes(
 
 def _statement(sql: str | None) -> str:
     """The given SQL, or the SQL from standard input."""
-    if sql not in (None, "-"):
-        if len(str(sql)) < 256 and Path(str(sql)).exists():
-            raise BadInput(
-                f'{sql} is a file, not SQL; try `stallscope query --db {quote(str(sql))} "{_EXAMPLE}"`'
-            )
-        return str(sql)
+    if sql is not None and sql != "-":
+        if len(os.fsencode(sql)) <= _MAX_NAME_BYTES and Path(sql).exists():
+            raise BadInput(f'{sql} is a file, not SQL; try `stallscope query --db {quote(sql)} "{_EXAMPLE}"`')
+        return sql
     if sys.stdin.isatty():
         raise BadInput(f'no SQL given; try `stallscope query "{_EXAMPLE}"`, or --schema')
     return sys.stdin.read()
