@@ -37,7 +37,6 @@ class SegmentCache:
         self.folder, self.bucket, self._max_bytes = folder, bucket, max_bytes
         self.n_fetched = 0
         self._lock = threading.Lock()
-        self._fetching: dict[str, threading.Lock] = {}
         self._fetches: dict[str, Future[None]] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="segment-fetch")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -48,11 +47,7 @@ class SegmentCache:
 
     def fetch(self, segments: Sequence[Segment]) -> None:
         """Make files readable in the folder. Raises Overloaded, StorageFailed."""
-        missing = self._missing(segments)
-        if len(missing) == 1:
-            self._fetched(missing[0])
-        else:
-            self._fetch_all(missing, until_s=math.inf)
+        self._fetch_all(self._missing(segments), until_s=math.inf)
 
     def fetch_for_query(self, segments: Sequence[Segment], *, until_s: float) -> None:
         """The same for a query, until a moment (monotonic). Raises Busy after it, and OverLimits for too many bytes.
@@ -161,7 +156,7 @@ class SegmentCache:
         return path.stat().st_size == segment.n_bytes
 
     def _fetch_of(self, segment: Segment) -> "Future[None]":
-        """The fetch of a file; queries that need the same file wait for the same fetch."""
+        """The fetch of a file; callers that need the same file wait for the same fetch."""
         with self._lock:
             fetch = self._fetches.get(segment.path)
             if fetch and not fetch.done():
@@ -177,15 +172,8 @@ class SegmentCache:
         return fetch
 
     def _fetched(self, segment: Segment) -> None:
-        with self._lock:
-            one = self._fetching.setdefault(segment.path, threading.Lock())
-        try:
-            with one:
-                if not self._is_there(segment):
-                    self._write(segment, self.bucket.get(segment.path))
-        finally:
-            with self._lock:
-                self._fetching.pop(segment.path, None)
+        if not self._is_there(segment):
+            self._write(segment, self.bucket.get(segment.path))
 
     def _write(self, segment: Segment, content: bytes) -> None:
         path = self.folder / segment.path
