@@ -39,7 +39,6 @@ class Processes(Result):
 
 def find_nccl_processes(context: TenantContext, params: ProcessesParams) -> Processes:
     """Processes that use NCCL or have loaded MPI, UCX or gloo, with rank, device and the time of their last
-
     collective.
     """
     rows = context.rows(
