@@ -113,7 +113,7 @@ class Questions:
 
 def _window(params: Mapping[str, object]) -> RowBounds:
     first, end = params.get("from_ns"), params.get("to_ns")
-    return between(first if isinstance(first, int) else -(2**63), end if isinstance(end, int) else 2**63)
+    return between(first if isinstance(first, int) else None, end if isinstance(end, int) else None)
 
 
 def question_text(name: str) -> str:

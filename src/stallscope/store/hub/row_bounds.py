@@ -70,9 +70,12 @@ NO_BOUNDS: Mapping[str, RowBounds] = MappingProxyType({})
 """Of a query that may use every row."""
 
 
-def between(from_ns: int, to_ns: int) -> RowBounds:
-    """Rows of a time, whose ends may be beyond int64."""
-    return RowBounds(from_ns=_within_int64(from_ns), to_ns=_within_int64(to_ns))
+def between(from_ns: int | None, to_ns: int | None) -> RowBounds:
+    """Rows of a time, whose ends may be beyond int64; None: without this end."""
+    return RowBounds(
+        from_ns=_MIN_NS if from_ns is None else _within_int64(from_ns),
+        to_ns=_MAX_NS if to_ns is None else _within_int64(to_ns),
+    )
 
 
 def selected(segments: Iterable[Segment], bounds: RowBounds) -> tuple[Segment, ...]:

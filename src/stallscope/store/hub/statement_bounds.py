@@ -143,9 +143,7 @@ class _Where:
         if name != "ts_ns" or (interval := _number(value, self.known)) is None:
             return ALL_ROWS
         first, last = math.floor(interval[0]) - _MARGIN_NS, math.ceil(interval[1]) + _MARGIN_NS
-        return between(
-            first if operator in (">", "==") else -(2**63), last if operator in ("<", "==") else 2**63
-        )
+        return between(None if operator == "<" else first, None if operator == ">" else last)
 
     def _column(self, node: Mapping[str, Any]) -> str:
         """The name of a column of the table; "" for another expression."""
