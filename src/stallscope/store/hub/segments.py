@@ -63,7 +63,7 @@ class Sealer:
         writes it, but within its memory limit.
         """
         is_small = rows.nbytes <= self._memory_bytes // 4
-        self._db.register("rows_to_seal", in_order_of_time(rows) if is_small else rows)
+        self._db.register("rows_to_seal", _in_order_of_time(rows) if is_small else rows)
         try:
             select = "SELECT * FROM rows_to_seal"
             return self.sealed(tenant, table, select=select, sealed_us=sealed_us, is_in_order=is_small)
@@ -121,7 +121,7 @@ class Sealer:
         return path
 
 
-def in_order_of_time(rows: pa.Table) -> pa.Table:
+def _in_order_of_time(rows: pa.Table) -> pa.Table:
     """The rows by ts_ns, rows without a time last; equal times keep their order."""
     ts_ns = np.asarray(pc.fill_null(rows["ts_ns"], _LAST_NS))
     if (ts_ns[1:] >= ts_ns[:-1]).all():
