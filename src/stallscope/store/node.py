@@ -566,18 +566,25 @@ def create_file(path: Path, *, mode: int = 0o644, group: int | None = None) -> N
     temporary = path.with_name(f".{path.name}.new-{os.getpid()}")
     _remove_database(temporary)  # of a killed process with the same number, as in containers
     try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            if group is not None:
-                os.fchown(fd, -1, group)
-        finally:
-            os.close(fd)
+        os.close(new_descriptor(temporary, mode=mode, group=group))
         with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
             _create_schema(db)
         with suppress(OSError):
             os.link(temporary, path)
     finally:
         _remove_database(temporary)
+
+
+def new_descriptor(path: Path, *, mode: int, group: int | None) -> int:
+    """The descriptor of a new, empty file. Raises OSError, FileExistsError if it exists."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        if group is not None:
+            os.fchown(fd, -1, group)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _remove_database(path: Path) -> None:

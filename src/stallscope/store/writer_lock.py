@@ -50,12 +50,9 @@ def _open_or_create(path: Path, group: int | None) -> int:
     SQLite gives its additional files the same owner, group and mode.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+        return node.new_descriptor(path, mode=_MODE, group=group)
     except FileExistsError:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    if group is not None:
-        os.fchown(fd, -1, group)
-    return fd
 
 
 def set_aside_if_of_another_boot(path: Path, boot_id: str, wall_ns: int) -> Path | None:
