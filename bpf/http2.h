@@ -61,8 +61,7 @@ struct known_value {
 	u8 spare[3];
 };
 
-/* The values in the dynamic tables of HPACK: in `stream`, the key has the number of the insertion; in `spare`, the
- * direction. */
+/* The values in the dynamic tables of HPACK: in `stream`, the key has the number of the insertion. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, N_HTTP2_VALUES);
@@ -129,7 +128,7 @@ INLINE struct known_value *known_value(const struct http2 *h, const struct field
 	struct stream_key key = {
 		.connection = h->id,
 		.stream = f->n_inserted + N_STATIC - f->number,
-		.spare = f->is_out,
+		.is_out = f->is_out,
 	};
 
 	return f->number > N_STATIC ? bpf_map_lookup_elem(&http2_values, &key) : NULL;
@@ -144,7 +143,7 @@ INLINE void use_value(struct fields *f, const struct known_value *known)
 
 INLINE void field_ends(const struct http2 *h, struct fields *f)
 {
-	struct stream_key key = { .connection = h->id, .stream = f->n_inserted, .spare = f->is_out };
+	struct stream_key key = { .connection = h->id, .stream = f->n_inserted, .is_out = f->is_out };
 	struct known_value known = {};
 
 	f->state = FIELD_BEGIN;

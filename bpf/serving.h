@@ -151,7 +151,7 @@ struct http2 { /* a connection */
 struct stream_key {
 	u64 connection;
 	u32 stream;
-	u32 spare;
+	u32 is_out; /* of http2_values: as in struct fields */
 };
 
 struct message { /* the gRPC messages of one direction of a stream */

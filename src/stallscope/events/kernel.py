@@ -390,7 +390,7 @@ HTTP2 = np.dtype(
 )
 """struct http2: an HTTP/2 connection to a server."""
 
-STREAM_KEY = np.dtype([("connection", "<u8"), *((name, "<u4") for name in ("stream", "spare"))])
+STREAM_KEY = np.dtype([("connection", "<u8"), *((name, "<u4") for name in ("stream", "is_out"))])
 
 MESSAGE = np.dtype([("left", "<u4"), ("n_prefix", "u1"), ("is_begun", "u1"), ("prefix", "u1", (14,))])
 """struct message: the gRPC messages of one direction of a stream."""
