@@ -148,6 +148,25 @@ def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
     return result
 
 
+def mean_of_group(values: NDArray[np.float64]) -> Interval:
+    """The mean of independent values and its 95 % interval, by Student's t."""
+    half = _t_975(len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Interval(float(values.mean()), half)
+
+
+def difference_of_groups(values: NDArray[np.float64], base: NDArray[np.float64]) -> Interval:
+    """The difference of two means and its 95 % interval, by Student's t with the common variance of both groups."""
+    free = len(values) + len(base) - 2
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in (values, base))
+    half = _t_975(free) * math.sqrt(squares / free * (1 / len(values) + 1 / len(base)))
+    return Interval(float(values.mean() - base.mean()), half)
+
+
+def _t_975(free: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    return _T_975[free - 1] if free <= len(_T_975) else _T_975_MANY
+
+
 class Found(NamedTuple):
     """Comparisons: per cent (n,), share of the time with each group on (n, k), and that share overall (k,)."""
 
@@ -192,8 +211,7 @@ def interval(result: Found, *, shares_windows: bool = True) -> Interval:
     alike = float(pull[1:] @ pull[:-1] / max((pull**2).sum(), 1e-12)) if n >= _MIN_KNOWN else _MAX_ALIKE
     if shares_windows or n >= _MIN_KNOWN:
         variance *= 1 + 2 * min(max(alike, 0), _MAX_ALIKE)
-    t = _T_975[free - 1] if free <= len(_T_975) else _T_975_MANY
-    return Interval(float(fit[0]), t * math.sqrt(variance))
+    return Interval(float(fit[0]), _t_975(free) * math.sqrt(variance))
 
 
 def slowdown(

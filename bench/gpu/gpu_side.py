@@ -275,6 +275,7 @@ def main() -> None:
     parser.add_argument(
         "--sizes", nargs="*", help="of the collectives whose cost is measured: all by default"
     )
+    parser.add_argument("--jobs", type=int, default=5, help="with the plugin, and as many without it")
     parser.add_argument("--look", action="store_true", help="`stallscope look` at a rank")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of scenarios")
     chosen = parser.parse_args()
@@ -303,7 +304,9 @@ def main() -> None:
         if chosen.cost_s:
             with result.part("cost"):
                 seconds = min(chosen.cost_s, end_s - time.monotonic())
-                measure_cost(result, chosen.ranks, with_plugin, seconds, sizes=chosen.sizes)
+                measure_cost(
+                    result, chosen.ranks, with_plugin, seconds, n_jobs=chosen.jobs, sizes=chosen.sizes
+                )
     _print(result.data)
 
 
@@ -334,9 +337,10 @@ def measure_cost(
     with_plugin: dict[str, str],
     seconds: float,
     *,
+    n_jobs: int,
     sizes: Sequence[str] | None,
 ) -> None:
-    """The cost of the plugin, by three jobs."""
+    """The cost of the plugin, by n_jobs jobs with it and n_jobs without it."""
     from plugin_cost import SIZES, costs
 
     begin_s = time.monotonic()
@@ -345,15 +349,16 @@ def measure_cost(
         result.data["cost"] = cost
         result.keep()
 
-    environments: dict[str, dict[str, str]] = {"plugin": with_plugin, "without": {}, "again": {}}
     with ExitStack() as stack:
-        jobs = {}
-        for number, (name, environment) in enumerate(environments.items()):
-            jobs[name] = Ranks(n_ranks, environment, 29612 + number, is_pinned=True)
-            stack.callback(jobs[name].close)
-        for job in jobs.values():  # the jobs load their libraries at the same time
+        jobs = []
+        for number in range(2 * n_jobs):
+            environment = {} if number % 2 else with_plugin
+            jobs.append(Ranks(n_ranks, environment, 29612 + number, is_pinned=True))
+            stack.callback(jobs[-1].close)
+        for job in jobs:  # the jobs load their libraries at the same time
             job.await_loaded()
-        costs(jobs, seconds - (time.monotonic() - begin_s) - 5.0, keep, sizes=sizes or tuple(SIZES))
+        left_s = seconds - (time.monotonic() - begin_s) - 5.0
+        costs(jobs[::2], jobs[1::2], left_s, keep, sizes=sizes or tuple(SIZES))
 
 
 def _print(data: dict[str, Any]) -> None:
@@ -365,6 +370,7 @@ def _print(data: dict[str, Any]) -> None:
     for size, cost in data.get("cost", {}).items():
         for mode, change in cost["changes"].items():
             print(f"{size:23} {mode:50} {change}")
+        print(f"{size:23} jobs differ by {cost['jobs_differ_percent']}")
     if "look" in data:
         print("look:", json.dumps(data["look"])[:1500])
     for name in data.get("skipped", ()):

@@ -39,7 +39,8 @@ RESTARTED_S = 3.0
 RESTART_S = 18.0
 """Of a start of the agent, its window, its end and the window after it."""
 
-LOOK_EVERY = 32
+LOOK_S = 30.0
+"""Between two calculations of the interval while windows are added."""
 STATISTICS = Path("/proc/sys/kernel/bpf_stats_enabled")
 UPROBES = 2  # BPF_PROG_TYPE_KPROBE (linux/bpf.h), which uprobes are of
 
@@ -117,9 +118,19 @@ class Workload:
         return "--alone" in self.words
 
 
+_BY_POWER_S = 2.0
+"""Of a window where GPUs are at their power limit: their clocks swing about once a second, and half a window contains a
+whole swing.
+"""
 _BY_CPU = ("--sync", "--alone", "--pin", "--speed")
 WORKLOADS = (
-    Workload("slowdown sync", "a step of a DDP job that waits for the GPU", ("--kind", "ddp", "--sync"), 85),
+    Workload(
+        "slowdown sync",
+        "a step of a DDP job that waits for the GPU",
+        ("--kind", "ddp", "--sync"),
+        100,
+        window_s=_BY_POWER_S,
+    ),
     Workload(
         "slowdown launch",
         "a step of a DDP job of tiny layers, bound by launches",
@@ -135,8 +146,16 @@ WORKLOADS = (
         85,
         window_s=3.0,
     ),
-    Workload("slowdown fsdp", "a step of an FSDP job", ("--kind", "fsdp", "--sync"), 75),
-    Workload("slowdown tp", "a step of a tensor-parallel job", ("--kind", "tp", "--sync"), 95),
+    Workload(
+        "slowdown fsdp", "a step of an FSDP job", ("--kind", "fsdp", "--sync"), 120, window_s=_BY_POWER_S
+    ),
+    Workload(
+        "slowdown tp",
+        "a step of a tensor-parallel job",
+        ("--kind", "tp", "--sync"),
+        120,
+        window_s=_BY_POWER_S,
+    ),
     Workload(
         "slowdown graph",
         "a step that is one CUDA graph, 1.6 ms",
@@ -244,14 +263,15 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
     window_s = workload.window_s
     agent.switch(is_on=False)
     windows = [window(window_s, is_on=False)]
-    cycle_s = 0.0
+    cycle_s, next_look_s = 0.0, time.monotonic() + LOOK_S
     while time.monotonic() + cycle_s < end_s and len(windows) < 2 * MAX_RUNS:
         begin_s = time.monotonic()
         for is_on in (True, False):
             agent.switch(is_on=is_on)
             windows.append(window(window_s, is_on=is_on))
         cycle_s = time.monotonic() - begin_s
-        if len(windows) % (2 * LOOK_EVERY) == 1:
+        if time.monotonic() > next_look_s:
+            next_look_s = time.monotonic() + LOOK_S
             steps, turns = compared_steps(workload, job, windows), agent.governed().turns
             known = found_in(windows, steps, turns, n_controls=workload.n_controls)
             if len(known.percent) >= MIN_RUNS and 2 * interval(known).half <= WANTED_WIDTH_PERCENT:
