@@ -50,6 +50,7 @@ static int ring_fd = -1;
 static int *_Atomic nccl_mask;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* of communicators only */
 static int is_following;
+static int n_open; /* communicators */
 static uint32_t graph_mask; /* NCCL latches a captured collective's mask: without it, replays of a graph have no events */
 
 static uint64_t now_ns(void)
@@ -193,6 +194,7 @@ void open_comm(struct comm *comm, int *mask, const char *name, int n_nodes, int 
 	if (ring) {
 		if (comm->hash)
 			list_comm(comm->hash, name, n_nodes, n_ranks, comm->rank);
+		n_open++;
 		atomic_store(&nccl_mask, mask);
 		start_following();
 		apply_mask();
@@ -200,6 +202,7 @@ void open_comm(struct comm *comm, int *mask, const char *name, int n_nodes, int 
 	pthread_mutex_unlock(&opening);
 }
 
+/* After the last communicator NCCL may be unloaded, and its mask with it. */
 void close_comm(struct comm *comm)
 {
 	struct ring *own = ring;
@@ -207,6 +210,10 @@ void close_comm(struct comm *comm)
 	for (int i = 0; own && comm && i < N_COMMS; i++)
 		if (own->comms[i].comm_hash == comm->hash && own->comms[i].rank == comm->rank)
 			own->comms[i].is_open = 0;
+	pthread_mutex_lock(&opening);
+	if (n_open > 0 && !--n_open)
+		atomic_store(&nccl_mask, NULL);
+	pthread_mutex_unlock(&opening);
 }
 
 static int is_call(uint64_t type)

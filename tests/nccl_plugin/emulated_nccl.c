@@ -7,6 +7,8 @@
  * emulated_nccl PLUGIN VERSION. Each line of input is a command:
  *   run N CHANNELS PAUSE_US   N collectives of CHANNELS channels, GPU times 1000 * seq + channel and 500 ns later
  *   p2p N | proxy N | fork N | destroy N | mask | quit
+ *   close                   destroy the communicator and close the plugin's library, as after the last communicator
+ *   open                    the same again after close
  *   capture                 latch the mask for later replays of a graph, and report the captured call
  *   replay N CHANNELS       N replays of a collective; NCCL numbers them only if their group has a handle
  *   clone                   a child without the C library's handlers, which lives for a minute; reports its process id
@@ -62,6 +64,7 @@ typedef struct { const char *name; void *init; int (*start)(void *, void **, voi
 
 enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CH = 64, GROUP_API = 256, COLL_API = 512, P2P_API = 1024, KERNEL_LAUNCH = 2048, KERNEL_PHASE = 1 << 15 };
 static Plugin *plugin;
+static void *library;
 static int version, mask, captured;
 static void *context, *captured_call;
 static bool is_capturing;
@@ -224,6 +227,16 @@ static uint64_t now(void)
 	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
+static bool load(const char *path)
+{
+	char symbol[32];
+
+	library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	snprintf(symbol, sizeof(symbol), "ncclProfiler_v%d", version);
+	plugin = library ? dlsym(library, symbol) : NULL;
+	return plugin;
+}
+
 static void init(void)
 {
 	if (version == 3)
@@ -242,13 +255,11 @@ static void drained(void)
 
 int main(int argc, char **argv)
 {
-	char line[128], word[32], symbol[32];
+	char line[128], word[32];
 	pthread_t thread;
-	void *library = argc > 2 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
 
 	version = argc > 2 ? atoi(argv[2]) : 0;
-	snprintf(symbol, sizeof(symbol), "ncclProfiler_v%d", version);
-	if (!library || !(plugin = dlsym(library, symbol))) {
+	if (argc < 3 || !load(argv[1])) {
 		fprintf(stderr, "cannot load: %s\n", dlerror());
 		return 2;
 	}
@@ -307,6 +318,16 @@ int main(int argc, char **argv)
 			for (int i = 0; i < n; i++)
 				operate(COLL, channels, now_latched(), false);
 			plugin->finalize(context);
+		}
+		if (!strcmp(word, "close")) {
+			drained();
+			plugin->finalize(context);
+			dlclose(library);
+		}
+		if (!strcmp(word, "open")) {
+			if (!load(argv[1]))
+				return 2;
+			init();
 		}
 		if (strcmp(word, "destroy"))
 			drained();

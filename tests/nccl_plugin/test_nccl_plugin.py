@@ -21,6 +21,8 @@ from stallscope.capture.gpu.nccl_ring import (
     ring_of,
 )
 
+from ..patience import until
+
 pytestmark = pytest.mark.compiler
 SOURCE = Path(__file__).resolve().parents[2] / "nccl_plugin"
 SOURCES = Path(__file__).parent
@@ -99,7 +101,7 @@ def switch(ring: NcclRing, job: Job, events: Event = KERNELS, seconds: float = 6
 
 
 def wait_for_mask(ring: NcclRing, job: Job, events: Event) -> None:
-    """Wait until the plugin has passed these events to NCCL: it follows within 20 ms."""
+    """Wait until the plugin has passed these events to NCCL."""
     deadline = time.monotonic() + 30
     while job.does("mask")["mask"] & OF_AGENT != events or ring.active != events:
         assert time.monotonic() < deadline
@@ -133,6 +135,28 @@ def test_each_collective_becomes_one_record_with_the_times_of_its_kernel(start, 
             2,
             "world",
         )
+    job.ends()
+
+
+def test_a_job_lives_on_after_nccl_has_closed_the_plugin(start):
+    """NCCL closes the library with the last communicator, and loads it again for the next one."""
+    job, ring = start(5)
+    switch(ring, job)
+    job.does("run 10 4")
+    job.does("close")
+    for events in (Event(0), KERNELS):  # the plugin's thread runs
+        ring.switch(events, seconds=60)
+        until(lambda events=events: ring.active == events)
+    assert (
+        job.does("mask")["mask"] == KERNELS
+    )  # of before: the plugin does not write to NCCL's memory any more
+    ring.switch(Event(0), seconds=0)
+    until(lambda: ring.active == Event(0))
+    assert job.does("mask")["mask"] == KERNELS
+    job.does("open")
+    switch(ring, job)
+    job.does("run 10 4")
+    assert len(ring.drain()) == 20 and [comm.is_open for comm in ring.communicators()] == [False, True]
     job.ends()
 
 
