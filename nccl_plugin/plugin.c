@@ -12,14 +12,16 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "plugin.h"
 #include "ring.h"
 
-#define POLL_NS 20000000
+#define IDLE_NS 1000000000ull /* the longest sleep of the thread: of an agent that does not wake it */
 #define STACK_BYTES (1 << 20) /* the C library places the static TLS of all libraries of the job on a thread's stack */
 #define STALE_NS 10000000000ull /* a full pool reuses events that run longer: their ends may never be reported */
 #define BUSY 0x80000000u
@@ -107,30 +109,36 @@ static void open_ring(void)
 }
 
 /* The events that the agent asks for; none after its lease, so that the plugin costs nothing after the agent's end. */
-static uint32_t wanted(void)
+static uint32_t wanted(uint64_t now)
 {
-	return now_ns() < atomic_load(&ring->lease_ns) ? atomic_load(&ring->want) : 0;
+	return now < atomic_load(&ring->lease_ns) ? atomic_load(&ring->want) : 0;
 }
 
-static void apply_mask(void)
+static void apply_mask(uint64_t now)
 {
 	int *mask = atomic_load(&nccl_mask);
-	uint32_t want = wanted();
+	uint32_t want = wanted(now);
 
 	atomic_store(&ring->active, want);
 	if (mask)
 		__atomic_store_n(mask, (int)(want | graph_mask) | __atomic_load_n(&chained_mask, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 }
 
-/* A mask of 0 starts no event, so events cannot switch the plugin on: a thread follows the agent's wishes. */
+/*
+ * A mask of 0 starts no event, so events cannot switch the plugin on: a thread follows the agent's wishes. It sleeps
+ * until the agent wakes it or the lease ends.
+ */
 static void *follow(void *unused)
 {
-	const struct timespec pause = { 0, POLL_NS };
-
 	(void)unused;
 	for (;;) {
-		apply_mask();
-		nanosleep(&pause, NULL);
+		uint32_t seen = atomic_load(&ring->n_switches);
+		uint64_t now = now_ns(), lease = atomic_load(&ring->lease_ns);
+		uint64_t sleep = now < lease && lease - now < IDLE_NS ? lease - now : IDLE_NS;
+		struct timespec timeout = { (time_t)(sleep / 1000000000ull), (long)(sleep % 1000000000ull) };
+
+		apply_mask(now);
+		syscall(SYS_futex, &ring->n_switches, FUTEX_WAIT, seen, &timeout, NULL, 0);
 	}
 	return NULL;
 }
@@ -197,7 +205,7 @@ void open_comm(struct comm *comm, int *mask, const char *name, int n_nodes, int 
 		n_open++;
 		atomic_store(&nccl_mask, mask);
 		start_following();
-		apply_mask();
+		apply_mask(now_ns());
 	}
 	pthread_mutex_unlock(&opening);
 }

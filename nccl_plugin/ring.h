@@ -3,7 +3,8 @@
  * The layout of the shared memory between the plugin and the agent (src/stallscope/capture/gpu/nccl_ring.py).
  *
  * The memory has no file name: the agent opens the file descriptor of the process (/proc/PID/fd). The plugin writes
- * records and never waits for a reader. The agent writes `want` and `lease_ns`. A record is complete if its `number` is
+ * records and never waits for a reader. The agent writes `want`, `lease_ns` and
+ * `n_switches`. A record is complete if its `number` is
  * its position plus one; an older number means that the writer has not finished, a newer one that the record is lost.
  */
 #ifndef STALLSCOPE_RING_H
@@ -48,7 +49,9 @@ struct ring {
 	_Atomic uint64_t lease_ns;     /* CLOCK_MONOTONIC until which `want` holds */
 	_Atomic uint64_t head, n_dropped, n_events;
 	_Atomic uint32_t n_comms, has_thread; /* has_thread: the plugin follows `want` */
-	char pad[4096 - 72];
+	_Atomic uint32_t n_switches;	      /* the agent counts its changes here, and wakes the plugin (futex) */
+	uint32_t reserved;
+	char pad[4096 - 80];
 	struct ring_comm comms[N_COMMS];
 	struct ring_record records[N_RECORDS];
 };

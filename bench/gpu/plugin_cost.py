@@ -21,7 +21,7 @@ from stallscope.capture.gpu.nccl_ring import KERNELS, Event, NcclRing, ring_of
 
 _WINDOW_S = 0.2
 _PULSE_S = 0.1 * _WINDOW_S  # the largest share of the time that the agent's default windows take
-_SWITCH_S = 0.05  # the plugin follows within 20 ms
+_SWITCH_S = 0.05  # the plugin's thread follows at once
 _MIN_TURNS = 4
 _NARROW = 0.03  # points to which an interval is precise enough; then other sizes get the time
 

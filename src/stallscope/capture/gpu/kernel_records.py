@@ -17,7 +17,7 @@ from stallscope.events import layout
 from stallscope.events.layout import Array
 
 _RETRY_S = 10.0
-_MARGIN_S = 0.2  # the plugin follows within 20 ms
+_MARGIN_S = 0.2  # the plugin's thread may wait for a CPU
 
 
 class KernelRecords:
