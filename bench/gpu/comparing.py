@@ -5,13 +5,15 @@ result of one kind of switch and decreases the other, so it cancels out. The age
 windows are short. The result is Huber's mean of the comparisons, which outliers hardly affect. Its 95 % interval comes
 from Student's t and grows with the correlation of neighbours, which share a window.
 
-A virtual CPU is repeatedly slower by half for a while. Where a job measures its CPU's speed between two steps, the
-steps without probes give the step time by speed, and each step is converted to one speed. A governor has
-high-frequency probes on for a part of the time. That part is known for each window, and the mean is converted to the
-average part.
+A virtual CPU takes twice as long for seconds while another virtual machine uses its second hyperthread; the CPUs change
+independently of each other. Where a job measures its CPU's speed between two steps, the steps without probes give the
+step time by speed, and each step is converted to one speed. Jobs that run at the same time are compared each with
+itself, and a job counts less where it scatters more. A governor has high-frequency probes on for a part of the time.
+That part is known for each window, and the mean is converted to the average part.
 """
 
 import math
+import warnings
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -25,8 +27,8 @@ from stallscope.capture.probes.operations import BUDGETED
 
 SETTLE_S = 0.1
 """After a switch, before a window begins."""
-_USUAL_SPEEDS = (1, 99)
-"""Per cent: what lies outside was an interrupt."""
+_MAX_SPEEDS, _STEPS_A_SPEED, _MIN_STEPS = 8, 40, 10
+"""Classes of speeds before and after a step, steps without probes for each pair of classes on average, and at least."""
 _T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12)
 _T_975_MANY = 2.10
 _HUBER = 1.345
@@ -71,19 +73,27 @@ class Steps(NamedTuple):
 def at_one_speed(steps: Steps, turn_ns: NDArray[np.float64], windows: list[Window]) -> Steps:
     """The steps as if the CPU had been equally fast before and after all of them. turn_ns: measured after each.
 
-    The fit is a quadratic function of both speeds, in the logarithms, of steps without hooks: a CPU changes its speed
-    within a step.
+    A step is divided by the median of the steps without probes at the same speeds before and after. A CPU changes
+    between two speeds, also within a step, so no smooth function of the speeds fits. Steps at speeds that hardly occur
+    without probes are left out.
     """
     n = min(len(turn_ns), len(steps.number))
     number, end_ns, length_ns = (window[1:n] for window in steps)
-    slow = np.log(np.clip(turn_ns, *np.percentile(turn_ns, _USUAL_SPEEDS)) / np.median(turn_ns))
-    before, after = slow[number - 1], slow[number]
-    design = np.column_stack([np.ones(len(number)), before, after, before**2, after**2, before * after])
     is_off = np.zeros(len(number), bool)
     for window in windows:
         is_off |= (not window.is_on) & (end_ns >= window.begin_ns) & (end_ns <= window.end_ns)
-    fit = np.linalg.lstsq(design[is_off], np.log(length_ns[is_off]), rcond=None)[0]
-    return Steps(number, end_ns, length_ns / np.exp(design[:, 1:] @ fit[1:]))
+    n_speeds = int(np.clip((is_off.sum() / _STEPS_A_SPEED) ** 0.5, 1, _MAX_SPEEDS))
+    bounds = np.quantile(turn_ns, np.linspace(0, 1, n_speeds + 1)[1:-1])
+    speed = np.digitize(turn_ns, bounds)
+    pair = speed[number - 1] * n_speeds + speed[number]
+    median_ns = np.full(n_speeds**2, math.nan)
+    for each in range(n_speeds**2):
+        alike_ns = length_ns[is_off & (pair == each)]
+        if len(alike_ns) >= min(_MIN_STEPS, is_off.sum()):
+            median_ns[each] = np.median(alike_ns)
+    length_ns = length_ns / median_ns[pair] * np.nanmedian(median_ns)
+    is_known = ~np.isnan(length_ns)
+    return Steps(number[is_known], end_ns[is_known], length_ns[is_known])
 
 
 def mean_step_ns(window: Window, ranks: list[Steps]) -> float:
@@ -106,27 +116,33 @@ def halves(windows: list[Window]) -> tuple[list[Window], list[Window]]:
     return before, after
 
 
-def estimates(windows: list[Window], ranks: list[Steps], *, n_controls: int = 0) -> NDArray[np.float64]:
+def estimates(windows: list[Window], ranks: list[Steps]) -> NDArray[np.float64]:
     """Per cent by which a step with hooks is longer than one without, at each switch: (windows - 1,).
 
-    The mean of the ranks that are compared, of each that has whole steps on both sides; nan where none has. The last
-    n_controls ranks are never traced: their mean change, which the machine has caused, is subtracted.
+    The mean of the ranks that are compared, of each that has whole steps on both sides; nan where none has.
     """
     before, after = (
         np.log(np.array([[step_ns(window, steps) for window in side] for steps in ranks]))
         for side in halves(windows)
     )
     longer = (after - before) * [1 if window.is_on else -1 for window in windows[1:]]
-    n_traced = len(ranks) - n_controls
-    change = _known_mean(longer[n_traced:]) if n_controls else 0.0
-    return np.asarray(100 * np.expm1(_known_mean(longer[:n_traced]) - change))
+    return np.asarray(100 * np.expm1(_mean_of_ranks(longer)))
 
 
-def _known_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean over the first axis of the values that are not nan; nan where all are."""
-    is_known = ~np.isnan(values)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(is_known, values, 0).sum(axis=0) / is_known.sum(axis=0))
+def _mean_of_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean over the ranks (first axis); nan where no rank has a value.
+
+    A rank weighs less if it scatters more around the median of all ranks, and its outliers are limited: the CPU of one
+    rank may change its speed at any switch.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a switch, or a rank, without any value
+        middle = np.nanmedian(values, axis=0)
+        apart = values - middle
+        scale = np.maximum(_NORMAL_MAD * np.nanmedian(np.abs(apart), axis=1, keepdims=True), 1e-9)
+        limited = np.clip(apart, -_HUBER * scale, _HUBER * scale)
+        weight = np.where(np.isnan(limited), 0, scale**-2)
+        return np.asarray(middle + np.nansum(limited * weight, axis=0) / weight.sum(axis=0))
 
 
 def on_shares(turns: list[Turn], windows: list[Window]) -> NDArray[np.float64]:
@@ -175,9 +191,9 @@ class Found(NamedTuple):
     whole: NDArray[np.float64]
 
 
-def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn], *, n_controls: int = 0) -> Found:
+def found_in(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> Found:
     """The comparisons at switches that have whole steps on both sides."""
-    percent = estimates(windows, ranks, n_controls=n_controls)
+    percent = estimates(windows, ranks)
     is_known = ~np.isnan(percent)
     before, after = halves(windows)
     traced = [b if b.is_on else a for b, a in zip(before, after, strict=True)]
@@ -214,30 +230,19 @@ def interval(result: Found, *, shares_windows: bool = True) -> Interval:
     return Interval(float(fit[0]), _t_975(free) * math.sqrt(variance))
 
 
-def slowdown(
-    windows: list[Window], ranks: list[Steps], turns: list[Turn], *, n_controls: int = 0
-) -> dict[str, Any]:
+def slowdown(windows: list[Window], ranks: list[Steps], turns: list[Turn]) -> dict[str, Any]:
     """The slowdown and its comparisons. Raises Failed with fewer than two comparisons."""
-    known = found_in(windows, ranks, turns, n_controls=n_controls)
+    known = found_in(windows, ranks, turns)
     result = [float(window) for window in known.percent]
     if len(result) < 2:
         raise Failed(f"only {len(result)} of {len(windows) - 1} switches have whole steps on both sides")
     mean, half = interval(known)
-    parts = {"without_controls": ranks[:-n_controls], "controls": ranks[-n_controls:]} if n_controls else {}
-    controls: dict[str, float] = {}
-    for name, compared in parts.items():
-        part = interval(found_in(windows, compared, turns))
-        controls |= {
-            f"{name}_percent": round(part.mean, 3),
-            f"{name}_spread_percent": round(part.half, 3),
-        }
     off_ns = [mean_step_ns(window, ranks) for window in windows if not window.is_on]
     return {
         "slowdown_percent": round(mean, 3),
         "spread_percent": round(half, 3),
         "upper_bound_percent": round(mean + half, 3),
         "median_percent": round(median(result), 3),
-        **controls,
         "runs": len(result),
         "slowdown_us_per_step": round(mean / 100 * float(np.nanmedian(off_ns)) / 1e3, 2),
         "steps_per_s": round(1e9 / float(np.nanmedian(off_ns)), 2),

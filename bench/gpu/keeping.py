@@ -57,9 +57,6 @@ def table(
         f"at most {one['upper_bound_percent']} %; {one['runs']} runs, {one['steps_per_s']} steps/s, "
         f"{one['hits_per_step']} hits/step, {one['slowdown_us_per_step']} us/step; agent started and stopped: "
         f"{one.get('restarted_slowdown_percent', 'not measured')} +- {one.get('restarted_spread_percent', '')}"
-        f"; without the controls {one.get('without_controls_percent', '-')} "
-        f"+- {one.get('without_controls_spread_percent', '-')}, their own change "
-        f"{one.get('controls_percent', '-')} +- {one.get('controls_spread_percent', '-')}"
         for one in slowdowns
     ]
     lines += [f"FAILED {name}: {' '.join(words.split())[-300:]}" for name, words in failures.items()]
@@ -101,7 +98,9 @@ def _pack(names: Sequence[str], work: Path, disk: Path, *, stem: Path) -> None:
 
 
 def _add(archive: tarfile.TarFile, name: str, work: Path, disk: Path) -> None:
-    kept = [path for path in (work / name).iterdir() if path.suffix in (".csv", ".json", ".log", ".err")]
+    kept = [
+        path for path in (work / name).iterdir() if path.suffix in (".csv", ".npz", ".json", ".log", ".err")
+    ]
     for path in [*kept, *disk.glob(f"{name}.*")]:
         if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
             archive.add(path, f"{name}/{path.name}")

@@ -3,8 +3,8 @@
 comparing.py compares the windows. The agent keeps running (switching.py), so the windows are short.
 
 A job that is bound by the CPU measures the CPU's speed between two steps, by operations without a probe. Such jobs are
-independent, one per GPU or, if they leave the GPU nearly idle, several. A comparison is the mean over all of them. Some
-of them may be controls without probes: their change at a switch comes from the machine, and is subtracted.
+independent, one per GPU or, if they leave the GPU nearly idle, several. A comparison is the mean over all of them. The
+steps and speeds are kept in steps<R>.npz, so that the comparison can be repeated.
 """
 
 import io
@@ -24,19 +24,24 @@ from numpy.typing import NDArray
 from running import Failed, Job, end, tracing
 from switching import COUNTED, Agent, Governed, switched
 
+from stallscope.events.kernel import HookGroup
 from stallscope.store import node
 
 WANTED_WIDTH_PERCENT = 0.3
 MIN_RUNS = 6
 MAX_RUNS = 500
-GOVERNED_S = 6.0
-"""After its start the agent learns what hot hooks cost; then they keep to their budget."""
+GOVERNED_S, MAX_GOVERNED_S, GOVERNED_POLL_S = 6.0, 15.0, 0.2
+"""After its start the agent learns what hot hooks cost; then they keep to their budget. A job with few launches never
+exceeds it, so the wait is limited.
+"""
 COUNT_S = 3.0
 RESTARTED_GOVERNED_S = 8.0
 """All waits of a new process are recorded for five seconds."""
-RESTARTED_S = 3.0
-"""Length of a window in which the agent runs, or does not, where it is started and stopped."""
-RESTART_S = 18.0
+RESTARTED_ON_S, RESTARTED_OFF_S = 7.0, 4.0
+"""Length of a window in which the agent runs, or does not, where it is started and stopped. The probes on waits are on
+for two of some seven seconds.
+"""
+RESTART_S = 25.0
 """Of a start of the agent, its window, its end and the window after it."""
 
 LOOK_S = 30.0
@@ -90,8 +95,7 @@ class Counts(NamedTuple):
 @dataclass(frozen=True)
 class Workload:
     """A job to measure. description: for readers. words: arguments of job.py. seconds: the time limit.
-    window_s: length of each window. jobs_a_gpu: number of jobs that share a GPU (running.sharing_gpus). n_controls: of
-    them, jobs that are never traced.
+    window_s: length of each window. jobs_a_gpu: number of jobs that share a GPU (running.sharing_gpus).
     """
 
     name: str
@@ -100,7 +104,6 @@ class Workload:
     seconds: float
     window_s: float = 1.0
     jobs_a_gpu: int = 1
-    n_controls: int = 0
 
     @property
     def every(self) -> int:
@@ -176,9 +179,8 @@ WORKLOADS = (
         "a request of a model so small that it takes a millisecond",
         ("--kind", "requests", *_BY_CPU),
         70,
-        window_s=0.3,
+        window_s=0.5,
         jobs_a_gpu=7,
-        n_controls=3,
     ),
     Workload(
         "slowdown decode",
@@ -187,7 +189,6 @@ WORKLOADS = (
         45,
         window_s=0.3,
         jobs_a_gpu=4,
-        n_controls=2,
     ),
 )
 """Those that the CPU bounds are pinned: a rank that wanders between the CPUs of a virtual machine is slower or faster
@@ -216,8 +217,8 @@ def measured(
         job.await_loaded()
         job.go()
         job.await_ready()
-        with switched(db, words=agent_words, pids=traced_pids(workload, job)) as agent:
-            time.sleep(GOVERNED_S)
+        with switched(db, words=agent_words) as agent:
+            await_governed(agent)
             runs, use, counting = counted(agent)
             before = agent.governed()
             windows = alternating(workload, job, agent, end_s=end_s)
@@ -227,16 +228,16 @@ def measured(
         db.unlink()
         check_switched(ts_ns, windows)
         (job.folder / "windows.json").write_text(json.dumps({"windows": windows, "turns": after.turns}))
+        keep_steps(workload, job)
         started = restarted(workload, job, db, n=n_restarts, agent_words=agent_words)
         counts = Counts(counting, runs, n_collectives(ts_ns, counting), use)
         return {
             "workload": workload.name,
             "description": workload.description,
-            **slowdown(windows, steps, after.turns, n_controls=workload.n_controls),
-            "n_controls": workload.n_controls,
+            **slowdown(windows, steps, after.turns),
             **started,
-            "governor_percent": lost_percent(before, after, n_ranks=job.n_ranks - workload.n_controls),
-            **hits(counts, steps, n_ranks=job.n_ranks - workload.n_controls),
+            "governor_percent": lost_percent(before, after, n_ranks=job.n_ranks),
+            **hits(counts, steps, n_ranks=job.n_ranks),
             "gpus": 1 if workload.is_alone else job.n_ranks,
             "jobs_at_once": job.n_ranks if workload.is_alone else 1,
             "jobs_a_gpu": workload.jobs_a_gpu,
@@ -250,12 +251,15 @@ def measured(
         end(job.launcher)
 
 
-def traced_pids(workload: Workload, job: Job) -> list[int]:
-    """The processes whose calls are probed; empty: all. The last ranks are the controls."""
-    if not workload.n_controls:
-        return []
-    ranks = range(job.n_ranks - workload.n_controls)
-    return [int((job.folder / f"ready{rank}").read_text()) for rank in ranks]
+def await_governed(agent: Agent) -> None:
+    """Until the governor has turned the hot probes off, or is known to have no reason to. Raises Failed."""
+    begin_s = time.monotonic()
+    time.sleep(GOVERNED_S)
+    while time.monotonic() < begin_s + MAX_GOVERNED_S:
+        hot = [turn.is_on for turn in agent.governed().turns if turn.group == HookGroup.HOT]
+        if hot and not hot[-1]:
+            return
+        time.sleep(GOVERNED_POLL_S)
 
 
 def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> list[Window]:
@@ -273,7 +277,7 @@ def alternating(workload: Workload, job: Job, agent: Agent, *, end_s: float) -> 
         if time.monotonic() > next_look_s:
             next_look_s = time.monotonic() + LOOK_S
             steps, turns = compared_steps(workload, job, windows), agent.governed().turns
-            known = found_in(windows, steps, turns, n_controls=workload.n_controls)
+            known = found_in(windows, steps, turns)
             if len(known.percent) >= MIN_RUNS and 2 * interval(known).half <= WANTED_WIDTH_PERCENT:
                 break
         if job.launcher.process.poll() is not None:
@@ -287,14 +291,17 @@ def restarted(
     """The slowdown by a second method: the agent is started and stopped n times, as a user does."""
     if not n:
         return {}
-    windows = [window(RESTARTED_S, is_on=False)]
+    windows = [window(RESTARTED_OFF_S, is_on=False)]
     for _ in range(n):
         with tracing(db, words=agent_words):
             time.sleep(RESTARTED_GOVERNED_S)
-            windows.append(window(RESTARTED_S, is_on=True))
+            windows.append(window(RESTARTED_ON_S, is_on=True))
         db.unlink()
-        windows.append(window(RESTARTED_S, is_on=False))
-    result = slowdown(windows, compared_steps(workload, job, windows), [])
+        windows.append(window(RESTARTED_OFF_S, is_on=False))
+    steps = compared_steps(workload, job, windows)
+    (job.folder / "restarts.json").write_text(json.dumps({"windows": windows}))
+    keep_steps(workload, job)
+    result = slowdown(windows, steps, [])
     names = ("slowdown_percent", "spread_percent", "runs")
     return {"n_restarts": n, **{f"restarted_{name}": result[name] for name in names}}
 
@@ -315,6 +322,19 @@ def compared_steps(workload: Workload, job: Job, windows: list[Window]) -> list[
         at_one_speed(read_steps(workload, job.folder, rank), read_speeds(job.folder, rank), windows)
         for rank in range(job.n_ranks if workload.is_alone else 1)
     ]
+
+
+def keep_steps(workload: Workload, job: Job) -> None:
+    """Writes the steps and speeds of each rank (ns) in a few bytes per step, for another comparison."""
+    for rank in range(job.n_ranks if workload.has_speeds else 0):
+        steps, turn_ns = read_steps(workload, job.folder, rank), read_speeds(job.folder, rank)
+        np.savez_compressed(
+            job.folder / f"steps{rank}.npz",
+            first=steps.end_ns[:1],
+            end_to_end=np.diff(steps.end_ns).astype(np.int32),
+            length=steps.length_ns.astype(np.int32),
+            turn=turn_ns.astype(np.int32),
+        )
 
 
 def read_steps(workload: Workload, folder: Path, rank: int) -> Steps:

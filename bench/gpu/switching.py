@@ -36,8 +36,6 @@ from stallscope.events.kernel import HookGroup
 
 ANSWER_S = 20.0
 GOVERNED = "governed"
-PIDS = "BENCH_PIDS"
-"""The variable with the processes whose calls are probed; without it all are."""
 COUNTED = tuple(group for group in HookGroup if group is not HookGroup.GRAPH_LAUNCHES)
 """The groups whose calls the kernel counts."""
 _AT_ONCE = 32
@@ -51,7 +49,6 @@ class Switched(kernel_side.Program):
         super().__init__(*arguments)
         self._lock = threading.RLock()
         self._places: dict[Link, tuple[int, Sequence[Hook], int]] = {}
-        self._pids = [int(pid) for pid in os.environ.get(PIDS, "").split()]
         self._told: list[str] = []
         self._off_since_ns = 0
         self._off_ns = 0
@@ -111,10 +108,6 @@ class Switched(kernel_side.Program):
         for part in kernel_side._PARTS:
             if chosen := [hook for hook in hooks if hook.part == part]:
                 self._attach_hooks(link, part, f"/proc/self/fd/{fd}", chosen, pid)
-
-    def _attach_hooks(self, link: Link, part: str, path: str, hooks: Sequence[Hook], pid: int) -> None:
-        for each in self._pids or [pid]:
-            super()._attach_hooks(link, part, path, hooks, each)
 
     def _start(self, switch: str, optional: OptionalPrograms, pids: frozenset[int] | None) -> None:
         super()._start(switch, optional, pids)
@@ -246,8 +239,8 @@ class Agent:
 
 
 @contextmanager
-def switched(db: Path, *, words: Sequence[str] = (), pids: Sequence[int] = ()) -> Iterator[Agent]:
-    """The agent, attached; ended as by Ctrl-C. pids: only these have probes. Raises Failed."""
+def switched(db: Path, *, words: Sequence[str] = ()) -> Iterator[Agent]:
+    """The agent, attached; ended as by Ctrl-C. Raises Failed."""
     path = db.with_suffix(".log")
     with path.open("wb") as file:
         process = subprocess.Popen(
@@ -256,7 +249,6 @@ def switched(db: Path, *, words: Sequence[str] = (), pids: Sequence[int] = ()) -
             stdout=subprocess.PIPE,
             stderr=file,
             start_new_session=True,
-            env=os.environ | {PIDS: " ".join(map(str, pids))},
         )
     program = Program(process, path)
     try:
