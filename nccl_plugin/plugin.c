@@ -30,7 +30,9 @@ struct event {
 	/* 0: free. BUSY, plus one for the operation until it stops, and one for each channel that has not stopped. */
 	_Atomic uint32_t users;
 	uint32_t type;
-	uint64_t hash, seq, host_ns, count, wait_ns, network_ns;
+	uint64_t hash, seq, host_ns, count;
+	uint64_t wait_ns, network_ns; /* of a step or a proxy operation: since when the network holds data, and for how long */
+	uint32_t n_in_network;	      /* steps of a proxy operation whose data the network holds */
 	_Atomic uint64_t first_ns, last_ns, noticed_ns;
 	struct event *parent;
 	void *chained;
@@ -325,6 +327,18 @@ static void leave(struct event *parent)
 	}
 }
 
+/*
+ * Whether the handles of a proxy operation are of this process. NCCL sends the data of a rank by the proxy of another rank
+ * (PXN): then the context and the parent are addresses of that rank's process.
+ */
+int is_of_this_process(const struct comm *comm, const void *parent, pid_t pid)
+{
+	const struct event *event = parent;
+
+	return pid == getpid() && comm >= comms && comm < comms + sizeof(comms) / sizeof(comms[0]) &&
+	       (!event || event == &group || event == &captured || (event >= events && event < events + N_EVENTS));
+}
+
 /* Whether the agent needs an event. Children of a recorded operation are needed after the agent switches off, too. */
 static int is_needed(const struct operation *op)
 {
@@ -367,7 +381,7 @@ static void *start_recorded(struct comm *comm, const struct operation *op, int i
 	event->host_ns = now_ns();
 	event->flags = op->is_captured ? IS_REPLAY : 0;
 	event->is_own = (uint8_t)is_own;
-	event->wait_ns = event->network_ns = 0;
+	event->wait_ns = event->network_ns = event->n_in_network = 0;
 	memset(event->func, 0, sizeof(event->func));
 	if (is_operation(event)) {
 		if (is_of_replay(op->parent))
@@ -429,6 +443,25 @@ static void stop_channel(struct event *channel)
 	release(parent);
 }
 
+/* NCCL sends up to eight steps of an operation at the same time: the time in which the network holds any of them counts. */
+static void enter_network(struct event *step)
+{
+	if (step->wait_ns || !step->parent)
+		return;
+	step->wait_ns = now_ns();
+	if (!step->parent->n_in_network++)
+		step->parent->wait_ns = step->wait_ns;
+}
+
+static void leave_network(struct event *step)
+{
+	if (!step->wait_ns || !step->parent)
+		return;
+	step->wait_ns = 0;
+	if (!--step->parent->n_in_network)
+		step->parent->network_ns += now_ns() - step->parent->wait_ns;
+}
+
 void stop_event(void *handle)
 {
 	struct event *event = handle;
@@ -437,8 +470,8 @@ void stop_event(void *handle)
 		return;
 	if (event->type == EVENT_KERNEL_CH) {
 		stop_channel(event);
-	} else if (event->type == EVENT_PROXY_STEP && event->parent && event->wait_ns) {
-		event->parent->network_ns += now_ns() - event->wait_ns;
+	} else if (event->type == EVENT_PROXY_STEP) {
+		leave_network(event);
 	} else if (event->type == EVENT_PROXY_OP && event->is_own) {
 		struct event *parent = event->parent;
 
@@ -459,13 +492,10 @@ void set_state(void *handle, int state, const union state_args *args)
 	if (event->type == EVENT_KERNEL_CH && state == STATE_KERNEL_STOP && args) {
 		atomic_store(&event->last_ns, args->gpu_ns);
 	} else if (event->type == EVENT_PROXY_STEP) {
-		if (state == STATE_SEND_WAIT || state == STATE_RECV_WAIT) {
-			event->wait_ns = now_ns();
-		} else if (state == STATE_RECV_FLUSH || state == STATE_RECV_GPU) {
-			if (event->wait_ns && event->parent)
-				event->parent->network_ns += now_ns() - event->wait_ns;
-			event->wait_ns = 0;
-		}
+		if (state == STATE_SEND_WAIT || state == STATE_RECV_WAIT)
+			enter_network(event);
+		else if (state == STATE_RECV_FLUSH || state == STATE_RECV_GPU)
+			leave_network(event);
 	}
 }
 

@@ -22,6 +22,7 @@ struct operation {
 struct comm *new_comm(uint64_t hash, int rank);
 void open_comm(struct comm *comm, int *mask, const char *name, int n_nodes, int n_ranks);
 void close_comm(struct comm *comm);
+int is_of_this_process(const struct comm *comm, const void *parent, pid_t pid);
 /* An event, or NULL if neither the agent nor the other plugin needs it. */
 void *start_event(struct comm *comm, const struct operation *op, int is_chained);
 void set_chained(void *handle, void *chained);

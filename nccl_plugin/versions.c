@@ -166,6 +166,10 @@ static nccl_result start_v3(void *context, void **handle, struct event_v3 *event
 	struct operation op = { .type = event->type, .parent = event->parent, .rank = event->rank, .peer = -1 };
 	int is_chained = is_forwarded(op.type);
 
+	if (op.type == EVENT_PROXY_OP && !is_of_this_process(comm, event->parent, event->proxy_op.pid)) {
+		*handle = NULL;
+		return 0;
+	}
 	if (op.type == EVENT_COLL) {
 		op.comm_hash = event->coll.comm_hash;
 		op.seq = event->coll.seq;
@@ -231,6 +235,10 @@ static nccl_result start_any(void *context, void **handle, struct event_v4 *even
 	struct operation op = { .type = type, .parent = event->parent, .rank = event->rank, .peer = -1 };
 	int is_chained = is_forwarded(type);
 
+	if (type == EVENT_PROXY_OP && !is_of_this_process(context, event->parent, event->proxy_op.pid)) {
+		*handle = NULL;
+		return 0;
+	}
 	if (type == EVENT_COLL) {
 		op.seq = event->coll.seq;
 		op.func = event->coll.func;

@@ -6,6 +6,8 @@
  *
  * emulated_nccl PLUGIN VERSION. Each line of input is a command:
  *   run N CHANNELS PAUSE_US   N collectives of CHANNELS channels, GPU times 1000 * seq + channel and 500 ns later
+ *   pxn N                   N operations of the proxy for another process: its addresses are not of this process
+ *   pipeline N              N operations of the proxy with eight steps at the same time
  *   p2p N | proxy N | fork N | destroy N | mask | quit
  *   close                   destroy the communicator and close the plugin's library, as after the last communicator
  *   open                    the same again after close
@@ -68,6 +70,7 @@ static void *library;
 static int version, mask, captured;
 static void *context, *captured_call;
 static bool is_capturing;
+static pid_t of_proxy; /* the process of a proxy operation */
 static uint64_t seq;
 #ifdef TLS_BYTES /* of the libraries of a job: each thread's stack holds a copy */
 static __thread volatile char tls[TLS_BYTES] = { 1 };
@@ -113,6 +116,7 @@ static void *start(uint64_t type, void *parent, void *group, uint64_t gpu, int c
 	} else if (type == P2P_API) {
 		new.p2pApi.func = "Send"; new.p2pApi.count = 7; new.p2pApi.graphCaptured = is_capturing;
 	} else if (type == PROXY_OP) {
+		old.proxyOp.pid = new.proxyOp.pid = of_proxy;
 		old.proxyOp.peer = new.proxyOp.peer = 2; old.proxyOp.isSend = new.proxyOp.isSend = 1;
 		old.proxyOp.channelId = new.proxyOp.channelId = 0;
 	}
@@ -220,6 +224,34 @@ static void proxy(void)
 	seq++;
 }
 
+static void pipeline(void)
+{
+	void *operation = start(COLL, NULL, NULL, 0, 0), *op = start(PROXY_OP, operation, NULL, 0, 0), *steps[8];
+
+	for (int i = 0; i < 8; i++)
+		if ((steps[i] = start(PROXY_STEP, op, NULL, 0, 0)))
+			plugin->state(steps[i], 9, NULL);
+	usleep(10000);
+	for (int i = 0; i < 8; i++)
+		stop(steps[i]);
+	stop(op);
+	stop(operation);
+	seq++;
+}
+
+static void pxn(void)
+{
+	void *own = context, *op;
+
+	context = (void *)0x1000;
+	of_proxy = getppid();
+	op = start(PROXY_OP, (void *)0x2000, NULL, 0, 0);
+	context = own;
+	of_proxy = getpid();
+	stop(start(PROXY_STEP, op, NULL, 0, 0));
+	stop(op);
+}
+
 static uint64_t now(void)
 {
 	struct timespec t;
@@ -266,6 +298,7 @@ int main(int argc, char **argv)
 #ifdef TLS_BYTES
 	tls[TLS_BYTES - 1] = 1;
 #endif
+	of_proxy = getpid();
 	init();
 	pthread_create(&thread, NULL, progress, NULL);
 	printf("ready %d\n", (int)getpid());
@@ -294,6 +327,10 @@ int main(int argc, char **argv)
 			operate(COLL, channels, captured, true);
 		for (int i = 0; !strcmp(word, "proxy") && i < n; i++)
 			proxy();
+		for (int i = 0; !strcmp(word, "pipeline") && i < n; i++)
+			pipeline();
+		for (int i = 0; !strcmp(word, "pxn") && i < n; i++)
+			pxn();
 		if (!strcmp(word, "fork")) {
 			pid_t child = fork();
 

@@ -184,6 +184,27 @@ def test_transfers_and_the_network_part_of_proxies_are_recorded(start, version: 
     job.ends()
 
 
+def test_steps_at_the_same_time_count_once_as_time_of_the_network(start):
+    job, ring = start(5)
+    switch(ring, job, Event.COLL | Event.PROXY_OP | Event.PROXY_STEP)
+    job.does("pipeline 3")
+    rows = ring.drain()
+    rows = rows[rows["kind"] == PROXY]
+    assert len(rows) == 3 and (rows["stop_ns"] >= 10_000_000).all()
+    assert (rows["stop_ns"] <= rows["start_ns"]).all()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_operations_of_the_proxy_for_another_process_are_ignored(start, version: int):
+    """Their addresses are of the other process. NCCL sends data of a rank by the proxy of another rank on the node."""
+    job, ring = start(version)
+    switch(ring, job, Event.COLL | Event.PROXY_OP | Event.PROXY_STEP)
+    job.does("pxn 3")
+    job.does("proxy 1")
+    assert ring.drain()["kind"].tolist() == [PROXY, COLL]
+    job.ends()
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nothing_is_recorded_until_the_agent_asks_and_after_its_lease(start, version: int):
     job, ring = start(version)
