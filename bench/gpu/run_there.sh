@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs the proof on a machine that has GPUs and PyTorch but not our environment: what may be missing there comes
 # from .carry/ (see carry.sh). Arguments go to prove.py, or to classes.py, stacks.py, ioctls.py, single_process.py, serving.py and
-# gpu_side.py after "classes", "stacks", "ioctls", "single", "serving", "gpu_side"; results to $OUT.
+# gpu_side.py after "classes", "stacks", "ioctls", "single", "serving", "gpu_side", or to ../inference/lanes.py after "lanes";
+# results to $OUT.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 script=prove.py
@@ -10,6 +11,7 @@ script=prove.py
 [ "${1-}" = ioctls ] && script=ioctls.py && shift
 [ "${1-}" = single ] && script=single_process.py && shift
 [ "${1-}" = serving ] && script=serving.py && shift
+[ "${1-}" = lanes ] && script=../inference/lanes.py && shift
 [ "${1-}" = gpu_side ] && script=gpu_side.py && shift && make --no-print-directory plugin
 budget=560 previous=
 for word in "$@"; do

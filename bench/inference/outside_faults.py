@@ -7,14 +7,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from running_server import PATHS, VLLM, Server, request_body
-
-CGROUPS = Path("/sys/fs/cgroup")
 
 
 def repeated(stop: threading.Event, action: Callable[[], None], *, every_s: float = 1.5) -> None:
@@ -28,31 +27,22 @@ def pause(pid: int, seconds: float) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-@contextlib.contextmanager
-def control_group(controller: str, pids: list[int], settings: dict[str, str]) -> Iterator[None]:
-    folder = CGROUPS / controller / f"prove-{os.getpid()}"
-    folder.mkdir(exist_ok=True)
-    try:
-        for name, value in settings.items():
-            (folder / name).write_text(value)
-        for pid in pids:
-            (folder / "cgroup.procs").write_text(str(pid))
-        yield
-    finally:
-        for pid in (folder / "cgroup.procs").read_text().split():
-            (CGROUPS / controller / "cgroup.procs").write_text(pid)
-        time.sleep(0.1)
-        folder.rmdir()
-
-
 def hogs(pids: list[int], stop: threading.Event, seconds: float) -> None:
-    """Pin the server to a CPU, on which a burst of other programs runs from time to time."""
-    for pid in pids:
-        subprocess.run(["taskset", "-acp", "1", str(pid)], stdout=subprocess.DEVNULL, check=True)
+    """Pin the server to one of our CPUs, on which a burst of other programs runs from time to time."""
+    cpus = os.sched_getaffinity(0)
+    cpu = max(cpus)
+    pin(pids, {cpu})
     burn = f"import time\nend=time.monotonic()+{seconds}\nwhile time.monotonic()<end: pass"
     while not stop.wait(1.5):
-        words = ["taskset", "-c", "1", "chrt", "-f", "5", "/usr/bin/python3", "-c", burn]
+        words = ["taskset", "-c", str(cpu), "chrt", "-f", "5", sys.executable, "-S", "-c", burn]
         subprocess.run(words, check=True)
+    pin(pids, cpus)
+
+
+def pin(pids: list[int], cpus: set[int]) -> None:
+    for thread in (each for pid in pids for each in Path(f"/proc/{pid}/task").glob("*")):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cpus)
 
 
 def drain_slowly(server: Server, stop: threading.Event) -> None:
@@ -72,13 +62,6 @@ def drain_slowly(server: Server, stop: threading.Event) -> None:
         daemon=True,
     ).start()
     del data
-
-
-def disk_of(path: Path) -> str:
-    device = path.stat().st_dev
-    whole = (Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}").resolve()
-    disk = whole.parent if (whole / "partition").exists() else whole
-    return (disk / "dev").read_text().strip()
 
 
 def read_slowly(server: Server, stop: threading.Event) -> None:

@@ -30,10 +30,9 @@ from datetime import datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from limits import cpu_quota, slow_disk
 from outside_faults import (
     answer_slowly,
-    control_group,
-    disk_of,
     drain_slowly,
     hogs,
     hold_lock,
@@ -150,6 +149,10 @@ FAULTS = (
 )
 
 
+LIMITED = ("quota", "adapter", "weights")
+"""Faults by control groups. The kernel does not limit, or refuses, programs of real-time priority there."""
+
+
 @dataclass
 class Environments:
     """The Python of each kind, and vLLM's model and running server."""
@@ -208,7 +211,7 @@ def run(environments: Environments, kind: str, fault: str, variation: Variation)
         if fault == "log_pipe":
             drain.start()
         server.wait()
-        if fault == "quota":  # the kernel does not limit programs of real-time priority
+        if fault in LIMITED:
             normal(*server.pids())
         else:
             real_time(*server.pids())
@@ -285,19 +288,15 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
         for _ in range(4):
             start(read_slowly, server, stop)
     elif fault == "quota":
-        limits = {
-            "cpu.cfs_period_us": "1000000",
-            "cpu.cfs_quota_us": {"split": "50000", VLLM: "200000"}.get(server.kind, "150000"),
-        }
-        stack.enter_context(control_group("cpu", server.engine_pids(), limits))
+        quota_us = {"split": 50_000, VLLM: 200_000}.get(server.kind, 150_000)
+        stack.enter_context(cpu_quota(server.engine_pids(), quota_us))
     elif fault == "remote":
         start(answer_slowly, server.folder / "service", stop, variation.fault_s)
     elif fault in ("file_lock", "held_file"):
         held_s = 1000.0 if fault == "held_file" else 2 * variation.fault_s
         start(hold_lock, server.folder / "adapter.bin", stop, held_s)
     elif fault in ("adapter", "weights"):
-        limits = {"blkio.throttle.read_bps_device": f"{disk_of(server.folder)} 2097152"}
-        stack.enter_context(control_group("blkio", server.pids(), limits))
+        stack.enter_context(slow_disk(server.pids(), server.folder, 2 << 20))
 
 
 def named_after_s(db: Path) -> float | None:
