@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from prove_faults import FAULTS, truth
 from running_server import KINDS
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 RUN_S = 40.0
 """A run begins only if this time is left, and is stopped after twice this time."""
 
