@@ -1,5 +1,6 @@
 """The object of a blocked system call, with the program at the other end."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from stallscope.capture.process.unix_peer import unix_peer
 from stallscope.capture.process.wait_objects import CLIENT, NEW_CONNECTIONS, TIMER, BlockedCall, WaitObjects
 
+CLOCK_NANOSLEEP = 230
 _WAITING = {
     "unix": "s = socket.socket(socket.AF_UNIX); s.connect(at); s.recv(1)",
     "tcp": "socket.create_connection(('127.0.0.1', int(at))).recv(1)",
@@ -25,6 +27,9 @@ _WAITING = {
     "shell": "subprocess.run(['sh', '-c', 'sleep 30; true'])",
     "timer": "asyncio.run(asyncio.sleep(30))",
     "end": "p = subprocess.Popen(['sleep', '30']); e = select.epoll(); e.register(os.pidfd_open(p.pid), 1); e.poll()",
+    "lock": "f = open(at); f.read(); time.sleep(30)",
+    "inherited": "f = open(at); fcntl.flock(f, fcntl.LOCK_EX); "
+    "sys.exit(subprocess.run([sys.executable, '-c', 'import time; time.sleep(30)'], pass_fds=[f.fileno()]).returncode)",
     "loop": """
 async def read():
     reader, _ = await asyncio.open_connection('127.0.0.1', int(at))
@@ -36,7 +41,7 @@ asyncio.run(read())""",
 @contextmanager
 def waiting(kind: str, at: str) -> Iterator[int]:
     """A process that blocks in this kind of wait."""
-    code = f"import asyncio, os, select, socket, subprocess, sys; at = sys.argv[1]; {_WAITING[kind]}"
+    code = f"import asyncio, fcntl, os, select, socket, subprocess, sys, time; at = sys.argv[1]; {_WAITING[kind]}"
     with subprocess.Popen([sys.executable, "-c", code, at]) as process:
         try:
             yield process.pid
@@ -136,3 +141,29 @@ def test_the_connection_of_an_event_loop_is_named():
 def test_the_program_whose_end_an_event_loop_awaits_is_named():
     with waiting("end", "") as pid:
         assert "sleep" in blocked_call(pid, "end of").object
+
+
+def test_a_lock_that_a_sleeping_process_may_poll_is_named_with_its_holder(tmp_path: Path):
+    path = tmp_path / "runs.db"
+    with path.open("w") as file, waiting("lock", str(path)) as pid:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        text = blocked_call(pid, "lock on").object
+        name = Path("/proc/self/comm").read_text().strip()
+        assert text.startswith(f"lock on {path} held by {name} {os.getpid()}")
+        fcntl.lockf(file, fcntl.LOCK_UN)
+        again = WaitObjects(time.monotonic_ns).blocked_call(pid, pid)
+        assert again and not again.object
+
+
+def test_a_process_that_has_inherited_a_locked_file_does_not_wait_for_it(tmp_path: Path):
+    path = tmp_path / "launcher.lock"
+    path.touch()
+    with waiting("inherited", str(path)) as pid:
+        assert "python" in blocked_call(pid, "end of").object
+        objects = WaitObjects(time.monotonic_ns)
+        (child,) = objects.children(pid)
+        end_s = time.monotonic() + 20
+        while not (blocked := objects.blocked_call(child, child)) or blocked.nr != CLOCK_NANOSLEEP:
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        assert not blocked.object

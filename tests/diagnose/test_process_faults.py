@@ -243,6 +243,21 @@ FUTURE = "/usr/lib/python3.12/concurrent/futures/_base.py:450 result"
 CONDITION = "/usr/lib/python3.12/threading.py:355 wait"
 
 
+@pytest.mark.parametrize(("n_locked", "cause"), [(9, "file_lock"), (3, "host_sleep")])
+def test_a_sleep_while_another_process_holds_a_lock_polls_the_lock(n_locked, cause):
+    line, lock = "/job/train.py:5 record", "lock on /job/runs.db held by python3 99"
+    budget = {Category.SLEEP: 0.6, Category.DEVICE: 0.4}
+    samples = [
+        gpu(Category.SLEEP, line, nr=230, waits_for=lock, n=n_locked),
+        gpu(Category.SLEEP, line, nr=230, n=10 - n_locked),
+        gpu(Category.DEVICE, "/job/train.py:6 step"),
+    ]
+    verdict = only(report_of(process(budget, samples)))
+    assert (verdict.causes[0].cause.name, verdict.evidence.line) == (cause, line)
+    assert ("runs.db" in str(verdict.causes[0].evidence)) == (cause == "file_lock")
+    assert verdict.causes[0].share == pytest.approx(0.6, abs=0.05)
+
+
 def test_a_wait_for_a_future_of_worker_processes_is_a_wait_for_input():
     worker = (
         SampleRole.CHILD,

@@ -66,6 +66,7 @@ _POLLS = frozenset((7, 271))  # poll, ppoll
 _SELECTS = frozenset((23, 270))  # select, pselect6
 _EPOLLS = frozenset((232, 281, 441))  # epoll_wait, epoll_pwait, epoll_pwait2
 _FUTEXES = frozenset((202, 449))
+_SLEEPS = frozenset((35, 230))  # nanosleep, clock_nanosleep
 _WRITES = frozenset((1, 18, 20, 296, 328))
 _STARTERS = frozenset(
     ("sh", "bash", "dash", "ash", "zsh", "env", "timeout", "nice", "taskset", "xargs", "sudo")
@@ -85,6 +86,9 @@ TIMER = "a timer of an event loop"
 NEW_CONNECTIONS = "new connections"
 """The object of a wait of a server for its next client."""
 
+LOCK = "lock on"
+"""How the object of a wait for a file lock begins. A thread that sleeps may poll the lock."""
+
 _MAX_PEERS = 2
 _STANDARD = 2  # descriptors 0 to 2: input, output and errors of a program
 
@@ -96,6 +100,14 @@ class BlockedCall(NamedTuple):
     object: str
 
 
+class FileLock(NamedTuple):
+    """A row of /proc/locks. pid: of the holder, 0 or -1 if it is unknown."""
+
+    pid: int
+    inode: str
+    is_exclusive: bool
+
+
 @dataclass
 class WaitObjects:
     """now_ns: a monotonic clock; the target of a descriptor is cached for some seconds."""
@@ -104,6 +116,7 @@ class WaitObjects:
     proc: Path = Path("/proc")
     _cache: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
     _peers: dict[tuple[int, str, bool], tuple[int, list[int]]] = field(default_factory=dict)
+    _files: dict[int, tuple[int, dict[str, Path]]] = field(default_factory=dict)
 
     def blocked_call(self, pid: int, tid: int, memory: Memory | None = None) -> BlockedCall | None:
         """The system call that a thread is blocked in, and its object; None while it runs or cannot be read."""
@@ -117,6 +130,8 @@ class WaitObjects:
         return BlockedCall(nr, self._object(pid, nr, arguments, memory))
 
     def _object(self, pid: int, nr: int, arguments: list[int], memory: Memory | None) -> str:
+        if nr in _SLEEPS:
+            return self._polled_lock(pid)
         if nr in _FUTEXES or not (descriptor := self._operand(nr, arguments, memory)):
             return ""
         if nr in _CHILD_WAITS:
@@ -158,7 +173,7 @@ class WaitObjects:
         except OSError:
             return ""
         if nr in _FILE_LOCKS:
-            return f"lock on {target}{self._holder(pid, number)}"
+            return f"{LOCK} {target}{self._holder(pid, number)}"
         if target.startswith("pipe:[") or is_fifo:
             return self._pipe(pid, target, is_writing=nr in _WRITES)
         if target.startswith("socket:["):
@@ -311,22 +326,60 @@ class WaitObjects:
         return f" of {peers[0]}" if peers else ""
 
     def _holder(self, pid: int, descriptor: int) -> str:
-        """The holder of a file lock that another process waits for, from /proc/locks."""
+        """The holder of a file lock that another process waits for."""
         try:
             inode = str((self.proc / str(pid) / "fd" / str(descriptor)).stat().st_ino)
         except OSError:
             return ""
-        for line in _file_bytes(self.proc / "locks").decode("ascii", "replace").splitlines():
-            words = line.split()
-            if (
-                "->" not in words
-                and len(words) > 5
-                and words[5].rpartition(":")[2] == inode
-                and words[4] != str(pid)
-            ):
-                name = self.program(int(words[4])) if words[4].isdecimal() and words[4] != "0" else ""
-                return f" held by {name or f'process {words[4]}'}"
+        return next(
+            (
+                f" held by {self._program_or_number(lock.pid)}"
+                for lock in self._locks()
+                if lock.inode == inode and lock.pid != pid
+            ),
+            "",
+        )
+
+    def _polled_lock(self, pid: int) -> str:
+        """The lock that another process holds on a file that this process has open: SQLite and similar libraries sleep
+        between two attempts to lock a file. Empty without such a lock.
+        """
+        others = [lock for lock in self._locks() if lock.is_exclusive and lock.pid != pid]
+        files = self._open_files(pid) if others else {}
+        for lock in others:
+            link = files.get(lock.inode)
+            # A file that was locked before a fork is locked for the child as well.
+            if link and b"lock:" not in small_file(f"{self.proc}/{pid}/fdinfo/{link.name}"):
+                return f"{LOCK} {_target(link)} held by {self._program_or_number(lock.pid)}"
         return ""
+
+    def _open_files(self, pid: int) -> dict[str, Path]:
+        """The regular files that a process has open, by inode: links to them."""
+        cached, now_ns = self._files.get(pid), self.now_ns()
+        if cached and now_ns - cached[0] < _CACHE_NS:
+            return cached[1]
+        files = {}
+        for link in _entries(self.proc / str(pid) / "fd"):
+            with suppress(OSError):
+                status = link.stat()
+                if stat.S_ISREG(status.st_mode):
+                    files[str(status.st_ino)] = link
+        if len(self._files) >= _MAX_CACHED:
+            self._files.clear()
+        self._files[pid] = now_ns, files
+        return files
+
+    def _locks(self) -> list[FileLock]:
+        """The locks that are held."""
+        rows = map(str.split, _file_bytes(self.proc / "locks").decode("ascii", "replace").splitlines())
+        return [
+            FileLock(int(words[4]), words[5].rpartition(":")[2], words[3] == "WRITE")
+            for words in rows
+            if "->" not in words and len(words) > 5 and words[4].lstrip("-").isdecimal()
+        ]
+
+    def _program_or_number(self, pid: int) -> str:
+        return (self.program(pid) if pid > 0 else "") or f"process {pid}"
 
 
 def _file_bytes(path: Path) -> bytes:

@@ -115,6 +115,9 @@ TIMER = "a timer of an event loop"
 NEW_CONNECTIONS = "new connections"
 """The object of a server's wait for its next client, as the capture writes it. It is not a fault either."""
 
+LOCK = "lock on"
+"""How the object of a wait for a file lock begins, as the capture writes it, also of a sleep between two attempts."""
+
 
 def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
@@ -122,10 +125,13 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     threads = _threads(activity)
     loops = _loops(activity)
     at_line: dict[str, tuple[str, str]] = {}
+    polls_lock_at = _polls_lock_at(activity)
     rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
     for row, weight in rows:
         frames = activity.frames(row)
         name, part = _reason(activity, row, frames, threads, loops)
+        if name == "host_sleep" and user_line(frames) in polls_lock_at:
+            name, part = "file_lock", "polling"
         if row["syscall_nr"] == LEFT:
             name, part = at_line.get(user_line(frames), (name, part))
         elif item_of(int(row["category"])) in _BLOCKED:
@@ -137,7 +143,9 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.seconds.add(int(row["ts_ns"]) // 10**9)
         if line := user_line(frames):
             bucket.lines.add(line, weight)
-        if (text := text_of(row, "object")) and text not in (TIMER, NEW_CONNECTIONS):
+        text = text_of(row, "object")
+        is_other = text in (TIMER, NEW_CONNECTIONS) or (text.startswith(LOCK) and name != "file_lock")
+        if text and not is_other:
             bucket.objects.add(text, weight)
         bucket.parts.add(part, weight)
     for item, share in _unsampled(activity).items():
@@ -149,6 +157,17 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     _join_serialisation(out, loops)
     _add_variances(activity, out)
     return out
+
+
+def _polls_lock_at(activity: Activity) -> set[str]:
+    """The lines that sleep mostly while another process holds a lock on a file of this process."""
+    n_all, n_locked = Counter[str](), Counter[str]()
+    for row in activity.of_role(SampleRole.GPU):
+        if item_of(int(row["category"])) == "sleep" and row["syscall_nr"] != LEFT:
+            line = user_line(activity.frames(row))
+            n_all[line] += int(row["n"])
+            n_locked[line] += int(row["n"]) if text_of(row, "object").startswith(LOCK) else 0
+    return {line for line, n in n_locked.items() if 2 * n > n_all[line]}
 
 
 def _add_variances(activity: Activity, out: dict[str, Bucket]) -> None:

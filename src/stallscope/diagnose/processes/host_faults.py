@@ -79,9 +79,10 @@ def file_lock(case: Case) -> Fault | None:
     bucket = case.bucket("file_lock")
     if not bucket.share:
         return None
+    is_polling = bucket.parts.of("polling") > 0.5 * bucket.share
     return Fault(
         "file_lock",
-        f"waits for a {bucket.object or 'file lock'}",
+        f"{'sleeps until it gets the' if is_polling else 'waits for a'} {bucket.object or 'file lock'}",
         bucket.share,
         bucket.line,
         ["Give each process its own file, or hold the lock for a shorter time."],
