@@ -82,11 +82,14 @@ def test_the_command_reads_a_trace(tmp_path: Path):
 
 @pytest.mark.bpf
 @pytest.mark.live
-def test_the_command_lists_the_stacks_of_a_running_process():
+@pytest.mark.parametrize(
+    "start", ["rest()", "import threading; t = threading.Thread(target=rest); t.start(); t.join()"]
+)
+def test_the_command_lists_the_stacks_of_a_running_process(start):
     script = (
         "import time\nfrom stallscope.demo import build\nfrom stallscope.demo.gpu import Gpu\n"
         "gpu = Gpu(build.build())\nprint('ready', flush=True)\n"
-        "def rest():\n    time.sleep(60)\nrest()\n"
+        "def rest():\n    time.sleep(60)\n" + start
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as job:
         try:
