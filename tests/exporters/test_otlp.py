@@ -91,7 +91,7 @@ def over_http(receiver: Receiver) -> Iterator[str]:
 
     receiver.busy = (503, 429)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

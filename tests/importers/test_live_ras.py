@@ -57,7 +57,7 @@ class _Connection(socketserver.StreamRequestHandler):
 @contextmanager
 def serving(states: list[str], *, knows_json: bool = True) -> Iterator[tuple[str, Service]]:
     with Service(states, knows_json=knows_json) as service:
-        threading.Thread(target=service.serve_forever, daemon=True).start()
+        threading.Thread(target=service.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield f"127.0.0.1:{service.server_address[1]}", service
         finally:

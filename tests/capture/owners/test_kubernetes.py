@@ -341,7 +341,7 @@ def serving(cluster: Cluster) -> Iterator[KubeApi]:
             """Do not print the error of a client that disconnects: some tests do this on purpose."""
 
     server = Server(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield KubeApi(f"http://127.0.0.1:{server.server_port}", account=Path("/nonexistent"))
     finally:

@@ -35,6 +35,8 @@ _MAX_S = 366 * 86_400
 
 _TIMEOUT_S = 2.0
 """For a whole request, since requests are served one after another."""
+_END_POLL_S = 0.1
+"""close() takes at most this long: the server checks this often whether it is to end."""
 
 _ID = "gen_ai.request.id"
 _MODELS = ("gen_ai.response.model", "gen_ai.request.model")
@@ -134,7 +136,9 @@ class EngineSpans:
         except OSError as error:
             raise BadInput(f"engine_spans_port {self.port}: {error.strerror}; choose another port") from error
         self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="engine-spans", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_END_POLL_S,), name="engine-spans", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
