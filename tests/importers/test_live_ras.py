@@ -139,7 +139,7 @@ def test_a_bad_address_is_refused(address: str):
 
 
 def test_the_command_ends_after_its_duration(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trace_ras.time, "sleep", lambda _s: None)
+    monkeypatch.setitem(trace_ras.watch.__kwdefaults__, "sleep", lambda _s: None)
     with serving(states(knows_json=True, stuck=True)) as (address, service):
         words = ["trace", "--ras", "--ras-address", address, "--duration", "1s"]
         result = typer.testing.CliRunner().invoke(app, words)
