@@ -6,8 +6,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# No PYTHONPATH and no user packages: the environment contains exactly the dependencies of pyproject.toml.
-PY := env -u PYTHONPATH PYTHONNOUSERSITE=1 $(BIN)/python
+# No PYTHONPATH and no user packages: the environment contains exactly the dependencies of pyproject.toml. Bytecode is
+# kept, because tests start hundreds of processes that import the same modules.
+PY := env -u PYTHONPATH -u PYTHONDONTWRITEBYTECODE PYTHONNOUSERSITE=1 $(BIN)/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 # Stamps are in the environment, so removing it removes them.
 STAMPS := $(VENV)/.stamps
@@ -22,7 +23,14 @@ help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r word what; do \
 		printf '%-16s %s\n' "$$word" "$$what"; done
 
-setup: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/page $(STAMPS)/python $(STAMPS)/prometheus bpf ## install .venv with all development dependencies, and build the BPF programs
+setup: $(STAMPS)/venv ## install .venv with all development dependencies, and build the BPF programs
+	@$(MAKE) --no-print-directory -j4 setup-parts
+
+.PHONY: setup-parts packages
+setup-parts: $(STAMPS)/dev $(STAMPS)/node $(STAMPS)/page $(STAMPS)/python $(STAMPS)/prometheus packages
+
+# Debian packages are installed one after another: apt permits one installation at a time.
+packages: bpf
 	@setup/need.sh dist || true
 	@setup/need.sh browser || true
 	@setup/need.sh shared || true
@@ -40,8 +48,10 @@ test: setup ## set up and run all tests; PYTEST_ARGS="-k name" runs some
 check: setup ## check a change: format, lint, types, tests
 	@$(PY) -m ruff format --check --quiet $(CODE) || { echo "run: make format" >&2; exit 1; }
 	@$(PY) -m ruff check --quiet $(CODE)
-	@$(PY) -m mypy --no-error-summary
-	@tests/all.sh $(PY) -m pytest $(PYTEST_ARGS)
+	@mkdir -p build; nice -n 5 $(PY) -m mypy --no-error-summary >build/types 2>&1 & types=$$!; \
+	tests/all.sh $(PY) -m pytest $(PYTEST_ARGS); tests=$$?; \
+	wait $$types || { cat build/types >&2; exit 1; }; \
+	exit $$tests
 
 format: $(STAMPS)/dev ## format the code with ruff
 	@$(PY) -m ruff format --quiet $(CODE)

@@ -29,6 +29,8 @@ _PATIENT_S = 60.0
 
 ROOT = Path(__file__).resolve().parent.parent
 BROWSERS = ("chromium", "google-chrome")
+HUB_FOLDERS = ("alerts", "exporters", "hostile", "hub", "page", "receive", "serve", "store")
+"""Folders with the tests of `--part hub`, which take about as long as the other tests that do not trace."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -106,26 +108,35 @@ _MISSING_FOR = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--prove` selects the tests marked `prove`, which `make prove-NAME` runs."""
+    """`--prove` selects the tests marked `prove`, which `make prove-NAME` runs; `--part` a part of the others."""
     parser.addoption("--prove", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--part", choices=("tracing", "hub", "others"), help="run a part of the tests (all.sh)")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m bpf` collect only the test modules that contain the marker: importing the others costs more time."""
-    if config.getoption("-m") != "bpf" or not collection_path.name.startswith("test_"):
+    """Leave out modules that contain no test of the part: importing them costs more time than their tests."""
+    part = config.getoption("--part")
+    if part is None or not collection_path.name.startswith("test_") or not collection_path.is_file():
         return None
-    return (collection_path.is_file() and "mark.bpf" not in collection_path.read_text()) or None
+    if part == "tracing":
+        return "mark.bpf" not in collection_path.read_text() or None
+    is_of_hub = collection_path.relative_to(ROOT / "tests").parts[0] in HUB_FOLDERS
+    return is_of_hub != (part == "hub") or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without `--prove`, leave out the tests that take minutes.
+    """Without `--prove`, leave out the tests that take minutes; with `--part`, the tests of other parts.
 
     A test that waits for live events may be rerun twice; every other test fails at its first failure.
     """
+    is_tracing, left_out = config.getoption("--part") == "tracing", []
     if not config.getoption("--prove"):
-        long = [item for item in items if item.get_closest_marker("prove")]
-        items[:] = [item for item in items if item not in long]
-        config.hook.pytest_deselected(items=long)
+        left_out += [item for item in items if item.get_closest_marker("prove")]
+    if config.getoption("--part"):
+        left_out += [item for item in items if bool(item.get_closest_marker("bpf")) != is_tracing]
+    if left_out:
+        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         if item.get_closest_marker("live"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
