@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from stallscope.capture.host import MIN_MIGRATIONS, HostEvents
+from stallscope.capture.probes.optional_programs import FEATURES
 from stallscope.capture.probes.program import Program
 from stallscope.capture.process.control_groups import ControlGroups
 from stallscope.capture.rows import records
@@ -90,7 +91,7 @@ def send(pid: int, number: int) -> int:
 
 
 def test_this_kernel_supports_every_feature(tracing: Callable[..., Program]):
-    assert tracing().missing == ()
+    assert tracing(features=FEATURES).missing == ()
 
 
 def test_the_sender_of_a_stop_signal_is_named(tracing: Callable[..., Program], puppet, stranger):

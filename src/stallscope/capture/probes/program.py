@@ -44,6 +44,7 @@ from stallscope.capture.probes.optional_programs import (
     IOCTL_WAYS,
     ON_REQUEST,
     SERVING,
+    Feature,
     OptionalPrograms,
     driver_calls,
 )
@@ -79,6 +80,7 @@ class Options(NamedTuple):
     pids: trace only these processes; None: all processes that make a traced call. own_pid: is left out.
     modes: the attach methods to try, best first.
     ioctl_ways: of optional.IOCTL_WAYS, to trace calls into the GPU driver; empty: such calls are not traced.
+    features: to load if the kernel supports them.
     """
 
     record_all: bool = False
@@ -90,6 +92,7 @@ class Options(NamedTuple):
     ring_bytes: int = RING_BYTES
     modes: tuple[str, ...] = MODES
     ioctl_ways: tuple[str, ...] = ()
+    features: tuple[Feature, ...] = FEATURES
 
 
 class Cost(NamedTuple):
@@ -162,7 +165,7 @@ class Program:
         attempts = [(mode, switch) for switch in _SWITCHES for mode in options.modes]
         refusals = []
         ioctls = (driver_calls(options.ioctl_ways),) if options.ioctl_ways else ()
-        optional = OptionalPrograms((*FEATURES, *ioctls))
+        optional = OptionalPrograms((*options.features, *ioctls))
         for mode, switch in attempts:
             bpf_object = None
             while bpf_object is None:
