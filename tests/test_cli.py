@@ -18,7 +18,7 @@ from stallscope import __version__
 from stallscope.cli import app
 from stallscope.commands.options import duration_ns
 from stallscope.diagnose.report.verdict import Answer
-from stallscope.errors import BadInput, StallscopeError
+from stallscope.errors import BadInput, StallscopeError, remedy_for_extra
 from stallscope.store import node
 
 from .diagnose.builders import MS, dp_trace, every
@@ -255,6 +255,34 @@ def test_a_closed_output_pipe_prints_no_error(db):
     assert errors == b""
 
 
+def test_a_full_output_is_one_error(db):
+    for words in ("version",), ("query", "SELECT * FROM collectives", "--db", db):
+        with Path("/dev/full").open("w") as full:
+            program = "from stallscope.cli import main; main()"
+            done = subprocess.run(
+                [sys.executable, "-c", program, *words], stdout=full, stderr=-1, text=True, env=clean()
+            )
+        assert (done.returncode, done.stderr) == (
+            4,
+            "stallscope: standard output: No space left on device\n",
+        )
+
+
+def test_closed_standard_streams_are_no_error(db):
+    program = "from stallscope.cli import main; main()"
+    line = f"exec {sys.executable} -c '{program}' \"$@\" <&- >&-"
+    for words, code in (("explain", "--db", db), 20), (("query", "--db", db), 2):
+        done = subprocess.run(["sh", "-c", line, "sh", *words], stderr=-1, text=True, env=clean())
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+
+
+def test_a_trace_may_have_a_name_that_is_not_utf_8(run, db, tmp_path):
+    other = tmp_path / os.fsdecode(b"caf\xe9.db")
+    shutil.copy(db, other)
+    assert run("explain", other)[0] == 20
+
+
 def test_every_error_has_an_exit_code_and_a_status():
     def leaves(kind):
         yield kind
@@ -296,7 +324,7 @@ def test_no_line_of_a_list_of_commands_is_cut_on_a_narrow_terminal(words):
 def test_a_package_that_is_not_installed_is_named(db, words, package):
     program = f"import sys; sys.modules[{package!r}] = None; from stallscope.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program, *words, db], capture_output=True, text=True)
-    wanted = f"stallscope: this command needs the package {package}: pip install 'stallscope[all]'\n"
+    wanted = f"stallscope: this command needs the package {package}: {remedy_for_extra('all')}\n"
     assert (done.returncode, done.stderr) == (2, wanted)
 
 

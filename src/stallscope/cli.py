@@ -1,5 +1,6 @@
 """The command line: the list of commands, and the handling of errors."""
 
+import errno
 import io
 import os
 import sys
@@ -105,6 +106,7 @@ def main() -> None:
     """Run the command line; an error is one line on stderr and an exit code, never a traceback."""
     # gRPC reports failures to its callers, and would print them on stderr as well.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _open_closed_streams()
     _write_all_of_it()
     with _one_line_errors():
         try:
@@ -141,6 +143,22 @@ def _typed_command() -> str:
     return " ".join(words)
 
 
+def _open_closed_streams() -> None:
+    """Replace standard streams that the caller has closed (`>&-`, some supervisors) by /dev/null.
+
+    Python sets them to None, and the next opened file would take their number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        fd = os.open(os.devnull, os.O_RDWR)
+        if fd != number:
+            os.dup2(fd, number)
+            os.close(fd)
+        stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+
+
 def _write_all_of_it() -> None:
     """Put a buffer before standard output if PYTHONUNBUFFERED has removed it.
 
@@ -174,16 +192,30 @@ def _one_line_errors() -> Iterator[None]:
             _leave_without_reader()
         raise
     except OSError as error:  # of the machine, where no command expected it
-        print(
-            masked(f"stallscope: {error.filename or sys.argv[0]}: {error.strerror or error}"), file=sys.stderr
-        )
+        is_of_output = _output_is_lost() or (error.filename is None and error.errno == errno.ENOSPC)
+        subject = "standard output" if is_of_output else error.filename or sys.argv[0]
+        print(masked(f"stallscope: {subject}: {error.strerror or error}"), file=sys.stderr)
         sys.exit(StorageFailed.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
+def _output_is_lost() -> bool:
+    """Whether the remaining output cannot be written: a full disk, for example. It is then dropped."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        return True
+    return False
+
+
 def _leave_without_reader() -> NoReturn:
     """The reader of the output has closed it (a pager, head): end like a program that SIGPIPE ends."""
-    # The remaining buffer would raise again at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop_output()
     sys.exit(141)
+
+
+def _drop_output() -> None:
+    """Let the remaining buffer go to /dev/null: it would raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ A message never contains a secret: the root masks tokens and the passwords of UR
 """
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from stallscope.credentials import masked
@@ -149,10 +150,15 @@ class Overloaded(StallscopeError):
 _IS_BUNDLED = "_bootstrap" in sys.modules or __file__.endswith("/packages/stallscope/errors.py")
 """Whether this is a single-file program or a package of a distribution: pip cannot add to it."""
 
+_CHECKOUT = Path(__file__).parents[2]
+"""The root of the source tree, if the package is used from one (`make demo`): an index may lack this version."""
+
 
 def remedy_for_extra(extra: str) -> str:
     """The way to get the packages of an extra of pyproject.toml."""
     if not _IS_BUNDLED:
+        if (_CHECKOUT / "pyproject.toml").exists():
+            return f"{sys.executable} -m pip install -e '{_CHECKOUT}[{extra}]'"
         return f"pip install 'stallscope[{extra}]'"
     image = "the image stallscope-publish" if extra == "publish" else "the hub's image"
     return f"this program or package does not contain it; use {image}, or install the wheel with its extra [{extra}]"

@@ -22,7 +22,7 @@ from stallscope.commands import demo_data, job_process
 from stallscope.demo import build
 from stallscope.demo.scenarios import SCENARIOS
 from stallscope.diagnose.report.verdict import Answer
-from stallscope.errors import BadInput, NotFound, Partial
+from stallscope.errors import BadInput, NotFound, Partial, remedy_for_extra
 from stallscope.exporters import otlp_wire
 from stallscope.exporters.hub_channel import _reason
 from stallscope.serve.node_api import Options
@@ -201,7 +201,7 @@ def test_the_remedy_for_a_missing_package_installs_it(monkeypatch, capsys, packa
     monkeypatch.setattr(cli, "_exit_code", needs)
     with pytest.raises(SystemExit):
         cli.main()
-    assert capsys.readouterr().err.endswith(f"the package {package}: pip install 'stallscope[{extra}]'\n")
+    assert capsys.readouterr().err.endswith(f"the package {package}: {remedy_for_extra(extra)}\n")
 
 
 def test_a_node_trace_is_not_imported_again(run, db, tmp_path):

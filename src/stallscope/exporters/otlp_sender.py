@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, remedy_for_extra
 from stallscope.exporters.metric_values import Meter
 from stallscope.exporters.otlp_wire import Wire, wire
 
@@ -100,7 +100,7 @@ def otlp_sender(
         import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401
     except ImportError:
         raise BadInput(
-            "--otlp needs the package opentelemetry-proto: pip install 'stallscope[export]'"
+            f"--otlp needs the package opentelemetry-proto: {remedy_for_extra('export')}"
         ) from None
     sender = OtlpSender(meter, wire(url), node=node, note=note)
     try:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stallscope.credentials import header_value, masked
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, remedy_for_extra
 from stallscope.exporters.otlp_retry import LATER_CODES, retry_after_s
 
 TIMEOUT_S = 10.0
@@ -154,9 +154,7 @@ class _Grpc:
         try:
             import grpc
         except ImportError:
-            raise BadInput(
-                "--otlp grpc:// needs the package grpcio: pip install 'stallscope[export]'"
-            ) from None
+            raise BadInput(f"--otlp grpc:// needs the package grpcio: {remedy_for_extra('export')}") from None
         self._grpc = grpc
         credentials = grpc.ssl_channel_credentials() if is_tls else None
         self._channel = (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, remedy_for_extra
 from stallscope.exporters.tracks import Slice, Track, TrackSet, Value
 
 _SEQUENCE = 1  # a single writer, so that each name is written once
@@ -32,7 +32,7 @@ def _protos() -> Any:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError:
         raise BadInput(
-            "a Perfetto trace needs the perfetto package: pip install 'stallscope[export]', or --format chrome"
+            f"a Perfetto trace needs the perfetto package: {remedy_for_extra('export')}, or choose --format chrome"
         ) from None
     return perfetto_trace_pb2
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, remedy_for_extra
 from stallscope.exporters.metric_table import Kind, Metric
 from stallscope.exporters.metric_values import OVERFLOW, Meter, Series
 from stallscope.exporters.prometheus_protobuf import CONTENT_TYPE, accepts_protobuf, family
@@ -31,7 +31,7 @@ def metrics_server(meter: Meter, address: str, *, node: str) -> Iterator[int]:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
         raise BadInput(
-            "--prometheus needs the package prometheus-client: pip install 'stallscope[export]'"
+            f"--prometheus needs the package prometheus-client: {remedy_for_extra('export')}"
         ) from None
     host, port = host_and_port(address)
     registry = CollectorRegistry()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stallscope.errors import BadTrace
+from stallscope.errors import BadTrace, remedy_for_extra
 from stallscope.events import layout
 from stallscope.events.exported_verdicts import EXPORTED, ExportedVerdict, as_fact
 from stallscope.events.trace import Trace
@@ -109,7 +109,7 @@ def _perfetto_slices(file: Path) -> Iterator[dict[str, Any]]:
     try:
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
     except ImportError:
-        raise BadTrace(f"{file} needs the perfetto package: pip install 'stallscope[export]'") from None
+        raise BadTrace(f"{file} needs the perfetto package: {remedy_for_extra('export')}") from None
     with opened(file) as stream:
         packets = perfetto_trace_pb2.Trace.FromString(stream.read(_MAX_BYTES)).packet
     tracks: set[int] = set()

@@ -15,8 +15,12 @@ def give_to_owner_of_folder(path: Path) -> None:
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace a file atomically, with the owner of its folder: readers see either the old or the new file.
 
-    It has this mode from its first byte on, independent of the old file. Raises OSError.
+    It has this mode from its first byte on, independent of the old file. A pipe or device (/dev/stdout, /dev/null) is
+    written in place: a new file would take its name. Raises OSError.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(content)
+        return
     temporary = path.with_name(f".{path.name}.part-{os.getpid()}-{threading.get_ident()}")
     temporary.unlink(missing_ok=True)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

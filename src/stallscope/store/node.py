@@ -450,7 +450,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         )
     options = "mode=ro" if _is_live(path) or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
     try:
-        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?{options}", uri=True, timeout=10.0)
+        db = sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?{options}", uri=True, timeout=10.0)
     except sqlite3.Error as error:
         raise BadTrace(f"cannot open {path}: {error}; check that you may read it") from error
     try:
@@ -653,6 +653,8 @@ def _check_schema(db: sqlite3.Connection, path: Path) -> None:
             raise BadTrace(f"{path} is not a stallscope trace: the file is empty; check the path")
         version = db.execute("SELECT MAX(version) FROM schema_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT:
+            raise BadTrace(f"{path} is damaged or incomplete ({error}): copy it again") from error
         raise BadTrace(
             f"{path} is not a stallscope trace ({error}): check the path, or import it first"
         ) from error

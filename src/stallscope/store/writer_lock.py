@@ -73,7 +73,7 @@ def set_aside_if_of_another_boot(path: Path, boot_id: str, wall_ns: int) -> Path
 def _boot_of(path: Path) -> str:
     """The boot in which the trace was last written; empty if it is not recorded."""
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?mode=ro", uri=True)) as db:
             row = db.execute("SELECT facts FROM sessions ORDER BY id DESC LIMIT 1").fetchone()
     except sqlite3.Error:
         return ""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stallscope.errors import CannotTrace
+from stallscope.errors import CannotTrace, remedy_for_extra
 
 _CONTROL = Path("/dev/nvidiactl")
 _NO_DRIVER = "no NVIDIA driver found (libnvidia-ml.so.1)"
@@ -21,9 +21,7 @@ def library() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
-        message = (
-            "nvidia-ml-py is missing: pip install 'stallscope[gpu]'" if _CONTROL.exists() else _NO_DRIVER
-        )
+        message = f"nvidia-ml-py is missing: {remedy_for_extra('gpu')}" if _CONTROL.exists() else _NO_DRIVER
         raise CannotTrace(message) from None
     try:
         pynvml.nvmlInit()

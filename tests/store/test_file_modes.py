@@ -1,0 +1,26 @@
+"""Files that are replaced atomically."""
+
+import os
+import stat
+
+from stallscope.store import file_modes
+
+
+def test_a_pipe_is_written_in_place(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        file_modes.replace(pipe, b"report")
+        assert os.read(reader, 100) == b"report"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_replaced_file_has_the_given_mode(tmp_path):
+    file = tmp_path / "token"
+    file.write_bytes(b"old")
+    file.chmod(0o644)
+    file_modes.replace(file, b"new")
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"new", 0o600)
