@@ -192,10 +192,16 @@ def free_port() -> int:
 
 
 def real_time(*pids: int) -> None:
-    """Run the threads of processes before all programs of normal priority."""
+    """Run the threads of processes before all programs of normal priority.
+
+    Where the kernel refuses real-time priority, as in a cgroup without a share of it, they become less nice.
+    """
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+            try:
+                os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(1))
+            except PermissionError:
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), -15)
 
 
 def normal(*pids: int) -> None:
@@ -203,10 +209,12 @@ def normal(*pids: int) -> None:
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
 
 
 def normal_priority() -> None:
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def request_body(
