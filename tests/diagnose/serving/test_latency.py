@@ -290,6 +290,22 @@ def test_requests_that_wait_for_the_first_answer_are_not_late():
     assert diagnose(engine.trace()).verdicts == []
 
 
+@pytest.mark.parametrize("blocked_ns, is_late", [(DELAY_NS, True), (0, False)])
+def test_gaps_of_the_first_requests_are_late_after_the_first_complete_response(blocked_ns, is_late):
+    engine = EngineTrace()
+    rows = engine.requests
+    begin_ns = int(rows["ts_ns"][0])
+    rows["ts_ns"][:4] = rows["read_ns"][:4] = begin_ns
+    for name in ("first_ns", "gap_at_ns"):
+        rows[name][:4] = begin_ns + FIRST_NS
+    for i in range(1, 4):
+        engine.late_gap(i, DELAY_NS)
+        rows["blocked_ns"][i] = blocked_ns
+        # A slow client blocks the server later; an engine that compiles delays the first requests at once.
+        rows["gap_at_ns"][i] = begin_ns + SECOND if is_late else rows["first_ns"][i]
+    assert bool(diagnose(engine.trace()).verdicts) == is_late
+
+
 def test_a_longer_prompt_may_take_longer_until_its_first_token():
     engine = EngineTrace()
     engine.requests["request_bytes"] = 200

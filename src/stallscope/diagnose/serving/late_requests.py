@@ -3,7 +3,7 @@
 The parts: `pickup` (in the socket until the server reads it), `first` (until the first token, or the first byte) and
 `gap` (the longest time between two tokens). A request with a longer prompt may take longer until its first token, and a
 response that is not streamed takes longer if it has more bytes. Requests that arrived before the first answer on their
-path are not late: the engine loads, compiles and warms up then.
+path do not begin late: the engine loads, compiles and warms up then. Their gaps count after the first whole response.
 """
 
 from dataclasses import dataclass
@@ -54,21 +54,31 @@ def late_requests(trace: Trace, rows: Array, limits: Thresholds) -> list[Late]:
     typical_gap_ns = int(between_ms(tokens_of(trace, rows)).get("p50", 0.0) * 1e6)
     is_long = is_long_prompt(rows)
     typical_first_ns = _typical_first_ns(rows, is_long)
-    rows, is_long, typical_first_ns = (each[is_warm(rows)] for each in (rows, is_long, typical_first_ns))
+    complete_ns = _first_complete_ns(rows)
     late = []
-    for row, long, first_ns in zip(rows, is_long, typical_first_ns.tolist(), strict=True):
-        parts = [_part(row, "pickup", int(row["ts_ns"]), int(row["read_ns"]), 0, limits)]
-        if row["first_ns"] != UNKNOWN and not long:
+    for row, long, warm, first_ns in zip(
+        rows, is_long, is_warm(rows), typical_first_ns.tolist(), strict=True
+    ):
+        parts = []
+        if warm:
+            parts.append(_part(row, "pickup", int(row["ts_ns"]), int(row["read_ns"]), 0, limits))
+        if warm and row["first_ns"] != UNKNOWN and not long:
             times = int(row["read_ns"]), int(row["first_ns"]), first_ns
             parts.append(_part(row, "first", *times, limits))
-        if row["gap_at_ns"] != UNKNOWN:
-            begin_ns = int(row["gap_at_ns"])
+        begin_ns = int(row["gap_at_ns"])
+        if begin_ns != UNKNOWN and (warm or begin_ns > complete_ns):
             times = begin_ns, begin_ns + int(row["gap_ns"]), typical_gap_ns
             parts.append(_part(row, "gap", *times, limits))
-        worst = max(parts, key=lambda part: part.excess_ns)
-        if worst.excess_ns >= worst.min_late_ns:
+        worst = max(parts, key=lambda part: part.excess_ns, default=None)
+        if worst and worst.excess_ns >= worst.min_late_ns:
             late.append(worst)
     return late
+
+
+def _first_complete_ns(rows: Array) -> int:
+    """The end of the first response that was not aborted; the end of time without such a response."""
+    complete = rows[(rows["first_ns"] != UNKNOWN) & (rows["flags"] & RequestFlag.ABORTED == 0)]
+    return int(complete["end_ns"].min(initial=np.iinfo(np.int64).max))
 
 
 def is_warm(rows: Array) -> Array:
