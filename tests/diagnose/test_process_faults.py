@@ -243,6 +243,29 @@ FUTURE = "/usr/lib/python3.12/concurrent/futures/_base.py:450 result"
 CONDITION = "/usr/lib/python3.12/threading.py:355 wait"
 
 
+def test_a_save_that_has_few_samples_is_a_checkpoint():
+    """Any function may be in all of a few samples: it does not contain the loop."""
+    budget = {Category.IO: 0.7, Category.DEVICE: 0.3}
+    samples = [gpu(Category.IO, "/job/train.py:5 save", nr=74, waits_for="/data/m.zip", n=1)]
+    late = gpu(Category.DEVICE, "/job/train.py:3 save", n=1)
+    verdict = only(report_of(process(budget, [*samples, late], n_seconds=4)))
+    assert verdict.causes[0].cause.name == "checkpoint"
+
+
+def test_the_whole_wait_at_a_line_that_starts_a_compiler_is_compilation():
+    line = "/job/kernels.py:5 build"
+    frames = ("/usr/lib/python3.12/subprocess.py:2 wait", line)
+    samples = [
+        gpu(Category.CHILD, *frames, nr=61, waits_for="end of nvcc 99", n=4),
+        gpu(Category.CHILD, *frames, nr=61, waits_for="end of a child process", n=6),
+        gpu(Category.DEVICE, "/job/train.py:6 step"),
+    ]
+    verdict = only(report_of(process({Category.CHILD: 0.8, Category.DEVICE: 0.2}, samples)))
+    assert [cause.cause.name for cause in verdict.causes] == ["recompilation"]
+    assert verdict.causes[0].share == pytest.approx(0.8, abs=0.05)
+    assert verdict.evidence.line == line
+
+
 @pytest.mark.parametrize(("n_locked", "cause"), [(9, "file_lock"), (3, "host_sleep")])
 def test_a_sleep_while_another_process_holds_a_lock_polls_the_lock(n_locked, cause):
     line, lock = "/job/train.py:5 record", "lock on /job/runs.db held by python3 99"

@@ -95,6 +95,12 @@ def test_the_cause_of_late_steps_is_named(category, cause):
     assert verdict.cost.usd == pytest.approx(0.0024, rel=0.02)
 
 
+def test_steps_with_more_work_for_the_gpu_are_no_fault():
+    report = report_of(lone(dict.fromkeys(range(4, 30, 5), 400 * MS), Category.DEVICE))
+    assert report.healthy
+    assert "waited longer for its GPU in some steps" in str(report.benign)
+
+
 def test_slow_allocations_are_named():
     verdict = only(
         report_of(lone({}, alloc_ns=[300 * MS if step % 5 == 4 else 0 for step in range(N_STEPS)]))

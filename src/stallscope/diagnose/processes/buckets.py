@@ -24,8 +24,14 @@ _TOGETHER = {"launches": "on_cpu"}
 _MIN_CHILD_SHARE = 0.02
 _ENOUGH_STACKS = 5
 _MIN_HOLDING = 0.5
-_IN_LOOP, _MIN_GPU_IN_LOOP = 0.95, 0.03
-"""Shares of the samples: in a function that contains the loop, and of GPU waits and launches there."""
+_IN_LOOP, _MIN_GPU_IN_LOOP, _MIN_IN_LOOP = 0.95, 0.03, 20
+"""Shares of the samples: in a function that contains the loop, and of GPU waits and launches there. Among fewer samples
+than the last number, all may be in one function of a step by chance.
+"""
+_MIN_COMPILER_SHARE = 0.25
+"""Share of the waits for programs at a line in which a compiler is seen: before it starts, and as it ends, the program
+has another name or none.
+"""
 LEFT = -2
 """System call of a sample whose thread left its wait before the call was read. It counts as the waits at its line; at a
 line without waits, its stack was read after the wait as well, and it is left out.
@@ -153,6 +159,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         bucket.share += share
         bucket.by_state.add(_stratum_of(activity, item), share)
         bucket.parts.add(item, share)
+    _join_compilers(out)
     _join_lines(out)
     _join_serialisation(out, loops)
     _add_variances(activity, out)
@@ -201,6 +208,24 @@ def _join_lines(out: dict[str, Bucket]) -> None:
         name = max(_OPERATIONS & out.keys(), key=lambda name: out[name].lines.of(line), default="")
         if compute and name and out[name].lines.of(line) > share:
             _move_line(line, share, compute, out[name], part="on_cpu")
+
+
+def _join_compilers(out: dict[str, Bucket]) -> None:
+    """Count the waits for programs at a line that starts compilers as compilation."""
+    programs, compilation = out.get("child_program"), out.get("recompilation")
+    if programs is None or compilation is None:
+        return
+    for line, share in list(programs.lines.by_name.items()):
+        compiling = compilation.lines.of(line)
+        if compiling >= _MIN_COMPILER_SHARE * (compiling + share):
+            moved = share / programs.share
+            for state, in_state in list(programs.by_state.by_name.items()):
+                programs.by_state.add(state, -moved * in_state)
+                compilation.by_state.add(state, moved * in_state)
+            programs.share -= share
+            del programs.lines.by_name[line]
+            compilation.share += share
+            compilation.lines.add(line, share)
 
 
 def _join_serialisation(out: dict[str, Bucket], loops: frozenset[tuple[str, str]]) -> None:
@@ -405,6 +430,8 @@ def _loops(activity: Activity) -> frozenset[tuple[str, str]]:
         for each in {function(frame) for frame in activity.frames(row)}:
             n[each] += int(row["n"])
             n_gpu[each] += int(row["n"]) if item_of(int(row["category"])) in ("gpu_wait", "launches") else 0
+    if n_all < _MIN_IN_LOOP:
+        return frozenset()
     return frozenset(
         each for each in n if n[each] >= _IN_LOOP * n_all and n_gpu[each] >= _MIN_GPU_IN_LOOP * n_all
     )

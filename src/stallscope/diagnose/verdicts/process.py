@@ -38,6 +38,8 @@ from stallscope.events.trace import Trace
 
 _ENOUGH_SAMPLES = 30
 _NO_ALARM = ("host_sleep", "network_wait", "blocked", "unknown", "driver", "launch_bound")
+_MORE_GPU_WORK = "gpu_slow"
+"""A step of a process without peers that waits longer for its GPU may have more work for it, such as an evaluation."""
 
 _IN_CALLS = [category - 1 for category in sorted(set(CATEGORY_OF.values()))]
 
@@ -264,6 +266,9 @@ def _judged(
         step_ms_late=round(float(np.median(steps.length_ns[is_late])) / 1e6, 3),
         in_gpu_calls_share=round(in_calls, 4),
     )
+    if causes and causes[0].cause.name == _MORE_GPU_WORK:
+        what = f"Process {steps.pid} waited longer for its GPU in some steps: its GPU had more work, or was slower"
+        return [], [{"what": what} | evidence_fields.as_json(evidence)]
     if not causes or causes[0].cause.name in _NO_ALARM:
         because = f": it {causes[0].title}" if causes else ""
         remark = {"what": f"Process {steps.pid} left its GPU idle in some steps{because}"}
