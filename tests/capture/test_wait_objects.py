@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,8 @@ _WAITING = {
     "lock": "f = open(at); f.read(); time.sleep(30)",
     "inherited": "f = open(at); fcntl.flock(f, fcntl.LOCK_EX); "
     "sys.exit(subprocess.run([sys.executable, '-c', 'import time; time.sleep(30)'], pass_fds=[f.fileno()]).returncode)",
+    "forkserver": "from multiprocessing import get_context; "
+    "get_context('forkserver').Process(target=time.sleep, args=(30,)).start(); time.sleep(30)",
     "loop": """
 async def read():
     reader, _ = await asyncio.open_connection('127.0.0.1', int(at))
@@ -46,8 +48,10 @@ def waiting(kind: str, at: str) -> Iterator[int]:
         try:
             yield process.pid
         finally:
-            for child in WaitObjects(time.monotonic_ns).children(process.pid):
-                os.kill(child, 9)
+            objects = WaitObjects(time.monotonic_ns)
+            for child in [*objects.workers(process.pid), *objects.children(process.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(child, 9)
             process.kill()
 
 
@@ -167,3 +171,16 @@ def test_a_process_that_has_inherited_a_locked_file_does_not_wait_for_it(tmp_pat
             assert time.monotonic() < end_s
             time.sleep(0.02)
         assert not blocked.object
+
+
+def test_the_workers_of_a_fork_server_are_workers_of_the_process():
+    with waiting("forkserver", "") as pid:
+        objects = WaitObjects(time.monotonic_ns)
+        end_s = time.monotonic() + 20
+        while True:
+            blocked = [objects.blocked_call(worker, worker) for worker in objects.workers(pid)]
+            if any(call and call.nr == CLOCK_NANOSLEEP for call in blocked):
+                return
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+            objects = WaitObjects(time.monotonic_ns)

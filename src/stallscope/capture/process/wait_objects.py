@@ -73,6 +73,9 @@ _STARTERS = frozenset(
 )
 """Programs that start another program, whose name is of more use."""
 
+_FORK_SERVER = b"from multiprocessing.forkserver import main"
+"""In the command line of a fork server (CPython 3.11, Lib/multiprocessing/forkserver.py)."""
+
 _LISTENING = b"0A"  # TCP_LISTEN in /proc/net/tcp
 _ACCEPTS = 0x10000  # __SO_ACCEPTCON in the flags of /proc/net/unix
 _READABLE = 0x1  # EPOLLIN
@@ -117,6 +120,7 @@ class WaitObjects:
     _cache: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
     _peers: dict[tuple[int, str, bool], tuple[int, list[int]]] = field(default_factory=dict)
     _files: dict[int, tuple[int, dict[str, Path]]] = field(default_factory=dict)
+    _fork_servers: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
     def blocked_call(self, pid: int, tid: int, memory: Memory | None = None) -> BlockedCall | None:
         """The system call that a thread is blocked in, and its object; None while it runs or cannot be read."""
@@ -239,6 +243,24 @@ class WaitObjects:
             for tid in (pid, *tids)
             for word in small_file(f"{self.proc}/{pid}/task/{tid}/children").split()
         ]
+
+    def workers(self, pid: int, tids: Iterable[int] = ()) -> list[int]:
+        """The child processes, and in place of a fork server of multiprocessing the processes that it has started."""
+        return [
+            worker
+            for child in self.children(pid, tids)
+            for worker in (self.children(child) if self._is_fork_server(child) else [child])
+        ]
+
+    def _is_fork_server(self, pid: int) -> bool:
+        known, now_ns = self._fork_servers.get(pid), self.now_ns()
+        if known and now_ns - known[0] < _CACHE_NS:
+            return known[1]
+        if len(self._fork_servers) >= _MAX_CACHED:
+            self._fork_servers.clear()
+        is_server = _FORK_SERVER in small_file(f"{self.proc}/{pid}/cmdline")
+        self._fork_servers[pid] = now_ns, is_server
+        return is_server
 
     def program(self, pid: int) -> str:
         """Pid and command of a process: its name, and the file that a shell or an interpreter runs."""

@@ -309,7 +309,7 @@ class Samples:
         yield from self._child_samples(pid, by_tid, now_ns)
 
     def _child_samples(self, pid: int, tids: Iterable[int], now_ns: int) -> Iterator[_Key]:
-        children = self._objects.children(pid, (tid for tid in tids if tid != pid))
+        children = self._objects.workers(pid, (tid for tid in tids if tid != pid))
         first = self._turn * _MAX_CHILDREN % max(len(children), 1)
         for child in (children + children)[first : first + min(_MAX_CHILDREN, len(children))]:
             process, by_tid = self._python(child, now_ns)
