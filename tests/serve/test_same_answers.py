@@ -122,6 +122,19 @@ def test_an_answer_is_the_same_on_every_way(there, token, shell, name):
     assert json.loads(done.stdout) == over_http
 
 
+def test_the_communication_libraries_of_a_process_are_listed_over_http_and_mcp(there, token):
+    name = "fleet.cluster.find_nccl_processes"
+
+    async def use(client):
+        return await client.call_tool(name, {"cluster": "alpha"})
+
+    for answer in (
+        posted(there, token, name, {"cluster": "alpha"})[1],
+        over_mcp(there, token, use).structured_content,
+    ):
+        assert {row["libraries"] for row in answer["rows"]} == {"nccl, ucx"}
+
+
 def test_stdio_returns_the_same_answers(there, token, shell):
     async def use(client):
         listed = await client.list_tools()

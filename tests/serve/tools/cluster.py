@@ -185,6 +185,7 @@ def details(cluster: str, *, rank: int = STRAGGLER) -> dict[str, pa.Table]:
                     "nranks": N_RANKS,
                     "device": r % 4,
                     "comm": "python3",
+                    "libraries": "nccl, ucx",
                 }
                 for r in range(N_RANKS)
             ],
