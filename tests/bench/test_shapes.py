@@ -60,6 +60,7 @@ from shape_runs import Case, ran  # noqa: E402
         ("experts", "slower_job", 710_006),  # the transfers, in steps of uneven work
         ("accumulation", "allocator_churn", 712_002),  # next to a host that is slower by its variation
         ("rollouts", "allocator_churn", 710_013),  # allocations of a fifth of the scatter of rollouts
+        ("host_end", "growing_delay", 720_010),  # a host calls after the end of the collectives for many steps
     ],
 )
 def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:

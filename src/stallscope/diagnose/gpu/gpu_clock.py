@@ -20,6 +20,7 @@ from stallscope.events.names import Op
 
 _ROWS_IN_BLOCK = 32
 _PROMPT_NS = 200_000  # releases that follow the ends of collectives scatter by less than this
+_LOOSE_NS = 1_000_000  # a bound that is lower than another bound by more is loose
 _FEWEST = 8
 _BLOCKS_FOR_DRIFT = 24
 _MAX_DRIFT = 1e-3  # more is an effect of odd times, not of a clock
@@ -163,9 +164,10 @@ def _offset(ts: Array, low: Array, high: Array) -> _Offset:
     if has_low.sum() >= _FEWEST:
         drift = _drift(ts[has_low], low[has_low], np.maximum)
         flat = np.where(has_low, low - drift * (ts - ts[0]), -np.inf)
-        tightest = _nearby(flat, np.maximum)
-        behind = (tightest - flat)[has_low]
+        near = _nearby(flat, np.maximum)
+        behind = (near - flat)[has_low]
         spread = float(np.median(behind[np.isfinite(behind)]))
+        tightest = _with_far(ts, near)
         least = tightest + drift * (ts - ts[0])
         if spread <= _PROMPT_NS and (tightest <= high - drift * (ts - ts[0]) + _PROMPT_NS).mean() > 0.9:
             return _Offset(least, least, least, spread)
@@ -198,3 +200,15 @@ def _nearby(bound: Array, tightest: np.ufunc) -> Array:
         around = np.interp(np.arange(len(around)), known, around[known])
     smooth: Array = np.repeat(around, _ROWS_IN_BLOCK)[: len(bound)]
     return smooth
+
+
+def _with_far(ts: Array, least: Array) -> Array:
+    """The lower bound of each row, or a bound of any other row minus the drift in between, if that is far higher.
+
+    While a host calls after the end of the collectives, none of its releases follows an end at once.
+    """
+    drift_ns = _MAX_DRIFT * (ts - ts[0])
+    of_earlier = np.maximum.accumulate(least + drift_ns) - drift_ns
+    of_later = np.maximum.accumulate((least - drift_ns)[::-1])[::-1] + drift_ns
+    far = np.maximum(of_earlier, of_later)
+    return np.asarray(np.where(far > least + _LOOSE_NS, far, least))
