@@ -61,6 +61,7 @@ from shape_runs import Case, ran  # noqa: E402
         ("accumulation", "allocator_churn", 712_002),  # next to a host that is slower by its variation
         ("rollouts", "allocator_churn", 710_013),  # allocations of a fifth of the scatter of rollouts
         ("host_end", "growing_delay", 720_010),  # a host calls after the end of the collectives for many steps
+        ("bucketed", "slow_gpu_at_times", 720_001),  # 14 of 79 steps, in runs
     ],
 )
 def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
@@ -80,7 +81,8 @@ def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
             500_023,
         ),  # four delays of a step, while rollouts differ by a fifth of that
         ("rollouts", "slow_gpu", 710_004),  # rollouts differ by more than the GPU is slower
-        ("lengths", "slow_gpu", 710_006),  # and sequence lengths
+        ("lengths", "slow_gpu_at_times", 720_001),  # the slowest GPU in 26 of 75 steps
+        ("rollouts", "slow_gpu_at_times", 720_012),  # two runs of steps, five steps in all
     ],
 )
 def test_a_costly_fault_that_is_not_proved_is_inconclusive(shape: str, fault: str, seed: int) -> None:

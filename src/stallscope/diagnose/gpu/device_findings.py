@@ -79,10 +79,12 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
         }
     differing = {process: device for process, device in slow.items() if _is_by_manufacture(case, device)}
     slow = {process: device for process, device in slow.items() if process not in differing}
+    at_times = {process: device for process, device in slow.items() if device.is_at_times}
+    slow = {process: device for process, device in slow.items() if process not in at_times}
     often_last = {process: device for process, device in slow.items() if _is_followed(process, slow)}
     slow = {process: device for process, device in slow.items() if process not in often_last}
     if not slow and not often_last:
-        often_last = steadily_slow_devices(
+        often_last = at_times or steadily_slow_devices(
             table, more, usual=case.pace, limits=limits, host_late_steps=late_steps
         )
     stage = slow_stage(
@@ -202,14 +204,15 @@ def _connected(timeline: Timeline) -> Array:
 
 def with_costly_gpus(case: Case, gpus: DeviceFindings) -> DeviceFindings:
     """The slow GPUs that make steps last longer; GPUs that work longer every k-th step have more work instead."""
-    late = {process: device.late for process, device in gpus.slow.items()}
+    late = {process: device.late for process, device in (gpus.slow | gpus.often_last).items()}
     harmless = absorption(case, late, is_exact=False).proved
     costly = {process: device for process, device in gpus.slow.items() if process not in harmless}
     more_work = {
         process: device for process, device in costly.items() if _has_more_work(case, process, device)
     }
     slow = {process: device for process, device in costly.items() if process not in more_work}
-    return replace(gpus, slow=slow, more_work=more_work)
+    often_last = {process: device for process, device in gpus.often_last.items() if process not in harmless}
+    return replace(gpus, slow=slow, more_work=more_work, often_last=often_last)
 
 
 def _has_more_work(case: Case, process: int, device: SlowDevice) -> bool:

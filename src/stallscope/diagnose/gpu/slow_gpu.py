@@ -27,7 +27,9 @@ from stallscope.events.names import CollectiveFlag
 
 _ALONE = 4  # times as many slow steps as any other GPU
 _HIDDEN = 2.0  # work of a GPU, as a multiple of its work between calls: the host may wait for the rest before a call
-_OFTEN = 0.3  # share of the steps
+_OFTEN, _OFTEN_IN_RUNS = 0.3, 0.15  # shares of the steps; the second of a GPU whose slow steps follow each other
+_IN_RUNS = 0.5  # share of the slow steps that follow or precede a slow step; work of every k-th step is rarely in runs
+_FEW_AT_TIMES = 5  # slow steps in runs that make the answer inconclusive
 _FEWEST_PEERS = 3  # other GPUs of a node that suffice for the node's median
 _FEW = 0.25  # share of the steps in which a small excess must occur, since small excesses drift
 _KIND = 0.15  # share of the steps from which a kind of step is examined by itself
@@ -42,12 +44,14 @@ _IRREGULAR = 0.55  # see _is_irregular(); a slow clock has at most 0.44, shared 
 class SlowDevice:
     """A GPU that works longer than its peers between the same calls. is_irregular: by varying amounts.
     seen_by: the evidence, as text. is_kind_of_step: its late steps have another number of calls than the steps between.
+    is_at_times: in a few runs of steps, which additional work of its rank would explain as well.
     """
 
     late: list[LateStep]
     is_irregular: bool
     seen_by: str
     is_kind_of_step: bool = False
+    is_at_times: bool = False
 
     @property
     def typical_ns(self) -> float:
@@ -178,7 +182,7 @@ def slow_devices(
     limits: Thresholds,
     host_late_steps: list[LateStep],
 ) -> dict[int, SlowDevice]:
-    """Processes whose GPU is slower than its peers' in most steps of a stretch, beyond what chance gives.
+    """Processes whose GPU is slower than its peers' in most steps of a stretch, or at times, beyond what chance gives.
 
     late: see late_devices(). host_late_steps: late steps of the hosts, which are not evidence about the GPU.
     """
@@ -209,8 +213,9 @@ def slow_devices(
                 is_clear=is_clear,
                 limits=limits,
             )
-            if device is not None:
+            if device is not None and (not device.is_at_times or process not in slow):
                 slow[process] = device
+            if device is not None and not device.is_at_times:
                 break
     return slow
 
@@ -265,8 +270,11 @@ def _slow_device(
     cells, is_late = cells[of_kind], is_late[of_kind]
     others = np.delete(counts, process)
     during = _steadily(is_late, limits, n_least=0 if is_clear else int(_FEW * len(cells)))
+    is_at_times = False
     if counts[process] >= _ALONE * max(int(others.max(initial=0)), 1):
         during = _with_more(is_late, during, _now_and_then(is_late, limits))
+        is_at_times = during is None and _is_in_runs(is_late)
+        during = slice(0, len(cells)) if is_at_times else during
     if during is None or not beyond_chance(int(counts[process]), others, limits.chance):
         return None
     values = more.by_cell_ns[cells[during]]
@@ -278,6 +286,7 @@ def _slow_device(
         _is_irregular(values),
         "start and end of collectives on the GPUs",
         is_part or _n_calls(table, kept) != _n_calls(table, between),
+        is_at_times,
     )
 
 
@@ -416,7 +425,17 @@ def _now_and_then(is_late: Array, limits: Thresholds) -> slice | None:
     slow = np.flatnonzero(is_late)
     if len(slow) < 3 * limits.min_late_steps:
         return None
-    return slice(slow[0], slow[-1] + 1) if len(slow) >= _OFTEN * (slow[-1] + 1 - slow[0]) else None
+    least = _OFTEN_IN_RUNS if _is_in_runs(is_late) else _OFTEN
+    return slice(slow[0], slow[-1] + 1) if len(slow) >= least * (slow[-1] + 1 - slow[0]) else None
+
+
+def _is_in_runs(is_late: Array) -> bool:
+    """Whether several slow steps follow each other, as most of them do."""
+    beside = np.zeros(len(is_late), bool)
+    beside[1:] |= is_late[:-1]
+    beside[:-1] |= is_late[1:]
+    n = int(np.count_nonzero(is_late))
+    return n >= _FEW_AT_TIMES and int(np.count_nonzero(is_late & beside)) >= _IN_RUNS * n
 
 
 def _with_more(is_late: Array, *stretches: slice | None) -> slice | None:

@@ -5,6 +5,8 @@ so single steps do not show a slow GPU. The order of the GPUs in each step shows
 likely as every other order, for any distribution of the work. Work that stays with a rank for some steps (a hot expert)
 makes successive orders similar, so they count as fewer independent steps.
 
+A GPU that is slow at times is the slowest in more steps than chance allows, and not slow in most steps.
+
 A rank with more work in most steps looks like a slow GPU, so such a GPU is not named.
 """
 
@@ -13,12 +15,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stallscope.diagnose.lateness.recurrence import beyond_chance
 from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.events.layout import Array
 
 _FEWEST_GPUS = 4
 _FEWEST_STEPS = 16
-_DEVIATIONS = 5.5  # standard deviations of a mean order, for any of hundreds of GPUs and beginnings
+_DEVIATIONS = 4.5  # standard deviations of a mean order, for any GPU and beginning: one job in 2,000 by chance
+_CHANCE = 1e-4  # of a GPU that is the slowest this often: work may resemble the work of the step before
+_ALL_BUT = 0.75  # of one GPU, which may be as slow as the slowest
 _MIN_SLOWER = 0.1  # share of its own work by which a GPU is slower: GPUs of a model differ by up to 3 %
 _SIMILAR = 0.04  # share of a step's typical work by which two GPUs may differ by manufacture
 _MAX_MEMORY = 0.99
@@ -27,7 +32,9 @@ _OF_ORDER = 12.0**0.5  # 1 / standard deviation of a uniform order
 
 @dataclass(frozen=True)
 class SlowSince:
-    """cells: int64 (k,), the steps of a GPU since it is slow. share: the median share of its work that is excess."""
+    """cells: int64 (k,), the steps of a GPU since it is slow, or in which it is the slowest if it is slow at times.
+    share: the median share of its work that is excess.
+    """
 
     cells: Array
     share: float
@@ -41,7 +48,7 @@ def slow_since(
     order_by: Array,
     explained: Collection[tuple[int, int]],
 ) -> dict[int, SlowSince]:
-    """The GPUs that are among the slowest in most steps from some step on, by process.
+    """The GPUs that are among the slowest in most steps from some step on, or the slowest in many steps, by process.
 
     own_ns, excess_ns: float64 (c,), by cell, the work of a GPU and its excess over its peers'. order_by: float64 (c,),
     their order, the slowest last. explained: process and step of the cells that hosts explain.
@@ -60,13 +67,44 @@ def slow_since(
         if len(here) >= _FEWEST_GPUS:
             similar_ns = _SIMILAR * float(np.median(own_ns[cell_of[here, step]]))
             order[here, step] = _order(value[here, step], similar_ns)
-    found = {}
-    for process, begin in _beginnings(order).items():
-        cells = cell_of[process, begin:][np.isfinite(order[process, begin:])]
-        share = float(np.median(excess_ns[cells] / np.maximum(own_ns[cells], 1.0)))
-        if share >= _MIN_SLOWER:
-            found[process] = SlowSince(cells, share)
+    found: dict[int, SlowSince] = {}
+    for is_late in (_late_since(order), _slowest_at_times(order)):
+        for process in np.flatnonzero(is_late.any(axis=1)).tolist():
+            cells = cell_of[process, is_late[process]]
+            share = float(np.median(excess_ns[cells] / np.maximum(own_ns[cells], 1.0)))
+            if share >= _MIN_SLOWER:
+                found.setdefault(process, SlowSince(cells, share))
     return found
+
+
+def _late_since(order: Array) -> Array:
+    """The steps of each GPU since it is among the slowest: bool (processes, steps). order: see _beginnings()."""
+    is_late = np.zeros(order.shape, bool)
+    for process, begin in _beginnings(order).items():
+        is_late[process, begin:] = np.isfinite(order[process, begin:])
+    return is_late
+
+
+def _slowest_at_times(order: Array) -> Array:
+    """The steps in which each GPU is the slowest, of GPUs that are the slowest in more steps than chance allows: bool
+    (processes, steps). order: see _beginnings().
+    """
+    n, is_slowest = len(order), np.zeros(order.shape, bool)
+    if order.shape[1] < _FEWEST_STEPS or n < _FEWEST_GPUS:
+        return is_slowest
+    known = np.isfinite(order)
+    is_slowest[known] = order[known] >= 0.5 - _ALL_BUT / n
+    apart = np.where(known, is_slowest - 1.0 / n, 0.0)
+    both, alone = (apart[:, 1:] * apart[:, :-1]).sum(axis=1), (apart * apart).sum(axis=1)
+    counts = is_slowest.sum(axis=1)
+    for process in range(n):
+        # The steps of a GPU that is slow at times resemble each other, so the memory is taken from the others.
+        memory = np.delete(both, process).sum() / max(float(np.delete(alone, process).sum()), 1e-9)
+        memory = float(np.clip(memory + (1.0 + 3.0 * memory) / order.shape[1], 0.0, _MAX_MEMORY))
+        independent = np.floor(counts * (1.0 - memory) / (1.0 + memory)).astype(np.int64)
+        if not beyond_chance(int(independent[process]), np.delete(independent, process), _CHANCE):
+            is_slowest[process] = False
+    return is_slowest
 
 
 def _order(value: Array, similar: float) -> Array:

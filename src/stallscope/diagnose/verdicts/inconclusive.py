@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from stallscope.diagnose.cost.delays import delays_in_all, device_cost
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
@@ -50,9 +52,13 @@ def often_last(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
 
 def _often_last(case: Case, process: int, slow: SlowDevice, examined: ExaminedTotals) -> Verdict:
     of_gpu = device.verdict(case, process, slow, device_cost(case, process, slow.late), examined=examined)
+    n_late, n_steps = len(slow.late), int(np.count_nonzero(case.judged.process == process))
     because = (
         f"the GPU of rank {of_gpu.ranks[0]} is among the slowest in most steps, and the work of the steps differs "
         "between ranks: the GPU is slow, or the rank has more work"
+        if 2 * n_late > n_steps
+        else f"the GPU of rank {of_gpu.ranks[0]} works longest in {n_late} of {n_steps} steps, far more often than "
+        "other GPUs: it is slow at times, or the rank has more work in these steps"
     )
     return replace(
         of_gpu,
