@@ -721,6 +721,19 @@ def test_the_libraries_that_connect_ranks_without_nccl_are_named():
     assert "library nccl, mpich, ucx" in text.report(report)
 
 
+@pytest.mark.parametrize("n_ranks", [2, 4, 12, 64])
+def test_the_costliest_verdict_is_on_a_small_terminal(n_ranks):
+    line = "/job/train.py:8 encode"
+    shares = [0.3 + 0.005 * rank for rank in range(n_ranks)]
+    budgets = [{Category.ON_CPU: share, Category.DEVICE: 0.5 - share / 3} for share in shares]
+    report = report_of(ranks_of(*((budget, [gpu(Category.ON_CPU, line, n=8)]) for budget in budgets)))
+    words = text.report(report).splitlines()
+    costliest = max(report.verdicts, key=lambda verdict: verdict.cost.may_be_gpu_seconds)
+    rows = [line[at : at + 80] for line in words for at in range(0, max(len(line), 1), 80)]
+    assert costliest.summary[:50] in "\n".join(rows[-22:])
+    assert next(n for n, each in enumerate(words) if report.verdicts[0].summary in each) <= 14
+
+
 def test_a_process_alone_next_to_a_job_is_judged():
     job = dp_trace()
     budget, samples, cause, _ = CASES["a sleep"]

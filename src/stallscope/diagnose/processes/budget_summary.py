@@ -30,8 +30,9 @@ _CALL_WORDS = {
 _TRACED = frozenset(("nccl", "rccl"))
 """Libraries whose calls are traced; PyTorch loads them in every process."""
 _BAR = 24
-_MAX_IN_FULL = 4
-_MAX_IN_LINES = 16
+_MAX_IN_LINES = 8
+_MAX_UNLIKE = 4
+_WIDTH = 80
 _MIN_SHARE = 0.005
 
 
@@ -104,12 +105,36 @@ def _locations(process: Activity, role: SampleRole) -> list[dict[str, Any]]:
 
 
 def lines(activity: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first lines of a report's text: a block per process for few processes, otherwise a line per process."""
-    if len(activity) <= _MAX_IN_FULL:
-        return [line for process in activity for line in ["", *_block(process)]]
-    shown = [f"  {_name(process)}: {_shares(process)}" for process in activity[:_MAX_IN_LINES]]
-    rest = len(activity) - _MAX_IN_LINES
-    return ["", "Time budget by process", *shown, *([f"  and {rest} more"] if rest > 0 else [])]
+    """The first lines of a report's text: a block for a single process, otherwise a line per process.
+
+    Of many processes only those that wait least for their GPUs are listed, and one that waits most: a process that
+    holds up the others does not wait. The answer then fits on a terminal of 24 lines together with these lines.
+    """
+    if len(activity) == 1:
+        return ["", *_block(activity[0])]
+    if not activity:
+        return []
+    title, shown = "Time budget by process (code, calls and GPUs: --json)", list(activity)
+    if len(activity) > _MAX_IN_LINES:
+        ordered = sorted(activity, key=lambda process: process["budget"].get("gpu_wait", 0.0))
+        title = f"Time budget of {_MAX_UNLIKE} of {len(activity)} processes: the shortest GPU waits, and the longest"
+        shown = [*ordered[: _MAX_UNLIKE - 1], ordered[-1]]
+    used = sorted({", ".join(process["libraries"]) for process in activity if _is_untraced(process)})
+    return ["", title, *map(_line, shown), *(f"  library {libraries}" for libraries in used)]
+
+
+def _line(process: Mapping[str, Any]) -> str:
+    """The name and the largest parts of the budget, on a terminal of 80 columns."""
+    line = f"  {_name(process)}:"
+    for part in _shares(process):
+        longer = f"{line} {part}" if line.endswith(":") else f"{line}, {part}"
+        line = longer if len(longer) <= _WIDTH else line
+    return line
+
+
+def _is_untraced(process: Mapping[str, Any]) -> bool:
+    """Whether a process uses a communication library whose calls are not traced."""
+    return bool(set(process["libraries"]) - _TRACED)
 
 
 def _name(process: Mapping[str, Any]) -> str:
@@ -118,9 +143,9 @@ def _name(process: Mapping[str, Any]) -> str:
     return f"{rank}process {process['pid']}{command}"
 
 
-def _shares(process: Mapping[str, Any]) -> str:
+def _shares(process: Mapping[str, Any]) -> list[str]:
     top = sorted(process["budget"].items(), key=lambda item: -item[1])[:4]
-    return ", ".join(f"{word(name)} {share:.0%}" for name, share in top if share >= _MIN_SHARE)
+    return [f"{word(name)} {share:.0%}" for name, share in top if share >= _MIN_SHARE]
 
 
 def word(item: str) -> str:
@@ -141,7 +166,7 @@ def _block(process: Mapping[str, Any]) -> list[str]:
             bar += f" ({estimated:.0%} estimated)" if estimated >= _MIN_SHARE else ""
             rows.append(("time" if i == 0 else "", bar))
     rows.append(("GPU", _gpu_line(process)))
-    if set(process["libraries"]) - _TRACED:
+    if _is_untraced(process):
         rows.append(("library", ", ".join(process["libraries"])))
     if calls := _calls_line(process["calls"]):
         rows.append(("calls", calls))

@@ -14,6 +14,8 @@ from stallscope.events.counted import counted, counted_reason
 __all__ = ["headline", "report", "summary"]
 
 _MAX_STACKS = 4
+_MAX_IN_SHORT = 4
+_COLUMNS, _LINES = 80, 20  # of a small terminal, without the prompt and the command
 
 
 def report(result: Report) -> str:
@@ -21,12 +23,27 @@ def report(result: Report) -> str:
     lines = [f"Events: {result.source}." if result.source else "Events: from a trace.", _examined(result)]
     lines += summary_lines(result.activity)
     lines += [result.budget.line()] if result.budget else []
-    lines += _answer(result)
+    answer = _answer(result)
     for number, verdict in enumerate(result.verdicts, 1):
-        lines += ["", *_block(verdict, number, len(result.verdicts))]
+        answer += ["", *_block(verdict, number, len(result.verdicts))]
     for remark in result.benign:
-        lines += ["", f"Not an alarm: {_remark(remark)}"]
-    return "\n".join(lines)
+        answer += ["", f"Not an alarm: {_remark(remark)}"]
+    return "\n".join([*lines, *answer, *_in_short(result, answer)])
+
+
+def _in_short(result: Report, answer: list[str]) -> list[str]:
+    """The costliest verdicts in a line each, where the first verdict is no longer on the terminal."""
+    if sum(1 + max(len(line) - 1, 0) // _COLUMNS for line in answer) <= _LINES or not result.verdicts:
+        return []
+    numbered = sorted(
+        enumerate(result.verdicts, 1),
+        key=lambda each: -(each[1].cost.may_be_gpu_seconds if each[1].cost else 0.0),
+    )
+    n = len(numbered)
+    heads = [f"[{number}/{n}] " if n > 1 else "" for number, _ in numbered]
+    shown = [f"{head}{verdict.summary}" for head, (_, verdict) in zip(heads, numbered, strict=True)]
+    rest = n - _MAX_IN_SHORT
+    return ["", "In short:", *shown[:_MAX_IN_SHORT], *([f"and {rest} more"] if rest > 0 else [])]
 
 
 def headline(result: Report) -> str:
