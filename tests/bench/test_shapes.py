@@ -60,7 +60,11 @@ from shape_runs import Case, ran  # noqa: E402
         ("experts", "slower_job", 710_006),  # the transfers, in steps of uneven work
         ("accumulation", "allocator_churn", 712_002),  # next to a host that is slower by its variation
         ("rollouts", "allocator_churn", 710_013),  # allocations of a fifth of the scatter of rollouts
-        ("host_end", "growing_delay", 720_010),  # a host calls after the end of the collectives for many steps
+        (
+            "host_end",
+            "growing_delay",
+            720_010,
+        ),  # a host calls after the end of the collectives for many steps
         ("bucketed", "slow_gpu_at_times", 720_001),  # 14 of 79 steps, in runs
     ],
 )

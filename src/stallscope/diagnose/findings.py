@@ -8,7 +8,7 @@ from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatched_rounds import Mismatch, mismatches
 from stallscope.diagnose.lateness.blocked_steps import blocked_steps
-from stallscope.diagnose.lateness.late_steps import LateStep, with_stops
+from stallscope.diagnose.lateness.late_steps import LateStep, with_states
 from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.timeline.case import Case
@@ -49,7 +49,7 @@ def findings(case: Case) -> Findings:
         n=len(timeline.rows),
     )
     all_late += blocked_steps(timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits)
-    all_late = with_stops(timeline, all_late)
+    all_late = with_states(timeline, all_late)
     named = recurring(
         all_late,
         timeline.n_processes,

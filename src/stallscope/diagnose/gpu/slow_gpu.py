@@ -27,7 +27,10 @@ from stallscope.events.names import CollectiveFlag
 
 _ALONE = 4  # times as many slow steps as any other GPU
 _HIDDEN = 2.0  # work of a GPU, as a multiple of its work between calls: the host may wait for the rest before a call
-_OFTEN, _OFTEN_IN_RUNS = 0.3, 0.15  # shares of the steps; the second of a GPU whose slow steps follow each other
+_OFTEN, _OFTEN_IN_RUNS = (
+    0.3,
+    0.15,
+)  # shares of the steps; the second of a GPU whose slow steps follow each other
 _IN_RUNS = 0.5  # share of the slow steps that follow or precede a slow step; work of every k-th step is rarely in runs
 _FEW_AT_TIMES = 5  # slow steps in runs that make the answer inconclusive
 _FEWEST_PEERS = 3  # other GPUs of a node that suffice for the node's median

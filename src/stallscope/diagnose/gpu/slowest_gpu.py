@@ -21,7 +21,9 @@ from stallscope.events.layout import Array
 
 _FEWEST_GPUS = 4
 _FEWEST_STEPS = 16
-_DEVIATIONS = 4.5  # standard deviations of a mean order, for any GPU and beginning: one job in 2,000 by chance
+_DEVIATIONS = (
+    4.5  # standard deviations of a mean order, for any GPU and beginning: one job in 2,000 by chance
+)
 _CHANCE = 1e-4  # of a GPU that is the slowest this often: work may resemble the work of the step before
 _ALL_BUT = 0.75  # of one GPU, which may be as slow as the slowest
 _MIN_SLOWER = 0.1  # share of its own work by which a GPU is slower: GPUs of a model differ by up to 3 %

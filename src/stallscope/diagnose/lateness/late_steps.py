@@ -23,6 +23,10 @@ from stallscope.events.names import Category
 
 _MOST = 0.5  # share of a delay
 _TOGETHER = 0.25  # in healthy jobs whose ranks vary on their own, this ratio is 0.4 to 1
+_OFF_CPU = (
+    *(Category.LOCK, Category.OTHER_OFF, Category.SLEEP, Category.NET, Category.CHILD, Category.STOPPED),
+    *(Category.PREEMPTED, Category.FAULT, Category.DRIVER, Category.IO),
+)
 _WIDE, _DEVIATIONS = (
     0.9,
     1.645,
@@ -38,7 +42,8 @@ class LateStep:
     peak, against the median of the others (in jobs that run ahead lateness adds up over steps). excess_ns: its own self
     time beyond its peers'. n_rounds: the late rounds of the step. is_held: it arrived in time, but kept the others
     waiting in a round under way. is_usual: all ranks paused, and a difference of this size is normal in pauses.
-    is_stopped: a signal stopped the process for most of the delay, which never happens by chance.
+    is_stopped: a signal stopped the process for most of the delay, which never happens by chance. is_blocked: it waited
+    off the CPU for most of the delay, which does not depend on the speed of the host.
     """
 
     process: int
@@ -51,6 +56,7 @@ class LateStep:
     is_held: bool = False
     is_usual: bool = False
     is_stopped: bool = False
+    is_blocked: bool = False
 
     @property
     def delay_ns(self) -> float:
@@ -229,22 +235,31 @@ def _held(table: Cells, i: int) -> LateStep:
     )
 
 
-def spent_ns(timeline: Timeline, late: Sequence[LateStep], category: Category) -> Array:
-    """Time in a category of the ledger from the start of each late step until its peak: float64 (len(late),)."""
+def spent_ns(timeline: Timeline, late: Sequence[LateStep], *categories: Category) -> Array:
+    """Time in categories of the ledger from the start of each late step until its peak: float64 (len(late),)."""
     before = np.array([max(late_step.first_row - 1, 0) for late_step in late], np.int64)
     peak = np.array([late_step.peak_row for late_step in late], np.int64)
-    total_ns = (timeline.rows.column("ledger_ns", rows, category - 1) for rows in (before, peak))
-    at_begin, at_peak = (each.astype(np.float64) for each in total_ns)
-    spent: Array = at_peak - at_begin
+    spent = np.zeros(len(late))
+    for category in categories:
+        at_begin, at_peak = (
+            timeline.rows.column("ledger_ns", rows, category - 1).astype(np.float64)
+            for rows in (before, peak)
+        )
+        spent += at_peak - at_begin
     return spent
 
 
-def with_stops(timeline: Timeline, late: list[LateStep]) -> list[LateStep]:
-    """The late steps, with is_stopped from the time ledgers."""
+def with_states(timeline: Timeline, late: list[LateStep]) -> list[LateStep]:
+    """The late steps, with is_stopped and is_blocked from the time ledgers."""
     stopped_ns = spent_ns(timeline, late, Category.STOPPED)
+    blocked_ns = spent_ns(timeline, late, *_OFF_CPU)
     return [
-        replace(late_step, is_stopped=True) if ns >= _MOST * late_step.excess_ns > 0 else late_step
-        for late_step, ns in zip(late, stopped_ns.tolist(), strict=True)
+        replace(
+            late_step,
+            is_stopped=stopped >= _MOST * late_step.excess_ns > 0,
+            is_blocked=blocked >= _MOST * late_step.excess_ns > 0,
+        )
+        for late_step, stopped, blocked in zip(late, stopped_ns.tolist(), blocked_ns.tolist(), strict=True)
     ]
 
 

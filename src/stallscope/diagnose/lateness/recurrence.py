@@ -13,7 +13,9 @@ from stallscope.events.layout import Array
 _NEGLIGIBLE = 1e-12  # a series ends at a term below this share of its sum
 _SIMILAR = 0.2  # a delay is similar to another delay from this share of its length
 _SEVERAL = 2
-_MARGIN = 1.25  # times the threshold of a late step that the delays must reach if only some steps are late
+_MARGIN = (
+    1.25  # times the threshold of a late step that delays on the CPU must reach if only some steps are late
+)
 _AMONG_OTHERS = 15  # divisor of the allowed chance if other ranks are late as well
 
 
@@ -40,6 +42,7 @@ def recurring(
     size = np.array([late.excess_ns for late in late_steps])
     is_usual = np.array([late.is_usual for late in late_steps], bool)
     is_stopped = np.array([late.is_stopped for late in late_steps], bool)
+    is_blocked = np.array([late.is_blocked for late in late_steps], bool)
     n_recurring = np.bincount(process[~is_once], minlength=n_processes)
     named = {}
     for candidate in np.flatnonzero(n_recurring >= limits.min_late_steps).tolist():
@@ -58,9 +61,9 @@ def recurring(
             n_processes=n_processes,
             limits=limits,
         )
-        if not is_clear and seen is not None and median < _MARGIN * min_ns:
-            n_steps = int(seen[candidate, 1] - seen[candidate, 0]) + 1
-            if len(own) < limits.steady_share * n_steps:
+        if not is_clear and median < _MARGIN * min_ns and 2 * is_blocked[own].sum() < len(own):
+            first, last = seen[candidate] if seen is not None else (step.min(), step.max())
+            if len(own) < limits.steady_share * (int(last - first) + 1):
                 continue  # the largest differences of a slower host
         n_own = int(counts[candidate])
         enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
