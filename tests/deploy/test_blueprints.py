@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import yaml
 
 from stallscope import cli
 from stallscope.capture.probes.privileges import ALWAYS_NEEDED
+
+from ..patience import until
 
 PAGES = ("docs/install.md", "docs/production.md", "README.md", "deploy/helm/stallscope/templates/NOTES.txt")
 _OWN_FILES = re.compile(r"(?<![\w/.-])((?:deploy|setup|docs|bench)/[\w./-]+\.\w+)")
@@ -105,9 +108,14 @@ def test_the_prolog_starts_a_trace_and_the_epilog_writes_a_report(repository: Pa
     program = tmp_path / "bin" / "stallscope"
     program.parent.mkdir()
     program.write_text(
-        "#!/bin/sh\n"
-        'echo "$*" >>$LOG\n'
-        "case $1 in trace) trap 'exit 0' INT; for i in 1 2 3 4 5 6 7 8 9; do sleep 1; done;; *) echo report;; esac\n"
+        f"#!{sys.executable}\n"
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit())\n"
+        "with open(os.environ['LOG'], 'a') as log:\n"
+        "    print(*sys.argv[1:], file=log)\n"
+        "if sys.argv[1] == 'trace':\n"
+        "    time.sleep(20)\n"
+        "print('report')\n"
     )
     program.chmod(0o755)
     environment = {
@@ -119,6 +127,7 @@ def test_the_prolog_starts_a_trace_and_the_epilog_writes_a_report(repository: Pa
     folder = tmp_path / "slurm" / "42"
     for script in ("prolog.sh", "epilog.sh"):
         subprocess.run(["sh", repository / "deploy/slurm" / script], env=environment, check=True, timeout=60)
+        until(lambda: (tmp_path / "log").exists() and "trace" in (tmp_path / "log").read_text())
     assert (folder / "report.txt").read_text() == "report\n"
     assert not (folder / "pid").exists()
     log = (tmp_path / "log").read_text()

@@ -86,8 +86,9 @@ def test_the_sender_of_the_signal_that_killed_a_rank_is_reported(agent, job, onl
     assert doing["ended_by"].endswith(f"(pid {os.getpid()})")
 
 
-def test_the_missing_rank_of_a_hang_is_named(tmp_path):
-    db = traced.trace_job("hang", ranks=2, trace_db=tmp_path / "trace.db")
+def test_the_missing_rank_of_a_hang_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("STALLSCOPE_HANG_AFTER_S", "4")
+    db = traced.trace_job("hang", ranks=2, seconds=12.0, trace_db=tmp_path / "trace.db")
     (verdict,) = explained(db)["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("hang", [1])
     assert verdict["causes"][0]["cause"] == "missing_rank"
