@@ -252,6 +252,13 @@ def test_a_save_that_has_few_samples_is_a_checkpoint():
     assert verdict.causes[0].cause.name == "checkpoint"
 
 
+def test_a_wait_for_a_child_process_without_samples_is_not_a_program():
+    budget = {Category.CHILD: 0.4, Category.DEVICE: 0.6}
+    report = report_of(process(budget, [gpu(Category.DEVICE, "/job/train.py:6 step")]))
+    assert [verdict.kind for verdict in report.verdicts] == ["inconclusive"]
+    assert report.verdicts[0].evidence.largest_item == "child"
+
+
 def test_the_whole_wait_at_a_line_that_starts_a_compiler_is_compilation():
     line = "/job/kernels.py:5 build"
     frames = ("/usr/lib/python3.12/subprocess.py:2 wait", line)

@@ -39,8 +39,8 @@ def child_program(case: Case) -> Fault | None:
     child = case.bucket("child_wait")
     if not workers_of(case.activity).n and child.share > bucket.share:
         bucket = child
-    if not bucket.share:
-        return None
+    if not bucket.n_samples:
+        return None  # the ledger alone does not show that it is a program
     programs = Counter[str]()
     for row in case.activity.of_role(SampleRole.CHILD):
         programs[text_of(row, "owner_comm")] += int(row["n"])

@@ -82,19 +82,23 @@ def faults(trace: Trace, activity: Activity, limits: Thresholds) -> Faults:
     )
 
 
-_BUCKET_OF = {
-    "cpu_quota": "cpu_preemption",
-    "launch_bound": "host_compute",
-    "pageable_copy": "host_device_copy",
+_BUCKETS_OF = {
+    "child_program": ("child_program", "child_wait"),
+    "cpu_quota": ("cpu_preemption",),
+    "input_starvation": ("input_starvation", "child_wait"),
+    "launch_bound": ("host_compute",),
+    "pageable_copy": ("host_device_copy",),
 }
 
 
 def _error(case: Case, fault: Fault) -> float:
-    """The standard error of a fault's share: of its bucket, in proportion."""
-    bucket = case.bucket(_BUCKET_OF.get(fault.cause, fault.cause))
+    """The standard error of a fault's share: of its buckets, in proportion."""
+    of_fault = [case.bucket(name) for name in _BUCKETS_OF.get(fault.cause, (fault.cause,))]
     if fault.cause == "excessive_sync":
         return float((max(fault.share * (1 - fault.share), 0.0) / max(case.activity.n_samples, 1)) ** 0.5)
-    return bucket.error * min(fault.share / bucket.share, 1.0) if bucket.share > 0 else 0.0
+    share = sum(bucket.share for bucket in of_fault)
+    error = float(sum(bucket.variance for bucket in of_fault) ** 0.5)
+    return error * min(fault.share / share, 1.0) if share > 0 else 0.0
 
 
 _WAITS = frozenset(
