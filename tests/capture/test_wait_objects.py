@@ -13,9 +13,16 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.process.unix_peer import unix_peer
-from stallscope.capture.process.wait_objects import CLIENT, NEW_CONNECTIONS, TIMER, BlockedCall, WaitObjects
+from stallscope.capture.process.wait_objects import (
+    CLIENT,
+    NEW_CONNECTIONS,
+    SHARED_LOCK,
+    TIMER,
+    BlockedCall,
+    WaitObjects,
+)
 
-CLOCK_NANOSLEEP = 230
+CLOCK_NANOSLEEP, FUTEX = 230, 202
 _WAITING = {
     "unix": "s = socket.socket(socket.AF_UNIX); s.connect(at); s.recv(1)",
     "tcp": "socket.create_connection(('127.0.0.1', int(at))).recv(1)",
@@ -30,6 +37,8 @@ _WAITING = {
     "lock": "f = open(at); f.read(); time.sleep(30)",
     "inherited": "f = open(at); fcntl.flock(f, fcntl.LOCK_EX); "
     "sys.exit(subprocess.run([sys.executable, '-c', 'import time; time.sleep(30)'], pass_fds=[f.fileno()]).returncode)",
+    "shared": "from multiprocessing import Semaphore; Semaphore(0).acquire()",
+    "thread": "from threading import Semaphore; Semaphore(0).acquire()",
     "forkserver": "from multiprocessing import get_context; "
     "get_context('forkserver').Process(target=time.sleep, args=(30,)).start(); time.sleep(30)",
     "loop": """
@@ -171,6 +180,20 @@ def test_a_process_that_has_inherited_a_locked_file_does_not_wait_for_it(tmp_pat
             assert time.monotonic() < end_s
             time.sleep(0.02)
         assert not blocked.object
+
+
+def test_a_lock_in_shared_memory_differs_from_a_lock_of_threads():
+    with waiting("shared", "") as pid:
+        assert blocked_call(pid, SHARED_LOCK).nr == FUTEX
+    with waiting("thread", "") as pid:
+        end_s = time.monotonic() + 20
+        while True:
+            blocked = WaitObjects(time.monotonic_ns).blocked_call(pid, pid)
+            if blocked and blocked.nr == FUTEX:
+                assert not blocked.object
+                return
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
 
 
 def test_the_workers_of_a_fork_server_are_workers_of_the_process():

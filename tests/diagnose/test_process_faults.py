@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.processes.activity import activities
-from stallscope.diagnose.processes.buckets import CLIENT, LEFT, NEW_CONNECTIONS, TIMER
+from stallscope.diagnose.processes.buckets import CLIENT, LEFT, NEW_CONNECTIONS, SHARED_LOCK, TIMER
 from stallscope.diagnose.processes.budget_summary import as_data, lines
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Answer, as_json
@@ -257,6 +257,19 @@ def test_a_wait_for_a_child_process_without_samples_is_not_a_program():
     report = report_of(process(budget, [gpu(Category.DEVICE, "/job/train.py:6 step")]))
     assert [verdict.kind for verdict in report.verdicts] == ["inconclusive"]
     assert report.verdicts[0].evidence.largest_item == "child"
+
+
+def test_a_lock_shared_with_other_processes_is_not_held_by_a_thread():
+    line = "/job/train.py:7 enter"
+    other = (SampleRole.SAME_PROCESS, Category.ON_CPU, -1, "", ("/job/train.py:9 log",), 8)
+    samples = [
+        gpu(Category.LOCK, line, nr=202, waits_for=SHARED_LOCK),
+        gpu(Category.DEVICE, "/job/train.py:6 step"),
+        other,
+    ]
+    verdict = only(report_of(process({Category.LOCK: 0.6, Category.DEVICE: 0.4}, samples)))
+    assert (verdict.causes[0].cause.name, verdict.evidence.line) == ("lock_contention", line)
+    assert SHARED_LOCK in verdict.causes[0].title
 
 
 def test_the_whole_wait_at_a_line_that_starts_a_compiler_is_compilation():

@@ -65,7 +65,8 @@ _CHILD_WAITS = frozenset((61, 247))  # wait4, waitid
 _POLLS = frozenset((7, 271))  # poll, ppoll
 _SELECTS = frozenset((23, 270))  # select, pselect6
 _EPOLLS = frozenset((232, 281, 441))  # epoll_wait, epoll_pwait, epoll_pwait2
-_FUTEXES = frozenset((202, 449))
+_FUTEX, _FUTEX_PRIVATE = 202, 128  # FUTEX_PRIVATE_FLAG in the operation (linux/futex.h)
+_FUTEXES = frozenset((_FUTEX, 449))
 _SLEEPS = frozenset((35, 230))  # nanosleep, clock_nanosleep
 _WRITES = frozenset((1, 18, 20, 296, 328))
 _STARTERS = frozenset(
@@ -91,6 +92,9 @@ NEW_CONNECTIONS = "new connections"
 
 LOCK = "lock on"
 """How the object of a wait for a file lock begins. A thread that sleeps may poll the lock."""
+
+SHARED_LOCK = "a lock shared with other processes"
+"""The object of a wait for a lock or a semaphore in shared memory."""
 
 _MAX_PEERS = 2
 _STANDARD = 2  # descriptors 0 to 2: input, output and errors of a program
@@ -136,6 +140,8 @@ class WaitObjects:
     def _object(self, pid: int, nr: int, arguments: list[int], memory: Memory | None) -> str:
         if nr in _SLEEPS:
             return self._polled_lock(pid)
+        if nr == _FUTEX and not arguments[1] & _FUTEX_PRIVATE:
+            return SHARED_LOCK if self._is_shared(pid, arguments[0]) else ""
         if nr in _FUTEXES or not (descriptor := self._operand(nr, arguments, memory)):
             return ""
         if nr in _CHILD_WAITS:
@@ -361,6 +367,17 @@ class WaitObjects:
             ),
             "",
         )
+
+    def _is_shared(self, pid: int, address: int) -> bool:
+        """Whether an address is in memory that other processes can share. (A thread that joins another thread also
+        waits for an address that is not marked as private.)
+        """
+        for line in _file_bytes(self.proc / str(pid) / "maps").splitlines():
+            span, _, rest = line.partition(b" ")
+            begin, _, end = span.partition(b"-")
+            if int(begin, 16) <= address < int(end, 16):
+                return rest[3:4] == b"s"
+        return False
 
     def _polled_lock(self, pid: int) -> str:
         """The lock that another process holds on a file that this process has open: SQLite and similar libraries sleep

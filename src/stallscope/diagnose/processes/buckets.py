@@ -125,6 +125,10 @@ LOCK = "lock on"
 """How the object of a wait for a file lock begins, as the capture writes it, also of a sleep between two attempts."""
 
 
+SHARED_LOCK = "a lock shared with other processes"
+"""The object of a wait for a lock or a semaphore in shared memory, as the capture writes it."""
+
+
 def buckets(activity: Activity) -> dict[str, Bucket]:
     """The buckets of a process by name; the states of the ledger without samples are in the bucket of their item."""
     out: dict[str, Bucket] = {}
@@ -487,6 +491,8 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], thre
     if item == "sleep":
         return "host_sleep"
     if item == "locks":
+        if name == SHARED_LOCK:
+            return "lock_contention"
         return "gil" if threads.holds_interpreter_lock and not _is_explicit(frames) else "lock_contention"
     if item == "disk" and nr == -1:
         return "page_fault"

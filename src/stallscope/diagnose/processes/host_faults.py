@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.processes.activity import Activity
-from stallscope.diagnose.processes.buckets import text_of
+from stallscope.diagnose.processes.buckets import SHARED_LOCK, text_of
 from stallscope.diagnose.processes.code_locations import is_own, short, user_line
 from stallscope.diagnose.processes.fault import Case, Fault, sampled
 from stallscope.diagnose.processes.loader_workers import workers_of
@@ -155,6 +155,15 @@ def thread_lock(case: Case) -> Fault | None:
     bucket = case.bucket("lock_contention")
     if not bucket.share:
         return None
+    if bucket.objects.of(SHARED_LOCK) > 0.5 * bucket.share:
+        return Fault(
+            "lock_contention",
+            f"waits for {SHARED_LOCK}",
+            bucket.share,
+            bucket.line,
+            ["Hold the lock for a shorter time in the other processes, or give each process its own."],
+            sampled(bucket),
+        )
     other = _other_threads(case.activity, is_running=False)
     at = f", which is at {short(other)}" if other else ""
     return Fault(
