@@ -34,7 +34,7 @@ from stallscope.store import node
 from ..patience import PATIENCE_S, until
 from .always_on import AlwaysOn
 
-MEMORY, MISC = 1, 10
+MEMORY = 1
 """Major numbers of /dev/null, /dev/random and of /dev/loop-control on any Linux (Documentation/admin-guide/devices)."""
 
 NULL, RANDOM = os.makedev(MEMORY, 3), os.makedev(MEMORY, 8)

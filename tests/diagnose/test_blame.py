@@ -28,10 +28,6 @@ TENSOR = Call(((0, 1), (2, 3)), count=10, waits=True)
 DATA = Call(((0, 2), (1, 3)), count=500, waits=True)
 
 
-def named_of(expected_rows, n_ranks):
-    return recurring(expected_rows, n_ranks, min_ns=LIMITS.min_late_ns, limits=LIMITS)
-
-
 def late(process: int, step: int, ns: float = 50 * MS) -> LateStep:
     return LateStep(process, step, 0, 0, ns, ns, 1)
 

@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 
 class PartialSink:
-    """A sink that ignores everything. A subclass overrides the methods for what it receives."""
+    """A sink that ignores everything. A subclass overrides the methods for the data that it receives."""
 
     def append(self, table: Table, rows: Array) -> None: ...
 

@@ -1,7 +1,7 @@
 """The present stacks of the processes of this machine that have a GPU library mapped, without probes.
 
-Python frames of the main thread; where it only waits for another thread, those of the thread with the most CPU time. A
-process that does not run Python has no frames here: native frames need the probes, see `stallscope trace`.
+Python frames of the main thread; where it only waits for another thread, the frames of the thread with the most CPU
+time. A process that does not run Python has no frames here: native frames need the probes, see `stallscope trace`.
 """
 
 import re
@@ -44,7 +44,7 @@ def stacks_now(proc: Path = Path("/proc")) -> list[CurrentStack]:
     discovery.scan(time.monotonic_ns())
     objects, files = WaitObjects(time.monotonic_ns, proc), Files()
     stacks = [_current_stack(pid, objects, files, proc) for pid in discovery.gpu_processes()]
-    return [stack for stack in stacks if stack.state]  # a process that has ended meanwhile has no state
+    return [stack for stack in stacks if stack.state]  # a process that has just ended has no state
 
 
 def _current_stack(pid: int, objects: WaitObjects, files: Files, proc: Path) -> CurrentStack:

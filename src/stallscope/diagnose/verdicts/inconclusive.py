@@ -1,5 +1,6 @@
 """Verdicts that name no rank: late steps that chance may have chosen, or that may cost nothing."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from stallscope.diagnose.cost.delays import delays_in_all, device_cost
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
+from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import with_unproven_delays
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
@@ -27,20 +29,9 @@ def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
     )
     if not unproven:
         return []
-    delays = delays_in_all(case, [late for late_steps in unproven.values() for late in late_steps])
-    verdict = imbalance.moving_ranks(case, delays, examined=examined)
-    ranks = sorted(int(case.timeline.rank[process]) for process in unproven)
     because = "with this many ranks, the few late steps may be coincidence"
-    return [
-        replace(
-            verdict,
-            kind="inconclusive",
-            confidence=0.5,
-            abstained_because=because,
-            advice=["Examine more steps: a rank with a fault of its own will be late again."],
-            evidence=replace(verdict.evidence, suspects=ranks, moves=False),
-        )
-    ]
+    advice = "Examine more steps: a rank with a fault of its own will be late again."
+    return [_suspected(case, unproven, because=because, advice=advice, examined=examined)]
 
 
 def often_last(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
@@ -103,21 +94,30 @@ def absorbed(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
     case, possible = findings.case, findings.absorption.possible
     if not possible:
         return []
-    delays = delays_in_all(case, [late for late_steps in possible.values() for late in late_steps])
-    verdict = imbalance.moving_ranks(case, delays, examined=examined)
-    ranks = sorted(int(case.timeline.rank[process]) for process in possible)
     because = (
         "in every step the GPU had queued work for longer than the host's delay: the delay may cost nothing"
     )
-    return [
-        replace(
-            verdict,
-            kind="inconclusive",
-            confidence=0.5,
-            abstained_because=because,
-            advice=[
-                "Record the GPUs as well (NCCL profiler plugin), or compare with a time without the delay."
-            ],
-            evidence=replace(verdict.evidence, suspects=ranks, moves=False),
-        )
-    ]
+    advice = "Record the GPUs as well (NCCL profiler plugin), or compare with a time without the delay."
+    return [_suspected(case, possible, because=because, advice=advice, examined=examined)]
+
+
+def _suspected(
+    case: Case,
+    late_steps: Mapping[int, Sequence[LateStep]],
+    *,
+    because: str,
+    advice: str,
+    examined: ExaminedTotals,
+) -> Verdict:
+    """The verdict on late steps, by process, that do not prove which ranks cause them."""
+    delays = delays_in_all(case, [late for steps in late_steps.values() for late in steps])
+    verdict = imbalance.moving_ranks(case, delays, examined=examined)
+    ranks = sorted(int(case.timeline.rank[process]) for process in late_steps)
+    return replace(
+        verdict,
+        kind="inconclusive",
+        confidence=0.5,
+        abstained_because=because,
+        advice=[advice],
+        evidence=replace(verdict.evidence, suspects=ranks, moves=False),
+    )

@@ -48,12 +48,3 @@ def joined(tables: Sequence[pa.Table]) -> pa.Table:
         for values in whole.columns
     ]
     return pa.Table.from_arrays(columns, schema=whole.schema)
-
-
-def parted(rows: pa.Table, lengths: Sequence[int]) -> list[tuple[pa.Table, int]]:
-    """Consecutive slices with these numbers of rows, each with its approximate size in bytes."""
-    a_row, begin, out = rows.nbytes / max(len(rows), 1), 0, []
-    for length in lengths:
-        out.append((rows.slice(begin, length), int(a_row * length)))
-        begin += length
-    return out

@@ -127,7 +127,7 @@ class Membership:
         return open_slot.store if open_slot else None
 
     def owner(self, slot: int) -> Member | None:
-        """The hub that owns a slot, as far as this hub knows; None if no hub does."""
+        """The hub that owns a slot, to the knowledge of this hub; None if no hub does."""
         with self._changed:
             state = self._members.get(self._owners.get(slot, ""))
             return state.member if state and state.is_alive else None
