@@ -71,9 +71,15 @@ class Ranks:
         times = [self._answer(process) for process in self.processes]
         return float(max(t["end_ns"] for t in times) - min(t["begin_ns"] for t in times)) / 1e9
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """End its processes, without waiting for them."""
         for process in self.processes:
             process.kill()
+
+    def close(self) -> None:
+        """End its processes, and wait for them."""
+        self.kill()
+        for process in self.processes:
             process.wait()
 
 

@@ -355,6 +355,9 @@ def measure_cost(
             environment = {} if number % 2 else with_plugin
             jobs.append(Ranks(n_ranks, environment, 29612 + number, is_pinned=True))
             stack.callback(jobs[-1].close)
+        stack.callback(
+            lambda: [job.kill() for job in jobs]
+        )  # called first: a process with a GPU takes seconds to end
         for job in jobs:  # the jobs load their libraries at the same time
             job.await_loaded()
         left_s = seconds - (time.monotonic() - begin_s) - 5.0

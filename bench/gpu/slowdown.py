@@ -121,10 +121,6 @@ class Workload:
         return "--alone" in self.words
 
 
-_BY_POWER_S = 2.0
-"""Of a window where GPUs are at their power limit: their clocks swing about once a second, and half a window contains a
-whole swing.
-"""
 _BY_CPU = ("--sync", "--alone", "--pin", "--speed")
 WORKLOADS = (
     Workload(
@@ -132,7 +128,6 @@ WORKLOADS = (
         "a step of a DDP job that waits for the GPU",
         ("--kind", "ddp", "--sync"),
         100,
-        window_s=_BY_POWER_S,
     ),
     Workload(
         "slowdown launch",
@@ -149,15 +144,12 @@ WORKLOADS = (
         85,
         window_s=3.0,
     ),
-    Workload(
-        "slowdown fsdp", "a step of an FSDP job", ("--kind", "fsdp", "--sync"), 120, window_s=_BY_POWER_S
-    ),
+    Workload("slowdown fsdp", "a step of an FSDP job", ("--kind", "fsdp", "--sync"), 120),
     Workload(
         "slowdown tp",
         "a step of a tensor-parallel job",
         ("--kind", "tp", "--sync"),
         120,
-        window_s=_BY_POWER_S,
     ),
     Workload(
         "slowdown graph",
