@@ -1,5 +1,6 @@
 """Hosts that run ahead arrive at the same time. The rounds on the GPUs, whole or in windows, show the late GPU."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -48,9 +49,11 @@ def trace(
     windows: tuple[int, int] = _WHOLE,
     seed: int = 1,
     host_ms: float = 0.5,
+    transfer_ms: Callable[[int], float] = lambda number: 0.5,
 ) -> Trace:
     """A trace of the agent: arrivals of the hosts, and the operations on the GPUs in the plugin's windows."""
-    recorded, rows = job(fault, runs_ahead=runs_ahead, seed=seed, host_ms=host_ms), []
+    recorded = job(fault, runs_ahead=runs_ahead, seed=seed, host_ms=host_ms, transfer_ms=transfer_ms)
+    rows = []
     for pid, process in recorded.items():
         host_ns = process.records["host_ns"].astype(np.int64)
         is_late = (pid - 100 == fault.rank) & (np.arange(N_ROUNDS) % fault.period == 0) & fault.on_host
@@ -84,7 +87,7 @@ def test_the_late_gpu_is_named_although_all_hosts_arrive_in_time(period: int, wi
 
 
 @pytest.mark.parametrize("has_hosts", [True, False], ids=["trace", "plugin record"])
-@pytest.mark.parametrize(("extra_ms", "expected"), [(0.3, [2]), (0.05, [])])
+@pytest.mark.parametrize(("extra_ms", "expected"), [(0.3, [2]), (0.16, [2]), (0.05, [])])
 def test_a_gpu_that_works_longer_by_a_tenth_in_every_round_is_named(
     extra_ms: float, expected: list[int], has_hosts: bool
 ):
@@ -102,6 +105,48 @@ def test_uneven_work_explains_small_delays_of_a_gpu(kind: str, leaves: bool):
     assert case is not None
     assert gpu_arrival.leaves_small_delays(case, [Verdict(kind, "", [])]) is leaves
     assert not gpu_arrival.leaves_small_delays(case, [Verdict("device", "", [1])])
+
+
+@pytest.mark.parametrize("rounds", [(100, 300), (300, N_ROUNDS)])
+def test_a_gpu_that_is_slow_for_a_part_of_the_time_is_named(rounds: tuple[int, int]):
+    report = diagnose(trace(Fault(2, 1, extra_ms=1.0, rounds=rounds)))
+    assert named(report) == [("device", [2], ["gpu_slow"])]
+
+
+def test_a_single_delay_of_a_gpu_is_not_a_slow_gpu():
+    """One rank evaluates the model."""
+    report = diagnose(trace(Fault(0, 1, extra_ms=600.0, rounds=(300, 301))))
+    assert report.verdicts == [] and report.answer == "healthy", report.gaps
+
+
+def test_a_fabric_that_is_slow_in_bursts_is_reported():
+    whole = trace(Fault(), transfer_ms=lambda number: 0.5 if number // 10 % 3 else 3.0)
+    (verdict,) = diagnose(whole).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.evidence.suspects) == ("link", [], [0, 1, 2, 3])
+    assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(2.5, abs=0.2)
+
+
+def with_transfers(whole: Trace, peers: Callable[[int], list[int]]) -> Trace:
+    """The trace in which each rank also sends to its peers before each collective."""
+    kernels, parts = whole.gpu_kernels, [whole.gpu_kernels]
+    for rank in range(N_RANKS):
+        for peer in peers(rank):
+            rows = kernels[kernels["pid"] == 100 + rank].copy()
+            rows["peer_rank"], rows["seq"], rows["op"] = peer, UNKNOWN, Op.SEND
+            rows["start_ns"] -= 100_000
+            rows["end_ns"] = rows["start_ns"] + 10_000
+            parts.append(rows)
+    merged = np.concatenate(parts)
+    return replace(whole, gpu_kernels=merged[np.argsort(merged["ts_ns"], kind="stable")])
+
+
+def test_stages_of_a_pipeline_are_not_compared():
+    stages = with_transfers(trace(Fault(2, 1)), lambda rank: [rank + 1] if rank + 1 < N_RANKS else [])
+    report = diagnose(stages)
+    assert report.verdicts == [] and report.answer == "inconclusive"
+    assert "other stages" in report.gaps[0].reason
+    experts = with_transfers(trace(Fault(2, 1)), lambda rank: [r for r in range(N_RANKS) if r != rank])
+    assert named(diagnose(experts)) == [("device", [2], ["gpu_slow"])]
 
 
 def test_small_delays_of_a_gpu_in_some_rounds_are_normal():
@@ -216,6 +261,18 @@ def test_a_host_that_spins_because_its_gpu_is_slow_leaves_the_verdict_to_the_gpu
     hosts_only = diagnose(replace(whole, gpu_kernels=whole.gpu_kernels[:0]))
     assert named(hosts_only) == [("straggler", [2], ["host_compute"])]
     assert named(diagnose(whole)) == [("device", [2], ["gpu_slow"])]
+
+
+def test_a_host_is_not_blamed_where_its_gpu_never_waits_for_it():
+    """A slow link before the collective fills the queue, for example."""
+    whole = with_full_queue(trace(Fault(2, 4)), 2)
+    (spinning,) = diagnose(replace(whole, gpu_kernels=whole.gpu_kernels[:0])).verdicts
+    busy = trace(Fault())
+    late = trace(Fault(2, 4, on_host=True), runs_ahead=False)
+    for each, is_full in ((busy, True), (late, False)):
+        case = gpu_arrival.gpu_case(each, Thresholds(), None)
+        assert case is not None
+        assert gpu_arrival.is_of_full_queue(each, case, spinning, set()) is is_full
 
 
 def test_a_host_that_enqueues_late_keeps_its_verdict_whatever_its_cause():

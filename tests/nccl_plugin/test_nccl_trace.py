@@ -1,5 +1,6 @@
 """Records of the profiler plugin of a simulated job: the diagnosis names the late GPU, the late host, or no rank."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ N_RANKS, N_ROUNDS = 4, 480
 @dataclass(frozen=True)
 class Fault:
     """Extra work in each round of a period. rank: None for none. on_host: on the CPU, otherwise on the GPU. lag_ms: by
-    which the host is behind the other hosts from the start.
+    which the host is behind the other hosts from the start. rounds: first and last round of the fault.
     """
 
     rank: int | None = None
@@ -27,24 +28,38 @@ class Fault:
     on_host: bool = False
     extra_ms: float = 20.0
     lag_ms: float = 0.0
+    rounds: tuple[int, int] = (0, N_ROUNDS)
+
+    def strikes(self, number: int) -> bool:
+        """Whether the fault acts in a round."""
+        return self.rounds[0] <= number < self.rounds[1] and number % self.period == 0
 
 
 def job(
-    fault: Fault, *, runs_ahead: bool, seed: int = 1, n_ranks: int = N_RANKS, host_ms: float = 0.5
+    fault: Fault,
+    *,
+    runs_ahead: bool,
+    seed: int = 1,
+    n_ranks: int = N_RANKS,
+    host_ms: float = 0.5,
+    transfer_ms: Callable[[int], float] = lambda number: 0.5,
 ) -> dict[int, Recorded]:
-    """The records of each rank. Hosts that do not run ahead wait for the end of each round. host_ms: of a round."""
+    """The records of each rank. Hosts that do not run ahead wait for the end of each round. host_ms: of a round.
+
+    transfer_ms: of a round, by its number.
+    """
     chance = np.random.default_rng(seed)
     host, free = (np.arange(n_ranks) == fault.rank) * fault.lag_ms * _MS, 0.0
     clocks = 1e15 + chance.integers(-200_000, 200_000, n_ranks)  # of the GPUs
     rows = np.zeros((n_ranks, N_ROUNDS), RECORD)
     for number in range(N_ROUNDS):
-        is_late = (np.arange(n_ranks) == fault.rank) & (number % fault.period == 0)
+        is_late = (np.arange(n_ranks) == fault.rank) & fault.strikes(number)
         host = host + host_ms * _MS * (1 + 0.1 * chance.random(n_ranks))
         host += is_late * fault.on_host * fault.extra_ms * _MS
         work = 2 * _MS * (1 + 0.02 * chance.standard_normal(n_ranks))
         extra = is_late * (not fault.on_host) * fault.extra_ms * _MS
         start = np.maximum(free + work + extra, host + 20_000)
-        free = start.max() + 0.5 * _MS
+        free = start.max() + transfer_ms(number) * _MS
         row = rows[:, number]
         row["seq"], row["host_ns"], row["noticed_ns"] = number, 1e12 + host, 1e12 + start + 5_000
         row["start_ns"], row["stop_ns"] = clocks + start, clocks + free

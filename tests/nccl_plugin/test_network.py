@@ -100,6 +100,14 @@ def test_transfers_that_are_slow_for_a_few_rounds_are_not_reported():
     assert links(diagnose(trace)) == []
 
 
+def test_a_path_that_is_slow_in_bursts_is_named():
+    trace = recorded({(1, 2): 5.0})
+    rows = trace.gpu_kernels
+    is_fast = (rows["network_ns"] > 8 * _MS) & (rows["seq"] // 8 % 3 != 0)
+    rows["network_ns"] = np.where(is_fast, 2 * _MS, rows["network_ns"])
+    assert links(diagnose(trace)) == [([], ["n1", "n2"], [1, 2])]
+
+
 def test_a_connection_that_becomes_slow_is_named_in_a_job_of_two_operations():
     """Each operation has numbers of its own."""
     trace = recorded({(1, 2): 4.0})

@@ -129,7 +129,7 @@ def gpu_report(case: Case) -> Report:
     if not gpu_arrival.leaves_small_delays(case, whole.verdicts):
         return whole
     small = report(findings(gpu_arrival.of_small_delays(case)))
-    return replace(whole, verdicts=whole.verdicts + gpu_arrival.steadily_late(small.verdicts, case.limits))
+    return replace(whole, verdicts=whole.verdicts + gpu_arrival.steadily_late(small.verdicts, case))
 
 
 def completed(trace: Trace, partial: Report, limits: Thresholds) -> Report:

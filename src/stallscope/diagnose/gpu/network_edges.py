@@ -19,7 +19,9 @@ from stallscope.events.trace import Trace
 _TIMES_AS_LONG = 2.0  # times the other connections of the round
 _MIN_CONNECTIONS = 3  # in a round: with two, either may be the fast one
 _MIN_ROUNDS = 8
-_LASTING = 0.5  # share of the rounds since the first slow round that must be slow
+_LASTING = (
+    0.25  # share of the rounds since the first slow round that must be slow: a path may be slow in bursts
+)
 _PAUSE_NS = 1_000_000_000  # a longer time without rounds is a pause of the plugin
 
 
@@ -58,7 +60,9 @@ class SlowConnections:
 
 
 def slow_connections(trace: Trace, limits: Thresholds) -> SlowConnections | None:
-    """The connections that are slow in most rounds; None where no connection is, or the network was not recorded."""
+    """The connections that are slow in a lasting share of the rounds; None where no connection is slow, or the network
+    was not recorded.
+    """
     sends = _sends(trace.gpu_kernels)
     if not len(sends):
         return None
@@ -125,7 +129,10 @@ def _sends(kernels: Array) -> Array:
 
 
 def _lasts(is_slow: Array) -> bool:
-    """Whether a connection is slow in most of its rounds since the first slow round. is_slow: bool (n,), by time."""
+    """Whether a connection is slow in a lasting share of its rounds since the first slow round.
+
+    is_slow: bool (n,), by time.
+    """
     slow = np.flatnonzero(is_slow)
     return len(slow) >= _MIN_ROUNDS and len(slow) >= _LASTING * (len(is_slow) - slow[0])
 

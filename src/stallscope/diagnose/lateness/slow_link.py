@@ -19,7 +19,8 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import SYNCHRONISING_OPS
 
 _TIMES_AS_LONG = 2.0  # times the baseline, for the sum of the transfers of a step
-_LASTING = 0.5  # share of the steps since the first slow one that must be slow
+_LASTING = 0.5  # share of the steps since the first slow one that must be slow ...
+_IN_BURSTS = 0.25  # ... or this share, if their excess takes a share of the time that counts
 _MAX_GROUPS = 0.5  # share of the groups from which the fabric is slow rather than a link
 
 
@@ -69,7 +70,10 @@ def slow_groups(
         own = np.flatnonzero(comm[of_cell] == number)  # in order of the steps
         own = own[np.argmax(is_slow[own]) :]
         slow = own[is_slow[own]]
-        if len(slow) < max(limits.steady_steps, _LASTING * len(own)):
+        excess_ns = float((spent - expected)[slow].sum())
+        is_costly = excess_ns >= limits.late_step_share * step_ns * len(own)
+        lasting = _IN_BURSTS if is_costly else _LASTING
+        if len(slow) < max(limits.steady_steps, lasting * len(own)):
             continue
         slow_links.append(
             SlowGroup(

@@ -16,6 +16,7 @@ from stallscope.diagnose.arrays.row_order import flagged
 from stallscope.diagnose.causes import Explained, explained, leading
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
+from stallscope.diagnose.gpu.delays_of_step import with_sums
 from stallscope.diagnose.gpu.gpu_rounds import (
     are_calls_known,
     gpu_trace,
@@ -24,18 +25,20 @@ from stallscope.diagnose.gpu.gpu_rounds import (
     n_without_times,
 )
 from stallscope.diagnose.gpu.host_before_replays import host_excess
+from stallscope.diagnose.gpu.pipeline_stages import is_late_by_stage
+from stallscope.diagnose.lateness.late_steps import pace
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.verdicts import gpu_network
 from stallscope.events.layout import Array
-from stallscope.events.names import CollectiveFlag, GpuKernelFlag
+from stallscope.events.names import Category, CollectiveFlag, GpuKernelFlag
 from stallscope.events.trace import Gap, Trace
 
 _NAMES_A_RANK = ("straggler", "device")
 _OF_ALL_RANKS = ("change", "inconclusive")
 _MIN_ROUNDS = 16  # fewer rounds show no pattern
-_SMALL = 0.1  # of the least lateness that is reported for a host, for a GPU that is late in most rounds
+_SMALL = 0.01  # of the least lateness that is reported for a host, for a GPU that is late in most rounds
 _MAX_COVERED = 0.9  # share of the time up to which the plugin recorded only windows of it
 _SPINNING = (
     "host_compute",
@@ -44,9 +47,14 @@ _SPINNING = (
 )  # causes of a host that waits for room in its launch queue
 _MOSTLY_REPLAYS = 0.5  # share of a rank's operations
 _BY_HOST = 0.5  # share of a rank's lateness before replays that its host spent in excess of its peers
+_WAITS_FOR_HOST = 0.5  # share of a host's lateness for which its GPU waits for it
 _COUNT_REPLAYS = "Set STALLSCOPE_NCCL_GRAPHS=1 in the job's environment, which makes NCCL count the replays."
 _WITHOUT_GRAPHS = (
     "Record the job without CUDA graphs: NCCL then reports the times of each collective's own kernel."
+)
+_STAGES = Gap(
+    "a GPU is later than the GPUs of other stages of its pipeline, whose work differs",
+    "Compare the time of each stage's kernels with an earlier run, or record a job with several pipelines.",
 )
 _SEEN_BY = "start of the collectives' kernels on the GPUs"
 
@@ -122,15 +130,22 @@ def of_small_delays(case: Case) -> Case:
     return _case_of(case.trace, limits, case.usd_per_gpu_hour)
 
 
-def steadily_late(verdicts: Sequence[Verdict], limits: Thresholds) -> list[Verdict]:
-    """The verdicts on a rank whose GPU works longer in most rounds: small delays of a host are not reported."""
+def steadily_late(verdicts: Sequence[Verdict], case: Case) -> list[Verdict]:
+    """The verdicts on a rank whose GPU works longer in most rounds, or for a share of the time that counts: small
+    delays of a host are not reported.
+    """
     return [
         verdict
         for verdict in verdicts
-        if verdict.kind in _NAMES_A_RANK
-        and _names_gpu(verdict)
-        and (verdict.evidence.n_late_steps or 0) >= limits.steady_share * (verdict.evidence.n_steps or 1)
+        if verdict.kind in _NAMES_A_RANK and _names_gpu(verdict) and _is_steady(verdict, case)
     ]
+
+
+def _is_steady(verdict: Verdict, case: Case) -> bool:
+    n_late, n_steps = verdict.evidence.n_late_steps or 0, verdict.evidence.n_steps or 1
+    late_ns = 1e6 * verdict.late_ms["median"] if verdict.late_ms else 0.0
+    is_costly = n_late * late_ns >= case.limits.late_step_share * n_steps * case.step_ns
+    return is_costly or n_late >= case.limits.steady_share * n_steps
 
 
 def _names_gpu(verdict: Verdict) -> bool:
@@ -138,9 +153,13 @@ def _names_gpu(verdict: Verdict) -> bool:
 
 
 def _case_of(on_gpus: Trace, limits: Thresholds, usd_per_gpu_hour: float | None) -> Case:
+    """The case on GPUs. GPUs of a model differ: a GPU that is late in most steps needs the share of a late step."""
+    limits = replace(limits, steady_step_share=max(limits.steady_step_share, limits.late_step_share))
     case = case_of(on_gpus, limits, usd_per_gpu_hour, is_numbered=True)
     pauses = is_pause(case.timeline.interval_ns)
-    return replace(case, table=case.table.without(pauses), judged=case.judged.without(pauses))
+    tables = (with_sums(table, case.matched.late_ns).without(pauses) for table in (case.table, case.judged))
+    table, judged = tables
+    return replace(case, table=table, judged=judged, pace=pace(case.timeline, judged, limits))
 
 
 def with_gaps(trace: Trace, limits: Thresholds) -> Trace:
@@ -171,11 +190,12 @@ def joined(trace: Trace, case: Case, on_hosts: Report, on_gpus: Report) -> Repor
     if on_hosts.examined.get("n_steps", 0) < _MIN_ROUNDS <= on_gpus.examined.get("n_steps", 0):
         on_hosts = replace(on_hosts, examined=on_gpus.examined, evidence=on_gpus.evidence)
     by_gpu = held_by_gpu(trace, on_gpus.verdicts)
-    of_hosts = [verdict for verdict in on_hosts.verdicts if not is_of_full_queue(verdict, by_gpu)]
+    of_hosts = [each for each in on_hosts.verdicts if not is_of_full_queue(trace, case, each, by_gpu)]
     named = {rank for verdict in of_hosts for rank in verdict.ranks}
     new = verdicts(trace, case, on_gpus.verdicts, named)
     if not new:
-        return on_hosts
+        is_hidden = any(_is_by_stage(case, verdict) for verdict in on_gpus.verdicts)
+        return _with_gap(replace(on_hosts, verdicts=of_hosts), _STAGES if is_hidden else None)
     return replace(on_hosts, verdicts=[*(each for each in of_hosts if not is_undecided(each)), *new])
 
 
@@ -185,13 +205,31 @@ def held_by_gpu(trace: Trace, on_gpus: Sequence[Verdict]) -> set[int]:
     return {rank for rank in ranks if are_calls_known(_kernels_of(trace, rank))}
 
 
-def is_of_full_queue(verdict: Verdict, by_gpu: set[int]) -> bool:
+def _kept_busy(trace: Trace, case: Case, verdict: Verdict) -> set[int]:
+    """The ranks of a verdict on hosts whose GPUs hardly wait for them: far less than the hosts are late."""
+    late_ns = (verdict.n_late_rounds or 0) * 1e6 * (verdict.late_ms or {"median": 0.0})["median"]
+    late_share = late_ns / max(float(np.ptp(trace.collectives["ts_ns"])), 1.0)
+    timeline, idle = case.timeline, Category.OTHER_OFF - 1
+    is_counted = ~timeline.is_first & ~is_pause(timeline.interval_ns)
+    idle_ns = np.diff(timeline.rows["ledger_ns"][:, idle], prepend=0) * is_counted
+    out = set()
+    for process in range(timeline.n_processes):
+        own = timeline.process == process
+        share = float(idle_ns[own].sum()) / max(float(timeline.interval_ns[own & is_counted].sum()), 1.0)
+        rank = int(timeline.rank[process])
+        if share < _WAITS_FOR_HOST * late_share and are_calls_known(_kernels_of(trace, rank)):
+            out.add(rank)
+    return out & set(verdict.ranks)
+
+
+def is_of_full_queue(trace: Trace, case: Case, verdict: Verdict, by_gpu: set[int]) -> bool:
     """Whether a host is late because its GPU is: it spins in a launch until its launch queue has room.
 
     by_gpu: see held_by_gpu().
     """
-    is_spinning = bool(verdict.causes) and verdict.causes[0].cause.name in _SPINNING
-    return verdict.kind == "straggler" and is_spinning and set(verdict.ranks) <= by_gpu
+    if verdict.kind != "straggler" or not verdict.causes or verdict.causes[0].cause.name not in _SPINNING:
+        return False
+    return set(verdict.ranks) <= by_gpu or set(verdict.ranks) <= by_gpu | _kept_busy(trace, case, verdict)
 
 
 def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
@@ -202,13 +240,36 @@ def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[in
     transfers between machines still show a slow connection.
     """
     of_ranks = [
-        verdict for verdict in on_gpus if verdict.kind in _NAMES_A_RANK and not named & set(verdict.ranks)
+        verdict
+        for verdict in on_gpus
+        if verdict.kind in _NAMES_A_RANK and not named & set(verdict.ranks) and _is_of_device(case, verdict)
     ]
     late = [on_device(verdict, trace, case) for verdict in of_ranks if not _is_by_host(trace, verdict)]
     if late or named:
         return late
     fabric = [verdict for verdict in on_gpus if verdict.kind in ("link", "change")]
     return gpu_network.verdicts(trace, case) or ([] if of_ranks else fabric)
+
+
+def _is_of_device(case: Case, verdict: Verdict) -> bool:
+    """Whether the delays can be a fault of a GPU: not a single delay (an evaluation), or the schedule of a pipeline."""
+    return (verdict.n_late_rounds or 0) > 1 and not _is_by_stage(case, verdict)
+
+
+def _is_by_stage(case: Case, verdict: Verdict) -> bool:
+    """Whether all ranks of a verdict are late only against other stages of their pipeline."""
+    late_ns = 1e6 * verdict.late_ms["median"] if verdict.late_ms else 0.0
+    processes = np.flatnonzero(np.isin(case.timeline.rank, verdict.ranks)).tolist()
+    kernels = case.trace.gpu_kernels
+    is_late = [is_late_by_stage(case, kernels, process, late_ns) for process in processes]
+    return bool(is_late) and all(is_late)
+
+
+def _with_gap(report: Report, gap: Gap | None) -> Report:
+    if gap is None or report.evidence is None:
+        return report
+    coverage = replace(report.evidence.coverage, gaps=(*report.evidence.coverage.gaps, gap))
+    return replace(report, evidence=replace(report.evidence, coverage=coverage))
 
 
 def _is_by_host(trace: Trace, verdict: Verdict) -> bool:
