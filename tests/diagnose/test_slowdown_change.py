@@ -1,11 +1,15 @@
 """A job that becomes slower as a whole is reported with time, size and cause; noise and phases are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from stallscope.diagnose.lateness.slowdown import _change, _is_lasting
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.case import case_of
+from stallscope.diagnose.verdicts import change
 from stallscope.events import layout
 from stallscope.events.names import Category
 from stallscope.events.trace import Trace
@@ -124,6 +128,19 @@ def test_a_large_job_that_becomes_slower_late_is_reported():
     verdict = only(report_of(trace))
     assert abs(int(verdict.evidence.from_step) - 80) <= 3
     assert next(iter(verdict.evidence.grew_ms)) == "io"
+
+
+def test_steps_that_are_not_known_to_be_the_same_on_all_ranks_show_no_change():
+    """Ranks that were attached late, and whose rounds are known only to within more than a step."""
+    job = Job(dp=4, steps=120)
+    fault = HostStall(
+        cause="block_io", ranks=(0, 1, 2, 3), delay_ns=10 * MS, kind="all_slow", schedule=Schedule(first=80)
+    )
+    trace, _ = simulate(job, [fault], seed=3, has_twin=False)
+    case = case_of(trace, LIMITS, None)
+    assert [verdict.kind for verdict in change.of_all_ranks(case)] == ["change"]
+    matched = replace(case.matched, matching_error_ns=2 * case.step_ns)
+    assert change.of_all_ranks(replace(case, matched=matched)) == []
 
 
 def test_a_change_of_short_steps_is_reported():

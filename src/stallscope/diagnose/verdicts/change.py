@@ -33,11 +33,17 @@ _ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold
 
 def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
     """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows."""
-    if not case.programs.has_steps.all() or has_changing_sample(case.timeline):
+    if not case.programs.has_steps.all() or has_changing_sample(case.timeline) or _are_steps_apart(case):
         return []
     late = list(known)
     change = _of_quiet_steps(case, late) if late else case.change
     return [] if change is None else [_of_change(case, change)]
+
+
+def _are_steps_apart(case: Case) -> bool:
+    """Whether the steps of ranks that were attached late may be steps of different numbers."""
+    error_ns = case.limits.clock_error_factor * case.matched.matching_error_ns
+    return error_ns > max(case.limits.min_late_ns, case.limits.hidden_step_share * case.step_ns)
 
 
 def _of_change(case: Case, change: Slowdown) -> Verdict:
