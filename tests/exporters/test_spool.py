@@ -34,6 +34,18 @@ def test_a_batch_is_there_for_the_next_agent_with_its_id_and_values(tmp_path: Pa
     assert [batch.number for batch in again.batches()] == [1, 2, 3]
 
 
+def test_batches_that_wait_behind_many_batches_are_compressed_and_keep_their_values(tmp_path: Path):
+    spool = Spool(tmp_path / "s", max_bytes=10**9)
+    for number in range(10):
+        spool.put({"collectives": rows(1_000, number)})
+    first, *_, last = spool.batches()
+    assert last.n_bytes < first.n_bytes / 10
+    assert np.array_equal(read(last)["collectives"], rows(1_000, 9))
+    last.path.write_bytes(last.path.read_bytes()[:-50])
+    with pytest.raises(ValueError, match=last.path.name):
+        read(last)
+
+
 def test_beyond_the_limit_the_oldest_go_and_are_counted(tmp_path: Path):
     spool = Spool(tmp_path / "s", max_bytes=10**9)
     for number in range(10):

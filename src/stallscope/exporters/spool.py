@@ -3,7 +3,7 @@
 A batch keeps its id until the hub has it, over retries and restarts of the agent. The hub recognises
 a repeated batch by this id. When all files together exceed the size limit, the oldest batches
 are deleted and their rows counted. A batch that the hub rejects is kept in `set-aside`,
-up to a tenth of the size limit.
+up to a tenth of the size limit. Batches are compressed while many batches wait, so that the limit is reached later.
 """
 
 import json
@@ -22,6 +22,11 @@ from stallscope.events.layout import Array
 
 SET_ASIDE = "set-aside"
 """The folder of batches that the hub refused as bad."""
+
+_N_UNCOMPRESSED, _MIN_COMPRESSED_BYTES = 8, 1 << 16
+"""The number of waiting batches from which new batches are compressed: a hub that answers deletes a batch at once, and
+compression would only cost time.
+"""
 
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{32})-(\d+)\.batch")
 
@@ -59,7 +64,10 @@ class Spool:
     def put(self, tables: Mapping[str, Array]) -> None:
         """Store a batch: arrays (n,) by table name. A batch that the disk refuses is dropped and counted."""
         n_rows = sum(map(len, tables.values()))
-        content = _packed({name: rows for name, rows in tables.items() if len(rows)})
+        content = _packed(
+            {name: rows for name, rows in tables.items() if len(rows)},
+            is_compressed=len(self._batches) >= _N_UNCOMPRESSED,
+        )
         name = f"{self._number:012d}-{uuid.uuid4().hex}-{n_rows}.batch"
         self._number += 1
         part = self._folder / f"{name}.part"
@@ -116,22 +124,30 @@ def read(batch: SpooledBatch) -> dict[str, Array]:
     """The arrays of a batch by table name, read-only. Raises ValueError for a damaged or missing file."""
     try:
         return _unpacked(batch.path.read_bytes())
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise ValueError(f"{batch.path}: {error}") from error
 
 
-def _packed(tables: Mapping[str, Array]) -> bytes:
-    """One line of JSON (the contents and their checksum), then the arrays' bytes."""
+def _packed(tables: Mapping[str, Array], *, is_compressed: bool) -> bytes:
+    """One line of JSON (the contents and their checksum), then the arrays' bytes, compressed if they are large."""
     parts = [rows.tobytes() for rows in tables.values()]
     output = [[name, rows.dtype.descr, len(rows)] for name, rows in tables.items()]
-    head = {"tables": output, "crc32": zlib.crc32(b"".join(parts))}
-    return b"".join([json.dumps(head).encode(), b"\n", *parts])
+    body = b"".join(parts)
+    head: dict[str, object] = {"tables": output, "crc32": zlib.crc32(body)}
+    if is_compressed and len(body) >= _MIN_COMPRESSED_BYTES:
+        from isal import isal_zlib
+
+        head["compression"] = "zlib"
+        body = isal_zlib.compress(body, 1)
+    return b"".join([json.dumps(head).encode(), b"\n", body])
 
 
 def _unpacked(content: bytes) -> dict[str, Array]:
     """Raises KeyError, TypeError, ValueError for a content that _packed() did not make."""
     line, _, body = content.partition(b"\n")
     head, at, tables = json.loads(line), 0, {}
+    if "compression" in head:
+        body = zlib.decompress(body)
     if zlib.crc32(body) != head["crc32"]:
         raise ValueError("the check sum is wrong")
     for name, fields, n in head["tables"]:
