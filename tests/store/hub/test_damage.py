@@ -1,8 +1,10 @@
 """Damage is contained: a bad file costs its own rows, lost commits are reported, and a copy brings everything back."""
 
+import os
 import random
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from stallscope.errors import BadInput, StorageFailed
+from stallscope.errors import BadInput, StallscopeError, StorageFailed
 from stallscope.store.hub import schema, upkeep
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import Batch, HubStore
@@ -40,6 +42,39 @@ def empty(path: Path) -> None:
 
 def overwrite(path: Path) -> None:
     path.write_bytes(b"\xff" * path.stat().st_size)
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("harm", [truncate, empty, zero, replace_by_folder, replace_by_loop, replace_by_pipe])
+@pytest.mark.parametrize("name", ["hub.duckdb", "hub.position", "gaps.jsonl"])
+def test_each_unusable_file_of_a_folder_is_one_clear_error_or_set_aside(
+    tmp_path: Path, name: str, harm: Callable[[Path], None]
+):
+    two_files(tmp_path)
+    (tmp_path / "gaps.jsonl").touch()
+    harm(tmp_path / name)
+    for use in (lambda: HubStore.open(tmp_path, STILL).close(), lambda: upkeep.check(tmp_path)):
+        with suppress(StallscopeError):
+            use()
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
 
 
 @pytest.mark.parametrize("harm", [truncate, empty, overwrite, Path.unlink])

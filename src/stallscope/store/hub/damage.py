@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stallscope.errors import StorageFailed
 from stallscope.store.hub.journal import Segment
 
 _LOG = logging.getLogger(__name__)
@@ -86,14 +87,23 @@ class Damage:
             )
 
     def check_position(self, latest_us: int) -> None:
-        """Compare the newest commit in the file with the last noted commit; a gap is logged and recorded."""
+        """Compare the newest commit in the file with the last noted commit; a gap is logged and recorded.
+
+        Raises StorageFailed.
+        """
         noted_us = read_position(self._folder)
         if noted_us <= latest_us:
             return
         gap = {"from_us": latest_us, "to_us": noted_us, "found_us": time.time_ns() // 1000}
         self._gaps.append(gap)
-        with (self._folder / GAPS_NAME).open("a") as file:
-            file.write(json.dumps(gap) + "\n")
+        path = self._folder / GAPS_NAME
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(gap) + "\n")
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot write {path} ({error.strerror}); move it aside and start the hub again"
+            ) from error
         _LOG.error("%s", lost_commits(latest_us, noted_us))
 
     def warning(self, tenant: str) -> str:
@@ -115,7 +125,16 @@ class Position:
     """Notes the last commit. Not synced: the note survives the end of the process, as the log itself does."""
 
     def __init__(self, folder: Path):
-        self._fd = os.open(folder / POSITION_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Raises StorageFailed."""
+        path = folder / POSITION_NAME
+        if path.exists() and not path.is_file():
+            raise StorageFailed(f"{path} is not a file; move it aside and start the hub again")
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFailed(
+                f"cannot write {path} ({error.strerror}); move it aside and start the hub again"
+            ) from error
 
     def note(self, received_us: int) -> None:
         """Note a commit that is on disk."""
@@ -136,8 +155,10 @@ def lost_commits(latest_us: int, noted_us: int) -> str:
 
 def read_position(folder: Path) -> int:
     """The last noted commit, us since 1970; 0 if unknown."""
+    path = folder / POSITION_NAME
     try:
-        received_us, inverse = _POSITION.unpack((folder / POSITION_NAME).read_bytes()[: _POSITION.size])
+        content = path.read_bytes() if path.is_file() else b""  # to read a pipe would block
+        received_us, inverse = _POSITION.unpack(content[: _POSITION.size])
     except (OSError, struct.error):
         return 0
     return int(received_us) if received_us == ~inverse & (1 << 64) - 1 else 0
@@ -176,7 +197,8 @@ def reason_unreadable_inside(folder: Path, segment: Segment) -> str:
 
 
 def _read_gaps(folder: Path) -> list[Mapping[str, int]]:
+    path = folder / GAPS_NAME
     try:
-        return [json.loads(line) for line in (folder / GAPS_NAME).read_text().splitlines()]
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     except (OSError, ValueError):
         return []

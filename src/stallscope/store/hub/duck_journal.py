@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -174,9 +175,9 @@ class DuckJournal:
 
     def checked_entries(self) -> Iterator[tuple[str, int, str]]:
         """For each entry its key, its rows, and why it is unreadable; "" if it is readable."""
-        keys = self._db.execute("SELECT rowid, n_rows FROM journal ORDER BY received_us").fetchall()
+        keys = self._read("SELECT rowid, n_rows FROM journal ORDER BY received_us")
         for key, n_rows in keys:
-            ((ipc,),) = self._db.execute("SELECT ipc FROM journal WHERE rowid = ?", [key]).fetchall()
+            ((ipc,),) = self._read("SELECT ipc FROM journal WHERE rowid = ?", [key])
             yield str(key), n_rows, damage_of(ipc, n_rows)
 
     def remove_entry(self, key: str) -> None:
@@ -186,9 +187,7 @@ class DuckJournal:
 
     def batch_ids(self) -> list[tuple[str, str, int]]:
         """(tenant, batch id, received_us) of remembered batches, oldest first."""
-        return self._db.execute(
-            "SELECT tenant, batch_id, received_us FROM batches ORDER BY received_us"
-        ).fetchall()
+        return self._read("SELECT tenant, batch_id, received_us FROM batches ORDER BY received_us")
 
     def forget_batches(self, before_us: int, tenant: str = "") -> None:
         """Forget ids of batches received before this time. tenant: "" for all tenants."""
@@ -199,10 +198,10 @@ class DuckJournal:
 
     def segments(self) -> list[Segment]:
         """The current sealed files."""
-        rows = self._db.execute(
+        rows = self._read(
             "SELECT tenant, table_name, path, n_rows, n_bytes, min_ts_ns, max_ts_ns, sealed_us FROM segments"
             " ORDER BY sealed_us, path"
-        ).fetchall()
+        )
         return [Segment(*row) for row in rows]
 
     def seal(self, segment: Segment, until_us: int, *, medians: pa.Table | None) -> None:
@@ -233,19 +232,23 @@ class DuckJournal:
 
     def round_medians(self) -> dict[str, pa.Table]:
         """Medians of partly sealed rounds, by tenant."""
-        tenants = [row[0] for row in self._db.execute("SELECT DISTINCT tenant FROM round_medians").fetchall()]
-        return {
-            tenant: self._db.sql(
-                "SELECT cluster_id, comm_hash, seq, median_ns FROM round_medians WHERE tenant = $tenant",
-                params={"tenant": tenant},
-            ).to_arrow_table()
-            for tenant in tenants
-        }
+        with _storage(self.folder, is_reading=True):
+            tenants = [
+                row[0] for row in self._db.execute("SELECT DISTINCT tenant FROM round_medians").fetchall()
+            ]
+            return {
+                tenant: self._db.sql(
+                    "SELECT cluster_id, comm_hash, seq, median_ns FROM round_medians WHERE tenant = $tenant",
+                    params={"tenant": tenant},
+                ).to_arrow_table()
+                for tenant in tenants
+            }
 
     def kept(self, name: str) -> pa.Table:
         """All rows of a table that the hub maintains itself. By name: columns added later are last in the file."""
         table = schema.TABLES[name]
-        rows = self._db.sql(f"SELECT {', '.join(table.names)} FROM {name}").to_arrow_table()
+        with _storage(self.folder, is_reading=True):
+            rows = self._db.sql(f"SELECT {', '.join(table.names)} FROM {name}").to_arrow_table()
         return rows.cast(schema.arrow_schema(table))
 
     def forget_verdicts(self, before_us: int) -> int:
@@ -276,12 +279,17 @@ class DuckJournal:
 
     def latest_us(self) -> int:
         """The newest received_us, 0 for an empty hub."""
-        ((latest_us,),) = self._db.execute(
+        ((latest_us,),) = self._read(
             "SELECT greatest(COALESCE((SELECT max(received_us) FROM journal), 0),"
             " COALESCE((SELECT max(received_us) FROM batches), 0),"
             " COALESCE((SELECT max(sealed_us) FROM segments), 0))"
-        ).fetchall()
+        )
         return int(latest_us)
+
+    def _read(self, sql: str, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query. Raises StorageFailed, for a damaged file."""
+        with _storage(self.folder, is_reading=True):
+            return self._db.execute(sql, list(params)).fetchall()
 
     def wal_bytes(self) -> int:
         """Size of the write-ahead log."""
