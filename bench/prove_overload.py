@@ -37,7 +37,10 @@ MAX_ROWS_OFFERED = 60_000
 PROGRESS_S = 60.0
 ROUNDS_A_QUESTION = 100_000
 SPOOL_BYTES = 20 << 30
-MAX_DRAIN_S = 3600.0
+MIN_PATIENCE_S, DRAIN_SHARE = 600.0, 3.0
+"""The spools must drain within this multiple of the duration."""
+
+MARGIN_NS = 10_000_000_000
 MAX_GROWTH = 1.15
 """Memory is flat if the median of the last third of the overload exceeds the median of the middle third by at most
 this.
@@ -96,7 +99,7 @@ def proved(folder: Path, *, duration_s: float, memory_bytes: int) -> dict[str, A
         sustained = sustained_rows_per_s(hub)
         before = hub.numbers()
         offered = overload(hub, folder, sustained * OVERLOAD, duration_s)
-        drain_s = drained_s(hub, offered)
+        drain_s = drained_s(hub, offered, max(MIN_PATIENCE_S, DRAIN_SHARE * duration_s))
         memory_mb_after = hub.memory_mb()
         stored = stored_rounds(hub, offered)
         numbers = hub.numbers()
@@ -137,15 +140,18 @@ def counted(numbers: dict[str, float], name: str) -> float:
 def stored_rounds(hub: ServedHub, offered: Offered) -> list[tuple[int, int, int, int, float]]:
     """For each rank: its number of rows, its first and last round, and the sum of its rounds.
 
-    Several short questions: an answer may not take longer than the hub's time limit.
+    Several short questions: an answer may not take longer than the hub's time limit. The times select the files.
     """
+    interval_ns = offered.agents[0].job.interval_ns
     where = "FROM collectives WHERE cluster_id = 'overload'"
     first, end = offered.first_round, offered.first_round + offered.n_rounds
     by_rank: dict[int, list[list[Any]]] = {}
     for begin in range(first, end, ROUNDS_A_QUESTION):
         for rank, *numbers in hub.all_rows(
             f"SELECT rank, count(*), min(seq), max(seq), sum(seq)::DOUBLE {where}"
-            f" AND seq >= {begin} AND seq < {begin + ROUNDS_A_QUESTION} GROUP BY rank"
+            f" AND seq >= {begin} AND seq < {begin + ROUNDS_A_QUESTION}"
+            f" AND ts_ns >= {begin * interval_ns - MARGIN_NS}"
+            f" AND ts_ns < {(begin + ROUNDS_A_QUESTION) * interval_ns + MARGIN_NS} GROUP BY rank"
         ):
             by_rank.setdefault(rank, []).append(numbers)
     return [
@@ -223,11 +229,11 @@ def agent(hub: ServedHub, folder: Path, number: int, interval_ns: int) -> Agent:
     return Agent(HubSender(spool, HubChannel(target)), spool, job)
 
 
-def drained_s(hub: ServedHub, offered: Offered) -> float:
+def drained_s(hub: ServedHub, offered: Offered, max_drain_s: float) -> float:
     """Seconds until the hub has acknowledged all rows. Raises RuntimeError if the spools do not drain."""
     agents = offered.agents
     begin_s = printed_s = time.monotonic()
-    while (now_s := time.monotonic()) - begin_s < MAX_DRAIN_S:
+    while (now_s := time.monotonic()) - begin_s < max_drain_s:
         time.sleep(TICK_S)
         if sum(agent.sender.n_acknowledged + agent.sender.n_not_sent for agent in agents) >= offered.n_rows:
             return time.monotonic() - begin_s
