@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import socket
 import ssl
@@ -311,16 +312,18 @@ def test_a_hub_that_is_killed_and_comes_back_has_every_row_once(
 def test_quickstart_twice_leaves_everything_as_it_was(tmp_path: Path):
     def run() -> str:
         done = CliRunner().invoke(
-            cli.app, ["hub", "quickstart", "--db", str(tmp_path / "h"), "--name", "hub.example"]
+            cli.app, ["hub", "quickstart", "--db", str(tmp_path / "a hub"), "--name", "hub.example"]
         )
         assert done.exit_code == 0
         return done.stdout
 
     output = run()
-    files = {path: path.read_bytes() for path in (tmp_path / "h").rglob("*") if path.is_file()}
+    files = {path: path.read_bytes() for path in (tmp_path / "a hub").rglob("*") if path.is_file()}
     assert run() == output
-    assert {path: path.read_bytes() for path in (tmp_path / "h").rglob("*") if path.is_file()} == files
+    assert {path: path.read_bytes() for path in (tmp_path / "a hub").rglob("*") if path.is_file()} == files
     assert "--hub hub.example:4317" in output
-    tokens = Tokens(tmp_path / "h" / FILE_NAME)
-    assert tokens.identity(bearer(token_in(tmp_path / "h" / "ingest.token"))).scopes == {"ingest"}
+    tokens = Tokens(tmp_path / "a hub" / FILE_NAME)
+    assert tokens.identity(bearer(token_in(tmp_path / "a hub" / "ingest.token"))).scopes == {"ingest"}
     assert "sst_" not in output
+    start = next(line for line in output.splitlines() if "--tls-key" in line)
+    assert str(tmp_path / "a hub") in shlex.split(start)
