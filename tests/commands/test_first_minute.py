@@ -191,6 +191,11 @@ def test_a_host_without_an_address_is_named_as_unknown():
     assert _reason(grpc.StatusCode.UNAVAILABLE, details) == "its name is not known"
 
 
+def test_a_hub_without_tls_is_not_a_question_of_certificates():
+    details = "Tls handshake failed: SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER: certificate verification: OK"
+    assert _reason(grpc.StatusCode.UNAVAILABLE, details) == "it does not use TLS: --hub-insecure"
+
+
 @pytest.mark.parametrize(
     ("package", "extra"), [("psycopg", "shared"), ("deltalake", "publish"), ("duckdb", "all")]
 )

@@ -75,7 +75,8 @@ def _print_rate(table: RateTable, gpu: str, provider: str, *, as_json: bool) -> 
         }
         typer.echo(json.dumps(data | {"as_of": table.as_of, "origin": table.origin}, indent=2))
         return
-    typer.echo(f"{rate.usd_per_hour:.2f} USD per hour: {rate.gpu} of {rate.provider}, as of {table.as_of}")
+    seller = "any provider" if rate.provider == "any" else rate.provider
+    typer.echo(f"{rate.usd_per_hour:.2f} USD per hour: {rate.gpu}, {seller}, as of {table.as_of}")
 
 
 def _draw(shown: list[Rate]) -> None:

@@ -234,6 +234,8 @@ def _reason(code: grpc.StatusCode, details: str) -> str:
     """A short reason: gRPC describes a failed connection at length."""
     if "ALPN" in details:
         return "its TLS does not speak gRPC: give the port of OTLP over gRPC (4317) in --hub"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not use TLS: --hub-insecure"
     if "ertificate" in details or "SSL" in details or "TLS" in details:
         return "its certificate is not trusted: --ca-cert, --hub"
     if "failed to connect" in details and "Socket closed" in details:

@@ -115,6 +115,10 @@ def _reason(error: Exception) -> str:
         return f"its certificate is not trusted ({error.verify_message}); pass its authority with --ca-cert"
     if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in (error.reason or ""):
         return "it requires a client certificate, and none was given"
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+        return "it does not use TLS: begin its address with http://, or choose its TLS port"
+    if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+        return "it does not answer in HTTP: use the address of the hub's API (port 8081)"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return masked(str(error)) or type(error).__name__

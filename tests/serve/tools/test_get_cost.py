@@ -101,8 +101,8 @@ def test_an_incident_without_a_price_has_both_bounds(asker_of):
     (missing,) = cost.without_price
     assert (missing.gpu_seconds, missing.at_most_gpu_seconds) == (36.0, 360.0)
     assert cost.summary == (
-        "1 incident cost an unknown price (36.0 to 360.0 GPU seconds). No price is known for A GPU of tomorrow at "
-        "ec2: the cost excludes 36.0 to 360.0 GPU seconds."
+        "1 incident cost 36.0 to 360.0 GPU seconds, in dollars an unknown amount. No price is known for "
+        "A GPU of tomorrow at ec2: the cost excludes 36.0 to 360.0 GPU seconds."
     )
 
 

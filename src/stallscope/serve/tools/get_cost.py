@@ -288,11 +288,12 @@ def _summary(losses: list[_Loss], total: _Sum, unpriced: list[Unpriced], jobs: S
         return "No GPU time was lost to delays."
     if not losses:
         return f"No lost GPU time is known.{caveat or ' No job was examined in this time.'}"
-    is_least, priced = total.is_lower_bound, "an unknown price"
+    is_least = total.is_lower_bound
+    lost = _range(total.gpu_seconds, total.at_most_gpu_seconds, form="{:,.1f}", is_least=is_least)
+    text = f"{counted(len(losses), 'incident')} cost {lost} GPU seconds, in dollars an unknown amount."
     if total.usd is not None:
         priced = _range(total.usd, total.at_most_usd, form="${:,.2f}", is_least=is_least)
-    lost = _range(total.gpu_seconds, total.at_most_gpu_seconds, form="{:,.1f}", is_least=is_least)
-    text = f"{counted(len(losses), 'incident')} cost {priced} ({lost} GPU seconds)."
+        text = f"{counted(len(losses), 'incident')} cost {priced} ({lost} GPU seconds)."
     if unpriced:
         missing = unpriced[0]
         what = f"{missing.gpu or 'an unknown GPU model'} at {missing.provider or 'an unknown provider'}"
