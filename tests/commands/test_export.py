@@ -35,6 +35,25 @@ def test_a_timeline_replaces_an_existing_file(run, db, tmp_path):
     assert json.loads(out.read_text())["traceEvents"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export", "-o"),
+        ("export", "--format", "chrome", "-o"),
+        ("explain", "--html"),
+        ("query", "SELECT 1", "-o"),
+    ],
+)
+@pytest.mark.parametrize("through", ["itself", "link"])
+def test_an_output_never_replaces_the_trace(run, db, tmp_path, words, through):
+    before = db.read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(db)
+    code, _, err = run(*words, {"itself": db, "link": link}[through], "--db", db)
+    assert code == 2 and "this command reads it" in err
+    assert db.read_bytes() == before
+
+
 def test_a_timeline_is_written_behind_a_link_and_into_a_pipe(run, db, tmp_path):
     (tmp_path / "behind.json").touch()
     (tmp_path / "link").symlink_to("behind.json")

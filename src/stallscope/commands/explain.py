@@ -24,7 +24,16 @@ from stallscope.commands.fleet import (
     missing_data,
     refuse_partial,
 )
-from stallscope.commands.options import AsJson, Db, Price, Rates, SettingsFile, price_flags, settings_from
+from stallscope.commands.options import (
+    AsJson,
+    Db,
+    Price,
+    Rates,
+    SettingsFile,
+    check_output,
+    price_flags,
+    settings_from,
+)
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, check_no_part, only_since, part_from
 from stallscope.commands.report import print_report
 from stallscope.errors import BadInput
@@ -85,6 +94,7 @@ def explain(
 
     prices = price_flags(usd_per_gpu_hour, gpu, provider, rates)
     traces = list(dict.fromkeys([*(file or []), *([db] if db else [])]))
+    check_output(html, traces)
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout)
     if not db and are_foreign(traces):
         fleet.check_unused()
@@ -102,6 +112,7 @@ def explain(
     db = traces[0] if traces else None
     flags = {"db": db, "min_late_ms": min_late} | prices | fleet.flags()
     chosen = settings_from(flags, settings)
+    check_output(html, [chosen.db])
     part = part_from(since, begin, end, step=step, phase=phase, last=last)
     of_nodes = is_fleet(chosen, fleet, db)
     details = Details(by_process=per_process, by_container=per_container, chains=chains)

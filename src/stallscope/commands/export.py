@@ -27,7 +27,7 @@ from stallscope.commands.fleet import (
     is_fleet,
     refuse_partial,
 )
-from stallscope.commands.options import Db, SettingsFile, settings_from
+from stallscope.commands.options import Db, SettingsFile, check_output, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.errors import StorageFailed
 from stallscope.events.counted import counted
@@ -105,6 +105,7 @@ def _trace_of_nodes(chosen: Settings, fleet: FleetOptions, since_ns: int | None)
 def _export(chosen: Settings, form: ExportFormat, out: Path | None, part: Part) -> None:
     if form in _ENDINGS:
         target = out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
+        check_output(target, [chosen.db])
         n_bytes = _write_timeline(chosen, form, target, part)
         typer.echo(f"{target}: {n_bytes:,} bytes; open it in https://ui.perfetto.dev", err=True)
         return

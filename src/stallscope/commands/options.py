@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +52,13 @@ def settings_from(flags: Mapping[str, object], path: Path | None) -> Settings:
     from stallscope.settings import effective
 
     return effective(flags, os.environ, path).settings
+
+
+def check_output(out: Path | None, inputs: Iterable[Path]) -> None:
+    """Raises BadInput for an output that would replace an input of the command."""
+    for path in inputs:
+        if out and out.exists() and path.exists() and out.samefile(path):
+            raise BadInput(f"cannot write {out}: this command reads it; choose another path")
 
 
 def price_flags(

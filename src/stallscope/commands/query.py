@@ -25,7 +25,7 @@ from stallscope.commands.fleet import (
     refuse_partial,
     tell,
 )
-from stallscope.commands.options import AsJson, Db, SettingsFile, duration_ns, settings_from
+from stallscope.commands.options import AsJson, Db, SettingsFile, check_output, duration_ns, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.errors import BadInput
 
@@ -72,6 +72,7 @@ def query(
 
     fleet = FleetOptions(nodes, token_file, ca_cert, client_cert, client_key, no_tls, timeout, True)
     chosen = settings_from({"db": db, **fleet.flags()}, settings)
+    check_output(out, [chosen.db])
     form = Format.JSON if as_json else form
     if schema:
         _print_schema(chosen.db, form, out)
