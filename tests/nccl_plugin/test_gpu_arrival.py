@@ -172,6 +172,14 @@ def test_a_late_host_keeps_the_verdict_of_its_host():
     assert named(report) == [("straggler", [1], ["host_sleep"])]
 
 
+def test_a_late_host_whose_gpu_has_work_queued_delays_no_rank():
+    """Its queue holds 30 ms of work, and it is late by 15 ms."""
+    whole = trace(Fault(1, 40, on_host=True, extra_ms=15.0))
+    hosts_only = diagnose(replace(whole, gpu_kernels=whole.gpu_kernels[:0]))
+    assert [verdict.ranks for verdict in hosts_only.verdicts] == [[1]]
+    assert diagnose(whole).answer == "healthy"
+
+
 @pytest.mark.parametrize("kind", ["link", "change"])
 def test_a_slower_fabric_is_not_reported_where_a_host_is_late(kind: str):
     """The rounds of all ranks take longer because they wait for the late host."""

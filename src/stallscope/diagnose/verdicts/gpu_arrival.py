@@ -48,6 +48,7 @@ _SPINNING = (
 _MOSTLY_REPLAYS = 0.5  # share of a rank's operations
 _BY_HOST = 0.5  # share of a rank's lateness before replays that its host spent in excess of its peers
 _WAITS_FOR_HOST = 0.5  # share of a host's lateness for which its GPU waits for it
+_PASSED_ON = 0.05  # share of a host's lateness that its GPU may pass on where the queue absorbs it
 _COUNT_REPLAYS = "Set STALLSCOPE_NCCL_GRAPHS=1 in the job's environment, which makes NCCL count the replays."
 _WITHOUT_GRAPHS = (
     "Record the job without CUDA graphs: NCCL then reports the times of each collective's own kernel."
@@ -190,7 +191,11 @@ def joined(trace: Trace, case: Case, on_hosts: Report, on_gpus: Report) -> Repor
     if on_hosts.examined.get("n_steps", 0) < _MIN_ROUNDS <= on_gpus.examined.get("n_steps", 0):
         on_hosts = replace(on_hosts, examined=on_gpus.examined, evidence=on_gpus.evidence)
     by_gpu = held_by_gpu(trace, on_gpus.verdicts)
-    of_hosts = [each for each in on_hosts.verdicts if not is_of_full_queue(trace, case, each, by_gpu)]
+    of_hosts = [
+        each
+        for each in on_hosts.verdicts
+        if not is_of_full_queue(trace, case, each, by_gpu) and not _is_absorbed(trace, case, each)
+    ]
     named = {rank for verdict in of_hosts for rank in verdict.ranks}
     new = verdicts(trace, case, on_gpus.verdicts, named)
     if not new:
@@ -205,8 +210,17 @@ def held_by_gpu(trace: Trace, on_gpus: Sequence[Verdict]) -> set[int]:
     return {rank for rank in ranks if are_calls_known(_kernels_of(trace, rank))}
 
 
-def _kept_busy(trace: Trace, case: Case, verdict: Verdict) -> set[int]:
-    """The ranks of a verdict on hosts whose GPUs hardly wait for them: far less than the hosts are late."""
+def _is_absorbed(trace: Trace, case: Case, verdict: Verdict) -> bool:
+    """Whether the launch queues absorb the delays of late hosts: their GPUs, which were recorded all the time, hardly
+    wait for them.
+    """
+    if verdict.kind != "straggler" or not verdict.ranks or _covered(trace) < _MAX_COVERED:
+        return False
+    return set(verdict.ranks) <= _kept_busy(trace, case, verdict, most=_PASSED_ON)
+
+
+def _kept_busy(trace: Trace, case: Case, verdict: Verdict, *, most: float) -> set[int]:
+    """The ranks of a verdict whose GPUs hardly wait for their late hosts. most: share of the hosts' lateness."""
     late_ns = (verdict.n_late_rounds or 0) * 1e6 * (verdict.late_ms or {"median": 0.0})["median"]
     late_share = late_ns / max(float(np.ptp(trace.collectives["ts_ns"])), 1.0)
     timeline, idle = case.timeline, Category.OTHER_OFF - 1
@@ -217,7 +231,7 @@ def _kept_busy(trace: Trace, case: Case, verdict: Verdict) -> set[int]:
         own = timeline.process == process
         share = float(idle_ns[own].sum()) / max(float(timeline.interval_ns[own & is_counted].sum()), 1.0)
         rank = int(timeline.rank[process])
-        if share < _WAITS_FOR_HOST * late_share and are_calls_known(_kernels_of(trace, rank)):
+        if share < most * late_share and are_calls_known(_kernels_of(trace, rank)):
             out.add(rank)
     return out & set(verdict.ranks)
 
@@ -229,7 +243,9 @@ def is_of_full_queue(trace: Trace, case: Case, verdict: Verdict, by_gpu: set[int
     """
     if verdict.kind != "straggler" or not verdict.causes or verdict.causes[0].cause.name not in _SPINNING:
         return False
-    return set(verdict.ranks) <= by_gpu or set(verdict.ranks) <= by_gpu | _kept_busy(trace, case, verdict)
+    return set(verdict.ranks) <= by_gpu or set(verdict.ranks) <= by_gpu | _kept_busy(
+        trace, case, verdict, most=_WAITS_FOR_HOST
+    )
 
 
 def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
