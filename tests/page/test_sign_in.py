@@ -50,6 +50,7 @@ def test_a_wrong_token_and_a_token_without_read_begin_no_session(hub: Served):
         assert client.post("/login", json={"token": "sst_0123456789ab_" + "x" * 43}).status_code == 401
         assert client.post("/login", json={"token": hub.token("ingest")}).status_code == 403
         assert client.post("/login", json={"token": 7}).status_code == 400
+        assert "not a token" in client.post("/login", json={"token": "a password"}).text
         assert not client.cookies
 
 

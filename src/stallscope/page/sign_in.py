@@ -81,6 +81,8 @@ class SignIn:
         token = (await _body(request)).get("token")
         if not isinstance(token, str):
             raise BadInput('the body has no token; send {"token": "sst_..."}')
+        if not token.strip().startswith("sst_"):
+            raise NotAuthenticated("the text is not a token; paste a whole token, which begins with sst_")
         identity = self.tokens.identity(bearer(token.strip()))
         identity.require("read")
         request.state.noted["signed_in"] = identity.token_id

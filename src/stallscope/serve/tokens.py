@@ -118,7 +118,7 @@ class Tokens:
         match = _TOKEN.fullmatch(token.strip()) if scheme.lower() == "bearer" else None
         if not match:
             raise NotAuthenticated(
-                "malformed Authorization header; send the header `Authorization: Bearer <token>`"
+                "malformed Authorization header, or an incomplete token; send `Authorization: Bearer <token>`"
             )
         if match[1] not in self._entries or time.monotonic() - self._checked_s >= self._recheck_s:
             self._refresh()

@@ -33,7 +33,7 @@ class Verdicts(Result):
 
 def verdicts(context: Node, params: VerdictsParams) -> Verdicts:
     """Which rank slows down the GPU job on this machine, since when, why, and at what cost; with rank: only the
-    verdicts that name the rank or its wait.
+    verdicts that name the rank or its wait. Start here.
     """
     report = context.diagnosed(context.trace(params.since_s))
     shown = [
