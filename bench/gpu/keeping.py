@@ -98,9 +98,10 @@ def _pack(names: Sequence[str], work: Path, disk: Path, *, stem: Path) -> None:
 
 
 def _add(archive: tarfile.TarFile, name: str, work: Path, disk: Path) -> None:
-    kept = [
-        path for path in (work / name).iterdir() if path.suffix in (".csv", ".npz", ".json", ".log", ".err")
-    ]
+    suffixes = {".csv", ".npz", ".json", ".log", ".err"}
+    if any((work / name).glob("*.npz")):
+        suffixes.remove(".csv")  # the same steps in more bytes
+    kept = [path for path in (work / name).iterdir() if path.suffix in suffixes]
     for path in [*kept, *disk.glob(f"{name}.*")]:
         if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
             archive.add(path, f"{name}/{path.name}")

@@ -55,14 +55,21 @@ MORE = (
     Scenario("graph healthy", ("--kind", "graph"), 7),
     Scenario("graph sleep", ("--kind", "graph", *_faults("sleep:1:25:60")), 7),
 )
-ONE_GPU_S = 6.5
+ONE_GPU_S, SHORT_ONE_GPU_S = 6.5, 5.0
+"""For scenarios that are attached late or whose steps are long, and for the others."""
 HANG_S = 16.0
 """A hang is reported after 10 s."""
 
+
+def one_gpu_s(scenario: Scenario) -> float:
+    """The length of a scenario on one GPU."""
+    if scenario.hangs:
+        return HANG_S
+    return ONE_GPU_S if scenario.attaches or "gil" in scenario.name else SHORT_ONE_GPU_S
+
+
 ONE_GPU = tuple(
-    scenario._replace(
-        words=("--kind", "small", *scenario.words), seconds=HANG_S if scenario.hangs else ONE_GPU_S
-    )
+    scenario._replace(words=("--kind", "small", *scenario.words), seconds=one_gpu_s(scenario))
     for scenario in (
         Scenario("stop", _faults("stop:0::300")),
         Scenario("compute", _faults("compute:2:10:120")),

@@ -2,7 +2,8 @@
 
     python bench/gpu/taking.py FILE...      # slowdown.json of prove.py
 
-New results of a workload replace the stored result; several runs of one commit are pooled.
+New results of a workload replace the stored result; several runs of one commit are pooled. The result of starting and
+stopping the agent stays if the new runs did not measure it.
 """
 
 import argparse
@@ -28,7 +29,8 @@ def main() -> None:
     for name, of in runs.items():
         if len({entry["machine"]["commit"] for entry in of}) > 1:
             sys.exit(f"taking: runs of {name} are of several commits: only runs of one commit can be pooled")
-        kept[name] = pooled(of)
+        before = {key: value for key, value in kept.get(name, {}).items() if "restart" in key}
+        kept[name] = before | pooled(of)
     KEPT.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
     for name in runs:
         print(f"{name}: {kept[name]['slowdown_percent']} +- {kept[name]['spread_percent']} %")
