@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 import numpy as np
 
 from stallscope.diagnose.report.budget import LABELS
-from stallscope.events.layout import UNKNOWN, Array
+from stallscope.events.layout import UNKNOWN, Array, process_keys
 from stallscope.events.names import Category, SampleRole
 from stallscope.events.trace import Trace
 
@@ -73,24 +73,38 @@ def latest_stacks(trace: Trace) -> list[ProcessStack]:
         for row in trace.processes
         if row["ended_ns"] != UNKNOWN and (trace.processes["ended_ns"] == UNKNOWN).any()
     }
+    samples = _by_process(trace.samples[trace.samples["role"] == SampleRole.GPU])
+    positions = _by_process(trace.positions)
+    states = _by_process(trace.snapshots)
+    processes = _by_process(trace.processes)
     stacks = []
-    for node, pid in sorted({*_keys(trace.samples), *_keys(trace.positions)} - ended):
-        stack = _sampled(trace, node, pid) or _position(trace, node, pid)
-        if stack is not None:
-            number, category, waits_for = stack
-            stacks.append(_stack(trace, node, pid, trace.stacks.get(number, ()), category, waits_for))
+    for node, pid in sorted({*samples, *positions} - ended):
+        key = node, pid
+        if key in samples:
+            number, category, waits_for = _sampled(samples[key])
+        else:
+            number, category, waits_for = _position(positions[key], pid, states.get(key))
+        frames = trace.stacks.get(number, ())
+        stacks.append(
+            _stack(trace.nodes[node], pid, processes.get(key), frames, category=category, waits_for=waits_for)
+        )
     return stacks
 
 
-def _keys(rows: Array) -> set[tuple[int, int]]:
-    return {(int(node), int(pid)) for node, pid in np.unique(rows[["node", "pid"]]).tolist()}
+def _by_process(rows: Array) -> dict[tuple[int, int], Array]:
+    """The rows of each process, by node and pid, in their order."""
+    keys = process_keys(rows)
+    order = np.argsort(keys, kind="stable")
+    found, first = np.unique(keys[order], return_index=True)
+    last = [*first[1:].tolist(), len(rows)]
+    return {
+        (int(key) >> 32, int(key) & 0xFFFFFFFF): rows[order[begin:end]]
+        for key, begin, end in zip(found, first.tolist(), last[: len(found)], strict=True)
+    }
 
 
-def _sampled(trace: Trace, node: int, pid: int) -> tuple[int, int, str] | None:
-    rows = trace.samples
-    rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["role"] == SampleRole.GPU)]
-    if not len(rows):
-        return None
+def _sampled(rows: Array) -> tuple[int, int, str]:
+    """The most frequent stack of the last seconds, its state and object."""
     rows = rows[rows["ts_ns"] >= rows["ts_ns"].max() - _RECENT_NS]
     counts: Counter[tuple[int, int, str]] = Counter()
     for row in rows:
@@ -99,26 +113,21 @@ def _sampled(trace: Trace, node: int, pid: int) -> tuple[int, int, str] | None:
     return counts.most_common(1)[0][0]
 
 
-def _position(trace: Trace, node: int, pid: int) -> tuple[int, int, str] | None:
-    rows = trace.positions
-    rows = rows[(rows["node"] == node) & (rows["pid"] == pid)]
+def _position(rows: Array, pid: int, states: Array | None) -> tuple[int, int, str]:
+    """The last stack of the main thread, or of another thread, and the last recorded state."""
     main = rows[rows["tid"] == pid]
     rows = main if len(main) else rows
-    if not len(rows):
-        return None
-    states = trace.snapshots[(trace.snapshots["node"] == node) & (trace.snapshots["pid"] == pid)]
-    category = int(states["category"][states["ts_ns"].argmax()]) if len(states) else int(Category.NONE)
-    return int(rows["stack"][-1]), category, ""
+    category = Category.NONE if states is None else int(states["category"][states["ts_ns"].argmax()])
+    return int(rows["stack"][-1]), int(category), ""
 
 
 def _stack(
-    trace: Trace, node: int, pid: int, frames: tuple[str, ...], category: int, waits_for: str
+    node: str, pid: int, process: Array | None, frames: tuple[str, ...], *, category: int, waits_for: str
 ) -> ProcessStack:
-    processes = trace.processes[(trace.processes["node"] == node) & (trace.processes["pid"] == pid)]
-    rank = int(processes["rank"][0]) if len(processes) else UNKNOWN
-    command: bytes = processes["comm"][0].item() if len(processes) else b""
+    rank = UNKNOWN if process is None else int(process["rank"][0])
+    command: bytes = b"" if process is None else process["comm"][0].item()
     return ProcessStack(
-        node=trace.nodes[node],
+        node=node,
         pid=pid,
         rank=None if rank == UNKNOWN else rank,
         command=command.decode("utf-8", "replace"),
