@@ -259,6 +259,17 @@ def test_a_wait_for_a_child_process_without_samples_is_not_a_program():
     assert report.verdicts[0].evidence.largest_item == "child"
 
 
+def test_a_compiler_s_line_with_a_state_that_has_no_time_is_judged():
+    frames = ("/usr/lib/python3.12/subprocess.py:2 wait", "/job/kernels.py:5 build")
+    samples = [
+        gpu(Category.CHILD, *frames, nr=61, waits_for="end of nvcc 99", n=1),
+        gpu(Category.OTHER_OFF, *frames, nr=61, waits_for="end of git 98", n=1),
+        gpu(Category.DEVICE, "/job/train.py:6 step"),
+    ]
+    report = report_of(process({Category.CHILD: 0.01, Category.DEVICE: 0.99}, samples))
+    assert not [verdict for verdict in report.verdicts if verdict.kind == "process"]
+
+
 def test_a_lock_shared_with_other_processes_is_not_held_by_a_thread():
     line = "/job/train.py:7 enter"
     other = (SampleRole.SAME_PROCESS, Category.ON_CPU, -1, "", ("/job/train.py:9 log",), 8)

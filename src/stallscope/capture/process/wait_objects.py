@@ -141,7 +141,7 @@ class WaitObjects:
         if nr in _SLEEPS:
             return self._polled_lock(pid)
         if nr == _FUTEX and not arguments[1] & _FUTEX_PRIVATE:
-            return SHARED_LOCK if self._is_shared(pid, arguments[0]) else ""
+            return self._shared_lock(pid, arguments[0])
         if nr in _FUTEXES or not (descriptor := self._operand(nr, arguments, memory)):
             return ""
         if nr in _CHILD_WAITS:
@@ -368,10 +368,20 @@ class WaitObjects:
             "",
         )
 
-    def _is_shared(self, pid: int, address: int) -> bool:
-        """Whether an address is in memory that other processes can share. (A thread that joins another thread also
-        waits for an address that is not marked as private.)
+    def _shared_lock(self, pid: int, address: int) -> str:
+        """A lock in memory that other processes can share. (A thread that joins another thread also waits for an
+        address that is not marked as private.)
         """
+        key, now_ns = (pid, _FUTEX, address), self.now_ns()
+        cached = self._cache.get(key)
+        if cached and now_ns - cached[0] < _PEER_CACHE_NS:
+            return cached[1]
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
+        self._cache[key] = now_ns, SHARED_LOCK if self._is_shared(pid, address) else ""
+        return self._cache[key][1]
+
+    def _is_shared(self, pid: int, address: int) -> bool:
         for line in _file_bytes(self.proc / str(pid) / "maps").splitlines():
             span, _, rest = line.partition(b" ")
             begin, _, end = span.partition(b"-")

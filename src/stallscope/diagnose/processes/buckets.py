@@ -221,7 +221,7 @@ def _join_compilers(out: dict[str, Bucket]) -> None:
         return
     for line, share in list(programs.lines.by_name.items()):
         compiling = compilation.lines.of(line)
-        if compiling >= _MIN_COMPILER_SHARE * (compiling + share):
+        if share > 0 and compiling >= _MIN_COMPILER_SHARE * (compiling + share):
             moved = share / programs.share
             for state, in_state in list(programs.by_state.by_name.items()):
                 programs.by_state.add(state, -moved * in_state)
