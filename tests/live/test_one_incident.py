@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stallscope.demo.traced import MIN_OCCURRENCES
 from stallscope.store import node
 
 from ..exporters.test_otlp import Receiver, over_http
@@ -22,6 +23,8 @@ pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
 
 LATE_S = 6.0
 AFTERWARDS_S = 22.0  # the agent needs up to half of it to start on a loaded machine
+MIN_LATE_OCCURRENCES = 40
+"""On a loaded machine the job lasts longer, so that enough delays follow the late attach. Otherwise it has about 60."""
 
 
 def explained(db: Path) -> list[dict[str, Any]]:
@@ -48,7 +51,7 @@ def printed(tracer: Agent) -> list[str]:
 
 @pytest.mark.parametrize("late_s", [LATE_S, pytest.param(60.0, marks=pytest.mark.prove)])
 def test_after_a_late_attach_one_incident_stays_open_until_the_end(agent, job, only, late_s):
-    running = job("sleep", ranks=3, seconds=late_s + AFTERWARDS_S)
+    running = job("sleep", ranks=3, seconds=late_s + AFTERWARDS_S, min_occurrences=MIN_LATE_OCCURRENCES)
     receiver = Receiver()
     running.go()
     time.sleep(late_s)
@@ -82,7 +85,7 @@ def named(rows: list[dict[str, Any]]) -> list[tuple[str, list[int], list[int]]]:
 
 
 def test_two_jobs_of_one_size_that_were_attached_late_are_never_mixed(agent, job, only):
-    faulty = job("sleep", ranks=2, seconds=LATE_S + AFTERWARDS_S)
+    faulty = job("sleep", ranks=2, seconds=LATE_S + AFTERWARDS_S, min_occurrences=MIN_LATE_OCCURRENCES)
     healthy = job("healthy", ranks=2, seconds=LATE_S + AFTERWARDS_S)
     faulty.go()
     healthy.go()
@@ -97,7 +100,8 @@ def test_two_jobs_of_one_size_that_were_attached_late_are_never_mixed(agent, job
 
 
 def test_of_two_jobs_on_one_machine_only_the_faulty_one_is_named(agent, job, only):
-    faulty, healthy = job("sleep", ranks=2, seconds=10.0), job("healthy", ranks=2, seconds=10.0)
+    faulty = job("sleep", ranks=2, seconds=10.0, min_occurrences=MIN_OCCURRENCES)
+    healthy = job("healthy", ranks=2, seconds=10.0)
     tracer = agent(*only(faulty), *only(healthy))
     tracer.says("attached", "libnccl")
     faulty.go()

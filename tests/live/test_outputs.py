@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.demo.traced import MIN_OCCURRENCES
 from stallscope.store import node as store
 
 from ..exporters.test_otlp import Receiver, over_http
@@ -26,7 +27,7 @@ def attributes(span: object) -> dict[str, object]:
 def test_a_job_is_exported_by_otlp_prometheus_and_the_agent_api(agent, job, only, tmp_path: Path):
     receiver = Receiver()
     with over_http(receiver) as url:
-        running = job("sleep", ranks=3, seconds=SECONDS)
+        running = job("sleep", ranks=3, seconds=SECONDS, min_occurrences=MIN_OCCURRENCES)
         tracing = agent(
             *only(running), "--otlp", url, "--prometheus", "127.0.0.1:0", "--serve", "127.0.0.1:0"
         )
@@ -34,7 +35,7 @@ def test_a_job_is_exported_by_otlp_prometheus_and_the_agent_api(agent, job, only
         tracing.says("attached", "libnccl")
         tracing.says("attached", "libcudart")
         running.go()
-        assert running.wait(60)
+        assert running.wait(90)
         message = "\n".join(tracing.lines())
         (metrics,) = (line.split()[-1] for line in tracing.lines() if line.startswith("metrics at"))
         (served,) = (line.split("https://")[1].split()[0] for line in tracing.lines() if "serving" in line)
