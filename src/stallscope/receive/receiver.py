@@ -69,7 +69,8 @@ class RequestLimits:
     max_bytes: of one request, after decompression; max_json_bytes: in JSON, which needs many times the memory.
     max_decoded_bytes: of the rows of one request. max_bodies_bytes: of all requests that are read but not decoded yet.
     max_requests: in flight at the same time. max_reading: requests whose message is still arriving, which gRPC keeps in
-    memory. max_reading_s: longest time for a message to arrive. patience_s: wait for room before a request is refused.
+    memory. max_reading_s: longest time for a message to arrive. patience_s: wait for room before a request is refused,
+    for the arrival of its message and again for its decoding: together with the wait for the commit less than 2 s.
     max_waiting_s: wait for the commit.
     max_at_once: requests that are decoded at the same time. More than the number of processors would only compete with
     each other and with the thread that commits, for which all of them wait.
@@ -82,7 +83,7 @@ class RequestLimits:
     max_requests: int = 1_024
     max_reading: int = 32
     max_reading_s: float = 20.0
-    patience_s: float = 1.0
+    patience_s: float = 0.5
     max_waiting_s: float = 30.0
     max_at_once: int = field(default_factory=lambda: os.cpu_count() or 2)
 
