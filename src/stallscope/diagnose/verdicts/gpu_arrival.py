@@ -6,6 +6,7 @@ before, the fabric is slow; where only the kernels of a group take longer, its l
 of NCCL's proxies show the slow connection.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -221,31 +222,44 @@ def _is_absorbed(trace: Trace, case: Case, verdict: Verdict) -> bool:
 
 def _kept_busy(trace: Trace, case: Case, verdict: Verdict, *, most: float) -> set[int]:
     """The ranks of a verdict whose GPUs hardly wait for their late hosts. most: share of the hosts' lateness."""
-    late_ns = (verdict.n_late_rounds or 0) * 1e6 * (verdict.late_ms or {"median": 0.0})["median"]
-    late_share = late_ns / max(float(np.ptp(trace.collectives["ts_ns"])), 1.0)
+    limit = most * _late_share(trace, verdict)
+    return {rank for rank, share in _idle_shares(case).items() if share < limit} & set(verdict.ranks)
+
+
+def _late_share(trace: Trace, verdict: Verdict) -> float:
+    """The share of the time for which the hosts of a verdict were late."""
+    late_ns = (verdict.evidence.n_late_steps or 0) * 1e6 * (verdict.late_ms or {"median": 0.0})["median"]
+    hosts = trace.collectives
+    spans_ns = [int(np.ptp(hosts["ts_ns"][hosts["node"] == node])) for node in np.unique(hosts["node"])]
+    return late_ns / max(*spans_ns, 1)
+
+
+def _idle_shares(case: Case) -> dict[int, float]:
+    """By rank, the share of the recorded time for which its GPU waited for its host; inf where calls are unknown."""
     timeline, idle = case.timeline, Category.OTHER_OFF - 1
     is_counted = ~timeline.is_first & ~is_pause(timeline.interval_ns)
     idle_ns = np.diff(timeline.rows["ledger_ns"][:, idle], prepend=0) * is_counted
-    out = set()
-    for process in range(timeline.n_processes):
+    out = {}
+    for process, rank in enumerate(timeline.rank.tolist()):
         own = timeline.process == process
         share = float(idle_ns[own].sum()) / max(float(timeline.interval_ns[own & is_counted].sum()), 1.0)
-        rank = int(timeline.rank[process])
-        if share < most * late_share and are_calls_known(_kernels_of(trace, rank)):
-            out.add(rank)
-    return out & set(verdict.ranks)
+        out[rank] = share if are_calls_known(_kernels_of(case.trace, rank)) else math.inf
+    return out
 
 
 def is_of_full_queue(trace: Trace, case: Case, verdict: Verdict, by_gpu: set[int]) -> bool:
-    """Whether a host is late because its GPU is: it spins in a launch until its launch queue has room.
+    """Whether hosts are late because their GPUs are: a host spins in a launch until its launch queue has room.
 
     by_gpu: see held_by_gpu().
     """
-    if verdict.kind != "straggler" or not verdict.causes or verdict.causes[0].cause.name not in _SPINNING:
+    if not verdict.causes or verdict.causes[0].cause.name not in _SPINNING:
         return False
-    return set(verdict.ranks) <= by_gpu or set(verdict.ranks) <= by_gpu | _kept_busy(
-        trace, case, verdict, most=_WAITS_FOR_HOST
-    )
+    if verdict.kind == "imbalance" and not verdict.ranks:
+        return sum(_idle_shares(case).values()) < _WAITS_FOR_HOST * _late_share(trace, verdict)
+    if verdict.kind != "straggler":
+        return False
+    ranks = set(verdict.ranks)
+    return ranks <= by_gpu or ranks <= by_gpu | _kept_busy(trace, case, verdict, most=_WAITS_FOR_HOST)
 
 
 def verdicts(trace: Trace, case: Case, on_gpus: Sequence[Verdict], named: set[int]) -> list[Verdict]:
