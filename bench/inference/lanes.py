@@ -4,8 +4,8 @@
                                     [--lanes N] [--cpus N] [--kind KIND]... [--fault FAULT]...
 
 PYTHON: with the packages of the small servers; without it, they come from .carry/inference.tar.xz (see carry.sh).
-FOLDER gets runs.jsonl, which fault_results.py reads, the traces and the output of each lane. A table of the runs is
-printed last. Runs that do not fit in the time are not begun.
+FOLDER gets results.tar.gz with runs.jsonl, which fault_results.py reads, the traces and the output of each lane. A
+table of the runs is printed last. Runs that do not fit in the time are not begun.
 """
 
 import argparse
@@ -105,10 +105,12 @@ def main() -> None:
         thread.join()
     lines = [line for file in words.out.glob("lane-*.jsonl") for line in file.read_text().splitlines()]
     (words.out / "runs.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    with tarfile.open(words.out / "traces.tar.gz", "w:gz", compresslevel=3) as archive:
-        for db in sorted((words.out / "traces").glob("*.db")):
-            archive.add(db, db.name)
-            db.unlink()
+    with tarfile.open(words.out / "results.tar.gz", "w:gz", compresslevel=3) as archive:
+        for file in sorted(
+            [*words.out.glob("*.jsonl"), *words.out.glob("*.log"), *words.out.glob("traces/*.db")]
+        ):
+            archive.add(file, file.relative_to(words.out))
+            file.unlink()
     print(table([json.loads(line) for line in lines]))
     print(f"{work.qsize()} not begun")
 

@@ -20,6 +20,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import threading
@@ -230,6 +231,8 @@ def run(environments: Environments, kind: str, fault: str, variation: Variation)
             raise SystemExit(
                 f"{kind} refused {server.refused} requests, so it did not show the fault {fault}"
             )
+        if server.not_injected:
+            raise SystemExit(f"{kind} did not get the fault {fault}: {server.not_injected}")
         answer = explained(folder / "trace.db") | {"named_after_s": named_after_s(folder / "trace.db")}
         if keep := os.environ.get("KEEP_TRACES"):
             shutil.move(folder / "trace.db", Path(keep) / f"{kind}-{fault}-{variation.seed}.db")
@@ -276,8 +279,14 @@ def disturb(server: Server, variation: Variation, stop: threading.Event, stack: 
         seed=variation.seed,
     )
 
+    def injected(function: Callable[..., None], *words: object) -> None:
+        try:
+            function(*words)
+        except (OSError, subprocess.SubprocessError) as error:
+            server.not_injected = repr(error)
+
     def start(function: Callable[..., None], *words: object) -> None:
-        threading.Thread(target=function, args=words, daemon=True).start()
+        threading.Thread(target=injected, args=(function, *words), daemon=True).start()
 
     if fault in ("sigstop", "stopped_worker"):
         pid = server.worker_pid if fault == "stopped_worker" else core

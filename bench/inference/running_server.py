@@ -37,7 +37,8 @@ STANDSTILLS = ("deadlock", "held_file")
 class Server:
     """A running server. Its core is the process that makes the tokens.
 
-    refused: requests that it has answered with an error. fault_s: the length of its fault. model: the folder of vLLM's.
+    refused: requests that it has answered with an error. not_injected: why the fault failed, if it did. fault_s: the
+    length of its fault. model: the folder of vLLM's.
     """
 
     kind: str
@@ -48,7 +49,7 @@ class Server:
     port: int = field(init=False)
     model: Path | None = None
     refused: int = 0
-
+    not_injected: str = ""
     fault_s: float = 0.4
     n_starts: int = 0
 
