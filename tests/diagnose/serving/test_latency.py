@@ -496,3 +496,24 @@ def test_the_thread_that_ran_for_the_delay_holds_the_interpreter_lock():
         engine.sample(begin_ns, Category.ON_CPU, "/srv/stats.py:3 spin", **spins)
         engine.sample(begin_ns, Category.ON_CPU, "/srv/app.py:5 write", **others)
     assert the_verdict(engine).evidence.line == "/srv/stats.py:3 spin"
+
+
+@pytest.mark.parametrize("others_are_in_time", [True, False])
+def test_a_thread_that_other_requests_do_not_wait_for_computes_the_late_request(others_are_in_time):
+    engine = EngineTrace()
+    computes = {"role": SampleRole.SAME_PROCESS, "tid": PID + 1}
+    noise = {"role": SampleRole.SAME_PROCESS, "tid": PID + 2, "n": 20}
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        # A thread that the ledger does not follow wakes the serving thread.
+        engine.off(begin_ns, end_ns, Category.NET, waker_pid=PID, waker_tid=PID + 9)
+        engine.off(begin_ns, end_ns, Category.LOCK, tid=PID + 3)
+        for before_ns, after_ns in ((begin_ns - 500 * MS, begin_ns), (end_ns, end_ns + 500 * MS)):
+            engine.off(before_ns, after_ns, Category.SLEEP, tid=PID + 1)
+        engine.sample(begin_ns, Category.ON_CPU, "/srv/tokens.py:3 merge", **computes)
+        engine.sample(begin_ns, Category.ON_CPU, "/srv/app.py:5 write", **noise)
+        if others_are_in_time:
+            engine.requests["end_ns"][i - 1] = end_ns
+    (part,) = the_verdict(engine).causes
+    assert part.cause.name == ("host_compute" if others_are_in_time else "gil")
+    assert part.evidence.line == "/srv/tokens.py:3 merge"

@@ -58,9 +58,14 @@ def computation(delay: Delay) -> Reason | None:
 
 
 def computation_elsewhere(delay: Delay) -> Reason | None:
-    """Another thread or process of the engine computed while the request waited for it."""
+    """Another thread or process of the engine computed while the request waited for it.
+
+    The ledger knows exactly how long the threads ran that it follows; samples are few in each second.
+    """
     if not delay.is_handed_over:
         return None
+    if ran := delay.thread_that_ran(delay.threads.pids, without=delay.holder_tids, is_sampled=True):
+        return Reason("host_compute", ran.pid, CauseEvidence(line=ran.line))
     for pid in delay.threads.pids:
         running = delay.threads.running(delay.begin_ns, delay.end_ns, pid=pid, without=delay.holder_tids)
         if running and running.excess_ns >= delay.min_ns:

@@ -17,7 +17,7 @@ from stallscope.diagnose.serving.engine_threads import (
 )
 from stallscope.diagnose.serving.late_requests import Late
 from stallscope.diagnose.serving.request_path import Part, Segment, parts, path
-from stallscope.events.layout import Array
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category
 
 HALF = 0.5
@@ -100,6 +100,17 @@ class Delay:
         """Whether the threads that held the request for most of the delay are known: the ledger follows a few."""
         unknown_ns = sum(each.ns for each in self.path if each.category == Category.NONE)
         return unknown_ns < self.min_ns
+
+    @cached_property
+    def has_others_in_time(self) -> bool:
+        """Whether another request of the process was open for most of the delay, and not late itself."""
+        rows, own = self.requests, self.late.request
+        rows = rows[
+            (rows["pid"] == own["pid"]) & (rows["ts_ns"] != own["ts_ns"]) & (rows["first_ns"] != UNKNOWN)
+        ]
+        shared_ns = np.minimum(rows["end_ns"], self.end_ns) - np.maximum(rows["read_ns"], self.begin_ns)
+        longest_ns = np.maximum(rows["gap_ns"], rows["first_ns"] - rows["ts_ns"])
+        return bool(((shared_ns >= self.min_ns) & (longest_ns < self.min_ns)).any())
 
     @property
     def leaves_front_end(self) -> bool:

@@ -19,10 +19,12 @@ def interpreter_lock(delay: Delay) -> Reason | None:
     """A thread waits for a lock while another Python thread of its process runs.
 
     The thread that holds the lock runs for half of the delay, and less at other times; only the loop of an engine also
-    runs at other times.
+    runs at other times. A lock that other requests do not wait for delays a request only if its own thread waits.
     """
     rows = delay.of_holder(Category.LOCK)
     if delay.longest_ns(rows) < delay.min_ns:
+        if not delay.is_path_known and delay.has_others_in_time:
+            return None
         rows = delay.of_others(Category.LOCK)
     if not len(rows):
         return None
