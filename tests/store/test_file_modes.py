@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 from stallscope.store import file_modes
 
@@ -16,6 +17,19 @@ def test_a_pipe_is_written_in_place(tmp_path):
     finally:
         os.close(reader)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_link_of_another_user_is_no_stream(tmp_path, monkeypatch):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    assert file_modes.is_stream(link)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert file_modes.is_stream(pipe) and not file_modes.is_stream(link)
+
+
+def test_a_link_of_the_system_is_a_stream_even_if_it_leads_to_a_file():
+    assert file_modes.is_stream(Path("/proc/self/exe"))
 
 
 def test_a_replaced_file_has_the_given_mode(tmp_path):

@@ -31,6 +31,7 @@ from stallscope.commands.options import Db, SettingsFile, check_output, settings
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.errors import StorageFailed
 from stallscope.events.counted import counted
+from stallscope.store import file_modes
 
 if TYPE_CHECKING:  # importing it here would slow every command
     from stallscope.settings import Settings
@@ -155,8 +156,7 @@ def _replacing(target: Path) -> Iterator[Path]:
     link is replaced; a link of another user is replaced itself, because it may name any file.
     """
     final = target.resolve() if target.is_symlink() and target.lstat().st_uid == os.geteuid() else target
-    is_stream = target.is_symlink() and target.absolute().parts[1] in ("dev", "proc")
-    if is_stream or (not final.is_symlink() and final.exists() and not final.is_file()):
+    if file_modes.is_stream(target):
         with _writing(target):
             yield target
         return

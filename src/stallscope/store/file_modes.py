@@ -12,13 +12,26 @@ def give_to_owner_of_folder(path: Path) -> None:
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
+def is_stream(path: Path) -> bool:
+    """Whether a path names a pipe or device (/dev/stdout, /dev/null): a new file would take its name.
+
+    A link below /dev or /proc is a stream, whatever its target. A link of another user is not, because it may name
+    any file.
+    """
+    if path.is_symlink():
+        if path.absolute().parts[1] in ("dev", "proc"):
+            return True
+        if path.lstat().st_uid != os.geteuid():
+            return False
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace a file atomically, with the owner of its folder: readers see either the old or the new file.
 
-    It has this mode from its first byte on, independent of the old file. A pipe or device (/dev/stdout, /dev/null) is
-    written in place: a new file would take its name. Raises OSError.
+    It has this mode from its first byte on, independent of the old file. A stream is written in place. Raises OSError.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if is_stream(path):
         path.write_bytes(content)
         return
     temporary = path.with_name(f".{path.name}.part-{os.getpid()}-{threading.get_ident()}")
