@@ -270,6 +270,17 @@ def test_a_compiler_s_line_with_a_state_that_has_no_time_is_judged():
     assert not [verdict for verdict in report.verdicts if verdict.kind == "process"]
 
 
+def test_a_write_to_a_full_terminal_is_named():
+    line = "/job/train.py:7 show_progress"
+    samples = [
+        gpu(Category.NET, line, nr=1, waits_for="/dev/pts/3"),
+        gpu(Category.DEVICE, "/job/train.py:6 step"),
+    ]
+    verdict = only(report_of(process({Category.NET: 0.6, Category.DEVICE: 0.4}, samples)))
+    assert (verdict.causes[0].cause.name, verdict.evidence.line) == ("full_pipe", line)
+    assert "terminal" in verdict.causes[0].title
+
+
 def test_a_lock_shared_with_other_processes_is_not_held_by_a_thread():
     line = "/job/train.py:7 enter"
     other = (SampleRole.SAME_PROCESS, Category.ON_CPU, -1, "", ("/job/train.py:9 log",), 8)

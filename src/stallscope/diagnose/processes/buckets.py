@@ -121,6 +121,9 @@ TIMER = "a timer of an event loop"
 NEW_CONNECTIONS = "new connections"
 """The object of a server's wait for its next client, as the capture writes it. It is not a fault either."""
 
+TERMINAL = "/dev/pts/"
+"""How the object of a write to a pseudo terminal begins. A write that blocks waits for the terminal's reader."""
+
 LOCK = "lock on"
 """How the object of a wait for a file lock begins, as the capture writes it, also of a sleep between two attempts."""
 
@@ -478,7 +481,7 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], thre
         return "child_program"
     if name == TIMER:
         return _reason_of_event_loop(threads)
-    if name.startswith("full pipe"):
+    if name.startswith("full pipe") or (name.startswith(TERMINAL) and nr in _WRITES):
         return "full_pipe"
     if nr in _FILE_LOCKS:
         return "file_lock"

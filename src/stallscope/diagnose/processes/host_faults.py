@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.processes.activity import Activity
-from stallscope.diagnose.processes.buckets import SHARED_LOCK, text_of
+from stallscope.diagnose.processes.buckets import SHARED_LOCK, TERMINAL, text_of
 from stallscope.diagnose.processes.code_locations import is_own, short, user_line
 from stallscope.diagnose.processes.fault import Case, Fault, sampled
 from stallscope.diagnose.processes.loader_workers import workers_of
@@ -67,7 +67,7 @@ def full_pipe(case: Case) -> Fault | None:
     reader = bucket.object.removeprefix("full pipe read by ")
     return Fault(
         "full_pipe",
-        f"writes to a full pipe whose reader is slow: {reader}",
+        f"writes to a full {'terminal' if reader.startswith(TERMINAL) else 'pipe'} whose reader is slow: {reader}",
         bucket.share,
         bucket.line,
         ["Write less, or write from a separate thread. Check why the reader of the pipe is slow."],
@@ -197,8 +197,8 @@ def disk(case: Case) -> Fault | None:
 
 def network(case: Case) -> Fault | None:
     bucket = case.bucket("network_wait")
-    if not bucket.share:
-        return None
+    if not bucket.n_samples:
+        return None  # an event loop may also wait for a thread of its process
     is_local = bucket.object.startswith("a Unix socket")
     return Fault(
         "network_wait",
