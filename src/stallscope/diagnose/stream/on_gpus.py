@@ -33,9 +33,7 @@ def with_gpu_arrivals(
     else:
         on_gpus = engine.gpu_report(case).verdicts
         by_gpu = gpu_arrival.held_by_gpu(trace, on_gpus)
-        shown = [
-            each for each in shown if not gpu_arrival.is_of_full_queue(trace, case, each.verdict, by_gpu)
-        ]
+        shown = [each for each in shown if gpu_arrival.is_of_host(trace, case, each.verdict, by_gpu)]
         new = _candidates(trace, case, shown, on_gpus)
     is_replaced = any(candidate.processes for candidate in new)
     kept = [each for each in shown if not (is_replaced and each.sort in _REPLACED)]

@@ -192,11 +192,7 @@ def joined(trace: Trace, case: Case, on_hosts: Report, on_gpus: Report) -> Repor
     if on_hosts.examined.get("n_steps", 0) < _MIN_ROUNDS <= on_gpus.examined.get("n_steps", 0):
         on_hosts = replace(on_hosts, examined=on_gpus.examined, evidence=on_gpus.evidence)
     by_gpu = held_by_gpu(trace, on_gpus.verdicts)
-    of_hosts = [
-        each
-        for each in on_hosts.verdicts
-        if not is_of_full_queue(trace, case, each, by_gpu) and not _is_absorbed(trace, case, each)
-    ]
+    of_hosts = [each for each in on_hosts.verdicts if is_of_host(trace, case, each, by_gpu)]
     named = {rank for verdict in of_hosts for rank in verdict.ranks}
     new = verdicts(trace, case, on_gpus.verdicts, named)
     if not new:
@@ -209,6 +205,11 @@ def held_by_gpu(trace: Trace, on_gpus: Sequence[Verdict]) -> set[int]:
     """The ranks whose kernels were enqueued in time, and waited on the GPU."""
     ranks = {verdict.ranks[0] for verdict in on_gpus if len(verdict.ranks) == 1 and _names_gpu(verdict)}
     return {rank for rank in ranks if are_calls_known(_kernels_of(trace, rank))}
+
+
+def is_of_host(trace: Trace, case: Case, verdict: Verdict, by_gpu: set[int]) -> bool:
+    """Whether a verdict from the hosts holds where the rounds on the GPUs are known. by_gpu: see held_by_gpu()."""
+    return not is_of_full_queue(trace, case, verdict, by_gpu) and not _is_absorbed(trace, case, verdict)
 
 
 def _is_absorbed(trace: Trace, case: Case, verdict: Verdict) -> bool:
