@@ -80,7 +80,11 @@ def test_a_gpu_that_is_late_is_named(period: int, runs_ahead: bool):
     rank = period % N_RANKS
     report = diagnose(trace_of(job(Fault(rank, period), runs_ahead=runs_ahead)))
     (verdict,) = report.verdicts
-    assert (verdict.kind, verdict.ranks, verdict.pids) == ("straggler", [rank], [100 + rank])
+    assert verdict.kind in (
+        "straggler",
+        "device",
+    )  # by the start of its kernels, or by its own time between kernels
+    assert (verdict.ranks, verdict.pids) == ([rank], [100 + rank])
     assert [cause.cause.name for cause in verdict.causes] == ["gpu_slow"]
     assert verdict.late_ms is not None and verdict.late_ms["median"] == pytest.approx(20, abs=1)
 
