@@ -101,6 +101,12 @@ def test_steps_with_more_work_for_the_gpu_are_no_fault():
     assert "waited longer for its GPU in some steps" in str(report.benign)
 
 
+def test_waits_for_the_gpu_that_do_not_return_with_a_period_are_inconclusive():
+    report = report_of(lone(dict.fromkeys((4, 7, 13, 14, 22, 25), 400 * MS), Category.DEVICE))
+    assert [(verdict.kind, verdict.evidence.pid) for verdict in report.verdicts] == [("inconclusive", PID)]
+    assert report.verdicts[0].summary.startswith(f"Process {PID} has no known fault, but ")
+
+
 def test_slow_allocations_are_named():
     verdict = only(
         report_of(lone({}, alloc_ns=[300 * MS if step % 5 == 4 else 0 for step in range(N_STEPS)]))

@@ -8,6 +8,7 @@ from stallscope.diagnose import evidence_fields
 from stallscope.diagnose.causes import Excess, Explained, explained
 from stallscope.diagnose.causes._registry import cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, VerdictEvidence
+from stallscope.diagnose.lateness.period import period_steps
 from stallscope.diagnose.processes.activity import Activity, activities
 from stallscope.diagnose.processes.budget_summary import word
 from stallscope.diagnose.processes.fault import Fault
@@ -39,7 +40,9 @@ from stallscope.events.trace import Trace
 _ENOUGH_SAMPLES = 30
 _NO_ALARM = ("host_sleep", "network_wait", "blocked", "unknown", "driver", "launch_bound")
 _MORE_GPU_WORK = "gpu_slow"
-"""A step of a process without peers that waits longer for its GPU may have more work for it, such as an evaluation."""
+"""A step of a process without peers that waits longer for its GPU may have more work for it: an evaluation, if these
+steps return with a period.
+"""
 
 _IN_CALLS = [category - 1 for category in sorted(set(CATEGORY_OF.values()))]
 
@@ -61,7 +64,10 @@ def report(trace: Trace, *, limits: Thresholds, usd_per_gpu_hour: float | None) 
     for steps in all_steps:
         if any(verdict.evidence.pid == steps.pid and verdict.kind == "process" for verdict in verdicts):
             continue
-        late, remarks = _judged(trace, steps, limits, usd_per_gpu_hour)
+        of_process = known.get((steps.node, steps.pid))
+        busy = of_process.gpu_busy if of_process else None
+        is_busy = busy is not None and busy >= limits.healthy_gpu_share
+        late, remarks = _judged(trace, steps, limits, usd_per_gpu_hour, is_busy=is_busy)
         verdicts = [each for each in verdicts if not (late and each.evidence.pid == steps.pid)] + late
         benign += remarks
     if without_nccl.is_for(trace, list(known.values())):
@@ -224,8 +230,29 @@ def _idle_remarks(known: list[Activity]) -> list[dict[str, object]]:
     ]
 
 
+def _slow_or_more_work(
+    trace: Trace, steps: Steps, process: tuple[int, str], evidence: VerdictEvidence
+) -> Verdict:
+    """The answer about a process that waited longer for its GPU in some steps, which do not return with a period."""
+    return Verdict(
+        kind="inconclusive",
+        summary="",
+        ranks=[process[0]] if process[0] >= 0 else [],
+        nodes=[name] if (name := trace.nodes[steps.node]) else [],
+        confidence=0.5,
+        abstained_because=(
+            f"it waited longer for its GPU in {evidence.n_late_steps} of {evidence.n_steps} steps, which do not "
+            "return with a period: the GPU had more work, or was slower"
+        ),
+        advice=[
+            "Compare the GPU's clocks and throttle reasons in these steps (nvidia-smi -q -d CLOCK,PERFORMANCE)."
+        ],
+        evidence=replace(evidence, largest_item="gpu_wait"),
+    )
+
+
 def _judged(
-    trace: Trace, steps: Steps, limits: Thresholds, usd_per_gpu_hour: float | None
+    trace: Trace, steps: Steps, limits: Thresholds, usd_per_gpu_hour: float | None, *, is_busy: bool
 ) -> tuple[list[Verdict], list[dict[str, object]]]:
     usual_ns = typical_ns(steps.length_ns)
     is_late = steps.length_ns > limits.late_factor_alone * usual_ns + limits.min_late_ns
@@ -267,6 +294,9 @@ def _judged(
         in_gpu_calls_share=round(in_calls, 4),
     )
     if causes and causes[0].cause.name == _MORE_GPU_WORK:
+        period = period_steps(np.flatnonzero(is_late), steps.length_ns[is_late] - usual_ns)
+        if period is None and not is_busy:
+            return [_slow_or_more_work(trace, steps, process, evidence)], []
         what = f"Process {steps.pid} waited longer for its GPU in some steps: its GPU had more work, or was slower"
         return [], [{"what": what} | evidence_fields.as_json(evidence)]
     if not causes or causes[0].cause.name in _NO_ALARM:
