@@ -41,6 +41,17 @@ def test_a_slow_gpu_among_uneven_work_makes_the_answer_inconclusive(seed: int) -
     assert (accused(report), suspects(report)) == (set(), [[3]])
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_gpus_that_are_slow_at_times_and_since_some_step_are_both_suspects(seed: int) -> None:
+    late_ns = drawn(seed)
+    late_ns[3, SLOW_SINCE:] += 0.6 * (late_ns[3, SLOW_SINCE:] + 20 * MS)
+    late_ns[6, 10:14] += 120 * MS
+    late_ns[6, 40:44] += 120 * MS
+    report = report_on(late_ns)
+    assert not accused(report)
+    assert sorted(suspects(report)) == [[3], [6]]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_work_that_is_drawn_for_each_step_suspects_no_gpu(seed: int) -> None:
     report = report_on(drawn(seed))

@@ -84,9 +84,10 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
     often_last = {process: device for process, device in slow.items() if _is_followed(process, slow)}
     slow = {process: device for process, device in slow.items() if process not in often_last}
     if not slow and not often_last:
-        often_last = at_times or steadily_slow_devices(
+        steadily = steadily_slow_devices(
             table, more, usual=case.pace, limits=limits, host_late_steps=late_steps
         )
+        often_last = steadily | at_times
     stage = slow_stage(
         timeline,
         case.programs,
