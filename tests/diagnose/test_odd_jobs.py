@@ -7,12 +7,12 @@ import pytest
 
 from stallscope.diagnose.report import text
 from stallscope.events.layout import COMMUNICATORS, empty
-from stallscope.events.names import Op
+from stallscope.events.names import Category, Op
 from stallscope.events.trace import Trace
 from stallscope.synth import Job as SimulatedJob
 from stallscope.synth import simulate
 
-from .builders import MS, Call, Job, data_parallel, dp_trace, every, trace_of, where
+from .builders import MS, Call, Delay, Job, data_parallel, dp_trace, every, trace_of, where
 from .reports import blamed, only, report_of
 
 DELAYS = every(2, 7, 50 * MS)
@@ -143,3 +143,16 @@ def test_ranks_that_no_agent_saw_are_counted_and_leave_the_answer_inconclusive()
 def test_pairs_of_a_pipeline_that_send_to_each_other_lack_no_rank():
     trace, _ = simulate(SimulatedJob(dp=2, pp=4, steps=20), [], seed=1)
     assert report_of(trace).examined["n_ranks_unseen"] == 0
+
+
+@pytest.mark.parametrize("in_each_step", [Category.NET, Category.LOCK, Category.ON_CPU])
+@pytest.mark.parametrize("category", [Category.ON_CPU, Category.IO])
+def test_delays_just_above_the_threshold_are_named_if_the_host_was_off_the_cpu(in_each_step, category):
+    """Computing varies with the speed of the host; a wait in each step of all ranks does not change that."""
+    every_step = [
+        Delay(rank, step, 60 * MS, category=in_each_step) for rank in range(8) for step in range(60)
+    ]
+    late = [Delay(2, step, int(3.6 * MS), category=category, call=1) for step in range(6, 60, 5)]
+    report = report_of(trace_of(Job(data_parallel(8), 8, n_steps=60, delays=(*every_step, *late))))
+    named = {rank for verdict in report.verdicts for rank in verdict.ranks}
+    assert named == ({2} if category == Category.IO else set())

@@ -49,7 +49,7 @@ def findings(case: Case) -> Findings:
         n=len(timeline.rows),
     )
     all_late += blocked_steps(timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits)
-    all_late = with_states(timeline, all_late)
+    all_late = with_states(timeline, table, all_late)
     named = recurring(
         all_late,
         timeline.n_processes,

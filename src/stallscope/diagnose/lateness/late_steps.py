@@ -235,24 +235,29 @@ def _held(table: Cells, i: int) -> LateStep:
     )
 
 
-def spent_ns(timeline: Timeline, late: Sequence[LateStep], *categories: Category) -> Array:
-    """Time in categories of the ledger from the start of each late step until its peak: float64 (len(late),)."""
-    before = np.array([max(late_step.first_row - 1, 0) for late_step in late], np.int64)
+def spent_ns(timeline: Timeline, late: Sequence[LateStep], category: Category) -> Array:
+    """Time in a category of the ledger from the start of each late step until its peak: float64 (len(late),)."""
+    first = np.array([late_step.first_row for late_step in late], np.int64)
     peak = np.array([late_step.peak_row for late_step in late], np.int64)
-    spent = np.zeros(len(late))
+    return _spent_ns(timeline, first, peak, (category,))
+
+
+def _spent_ns(timeline: Timeline, first: Array, last: Array, categories: Sequence[Category]) -> Array:
+    """Time in categories of the ledger before each first row (k,) until the last row: float64 (k,)."""
+    before, spent = np.maximum(first - 1, 0), np.zeros(len(first))
     for category in categories:
-        at_begin, at_peak = (
+        at_end, at_begin = (
             timeline.rows.column("ledger_ns", rows, category - 1).astype(np.float64)
-            for rows in (before, peak)
+            for rows in (last, before)
         )
-        spent += at_peak - at_begin
+        spent += at_end - at_begin
     return spent
 
 
-def with_states(timeline: Timeline, late: list[LateStep]) -> list[LateStep]:
-    """The late steps, with is_stopped and is_blocked from the time ledgers."""
+def with_states(timeline: Timeline, table: Cells, late: list[LateStep]) -> list[LateStep]:
+    """The late steps of a table's cells, with is_stopped and is_blocked from the time ledgers."""
     stopped_ns = spent_ns(timeline, late, Category.STOPPED)
-    blocked_ns = spent_ns(timeline, late, *_OFF_CPU)
+    blocked_ns = _more_blocked_ns(timeline, table, late)
     return [
         replace(
             late_step,
@@ -261,6 +266,24 @@ def with_states(timeline: Timeline, late: list[LateStep]) -> list[LateStep]:
         )
         for late_step, stopped, blocked in zip(late, stopped_ns.tolist(), blocked_ns.tolist(), strict=True)
     ]
+
+
+def _more_blocked_ns(timeline: Timeline, table: Cells, late: list[LateStep]) -> Array:
+    """By how much longer each process was off the CPU in its late steps than in its other steps: float64 (len(late),).
+
+    A job may wait for its input or for the network in every step.
+    """
+    wanted = {(late_step.process, late_step.step): n for n, late_step in enumerate(late)}
+    cells = np.flatnonzero(np.isin(table.process, [process for process, _ in wanted]))
+    process = table.process[cells]
+    spent = _spent_ns(timeline, table.first_row[cells], table.end_row[cells] - 1, _OFF_CPU)
+    keys = zip(process.tolist(), table.step[cells].tolist(), strict=True)
+    number = np.array([wanted.get(key, -1) for key in keys], np.int64)
+    others = number < 0
+    typical = by_group(process[others], spent[others], timeline.n_processes, medians)
+    more = np.zeros(len(late))
+    more[number[~others]] = spent[~others] - np.nan_to_num(typical)[process[~others]]
+    return more
 
 
 def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:

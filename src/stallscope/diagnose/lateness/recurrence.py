@@ -27,13 +27,15 @@ def recurring(
     limits: Thresholds,
     node: Array | None = None,
     seen: Array | None = None,
+    has_states: bool = True,
 ) -> dict[int, list[LateStep]]:
     """The processes to name, each with its late steps; its one-off delays are left out (see one_offs()).
 
     One-off delays of other ranks count unless they are far longer: the candidate may have had such delays by chance.
     min_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that have ended:
     the ranks of nodes that are late together count as one event. seen: see companions(). A process that a signal
-    stopped again and again is named however late the others are.
+    stopped again and again is named however late the others are. has_states: whether time ledgers show if a process
+    was off the CPU; delays on the CPU must exceed the threshold by a margin.
     """
     one_off_ids = {id(late) for late in one_offs(late_steps, limits.one_off_ns, limits)}
     is_once = np.array([id(late) in one_off_ids for late in late_steps], bool)
@@ -61,7 +63,8 @@ def recurring(
             n_processes=n_processes,
             limits=limits,
         )
-        if not is_clear and median < _MARGIN * min_ns and 2 * is_blocked[own].sum() < len(own):
+        is_marginal = has_states and not is_clear and median < _MARGIN * min_ns
+        if is_marginal and 2 * is_blocked[own].sum() < len(own):
             first, last = seen[candidate] if seen is not None else (step.min(), step.max())
             if len(own) < limits.steady_share * (int(last - first) + 1):
                 continue  # the largest differences of a slower host

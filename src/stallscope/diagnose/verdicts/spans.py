@@ -35,7 +35,9 @@ def slow_work(
 ) -> list[Verdict]:
     """The verdicts on the work of a trace; the costliest worker first."""
     late = slow_steps(done, limits)
-    named = recurring(late, len(done.peers), min_ns=min_slow_ns(done, limits), limits=limits)
+    named = recurring(
+        late, len(done.peers), min_ns=min_slow_ns(done, limits), limits=limits, has_states=False
+    )
     replicas = _whole_pipelines(done, set(named))
     losses = losses_ns(done, named)
     verdicts = [
