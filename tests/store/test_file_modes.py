@@ -2,7 +2,10 @@
 
 import os
 import stat
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from stallscope.store import file_modes
 
@@ -30,6 +33,19 @@ def test_a_link_of_another_user_is_no_stream(tmp_path, monkeypatch):
 
 def test_a_link_of_the_system_is_a_stream_even_if_it_leads_to_a_file():
     assert file_modes.is_stream(Path("/proc/self/exe"))
+
+
+def test_a_link_of_another_user_in_shared_memory_is_replaced_and_not_its_target(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a link of another user")
+    target = tmp_path / "target"
+    target.write_bytes(b"old")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        link = Path(folder) / "report.html"
+        link.symlink_to(target)
+        os.lchown(link, 12345, 12345)
+        file_modes.replace(link, b"new")
+        assert (link.is_symlink(), link.read_bytes(), target.read_bytes()) == (False, b"new", b"old")
 
 
 def test_a_replaced_file_has_the_given_mode(tmp_path):

@@ -15,13 +15,14 @@ def give_to_owner_of_folder(path: Path) -> None:
 def is_stream(path: Path) -> bool:
     """Whether a path names a pipe or device (/dev/stdout, /dev/null): a new file would take its name.
 
-    A link below /dev or /proc is a stream, whatever its target. A link of another user is not, because it may name
-    any file.
+    A link of root or of this user below /dev or /proc is a stream, whatever its target. A link of another user is not,
+    because it may name any file; all users can create links in /dev/shm.
     """
     if path.is_symlink():
-        if path.absolute().parts[1] in ("dev", "proc"):
+        owner = path.lstat().st_uid
+        if path.absolute().parts[1] in ("dev", "proc") and owner in (0, os.geteuid()):
             return True
-        if path.lstat().st_uid != os.geteuid():
+        if owner != os.geteuid():
             return False
     return path.exists() and not path.is_file() and not path.is_dir()
 
