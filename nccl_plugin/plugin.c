@@ -52,7 +52,7 @@ static _Atomic uint32_t n_comms;
 static struct ring *ring;
 static int ring_fd = -1;
 static int *_Atomic nccl_mask;
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* of communicators only */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* of communicators, and of NCCL's mask */
 static int is_following;
 static int n_open; /* communicators */
 static uint32_t graph_mask; /* NCCL latches a captured collective's mask: without it, replays of a graph have no events */
@@ -73,7 +73,8 @@ static void forget(void)
 		close(ring_fd);
 	ring = NULL;
 	ring_fd = -1;
-	is_following = 0;
+	is_following = n_open = 0;
+	atomic_store(&nccl_mask, NULL);
 	pthread_mutex_init(&opening, NULL);
 	for (int i = 0; i < N_EVENTS; i++)
 		atomic_store(&events[i].users, 0);
@@ -139,7 +140,9 @@ static void *follow(void *unused)
 		uint64_t sleep = now < lease && lease - now < IDLE_NS ? lease - now : IDLE_NS;
 		struct timespec timeout = { (time_t)(sleep / 1000000000ull), (long)(sleep % 1000000000ull) };
 
+		pthread_mutex_lock(&opening); /* NCCL cannot be unloaded between the read of its mask's address and the write */
 		apply_mask(now);
+		pthread_mutex_unlock(&opening);
 		syscall(SYS_futex, &ring->n_switches, FUTEX_WAIT, seen, &timeout, NULL, 0);
 	}
 	return NULL;
