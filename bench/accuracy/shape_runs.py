@@ -14,7 +14,7 @@ from simulated import Spread, spread
 
 from stallscope.diagnose.engine import diagnose
 
-HELD_OUT = 800_000
+HELD_OUT = 900_000
 """Seeds from here on are held out: no change to the diagnosis was judged by them."""
 IN_TURN = 4
 """Each seed runs every fourth fault of a shape, so four seeds run all."""
