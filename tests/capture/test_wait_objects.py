@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -166,6 +166,36 @@ def test_a_lock_that_a_sleeping_process_may_poll_is_named_with_its_holder(tmp_pa
         fcntl.lockf(file, fcntl.LOCK_UN)
         again = WaitObjects(time.monotonic_ns).blocked_call(pid, pid)
         assert again and not again.object
+
+
+@pytest.fixture
+def two_file_systems(tmp_path: Path) -> Iterator[list[Path]]:
+    """Two new file systems, whose first files have the same inode number."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount file systems")
+    folders = [tmp_path / "a", tmp_path / "b"]
+    with ExitStack() as stack:
+        for folder in folders:
+            folder.mkdir()
+            made = subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True, text=True)
+            if made.returncode:
+                pytest.skip(f"cannot mount here: {made.stderr.strip()}")
+            stack.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
+        yield folders
+
+
+def test_a_lock_on_a_file_of_another_file_system_with_the_same_inode_is_not_polled(two_file_systems):
+    used, locked = (folder / "file" for folder in two_file_systems)
+    used.touch()
+    with locked.open("w") as file, waiting("lock", str(used)) as pid:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert used.stat().st_ino == locked.stat().st_ino
+        end_s = time.monotonic() + 20
+        objects = WaitObjects(time.monotonic_ns)
+        while not (blocked := objects.blocked_call(pid, pid)) or blocked.nr != CLOCK_NANOSLEEP:
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        assert not blocked.object
 
 
 def test_a_process_that_has_inherited_a_locked_file_does_not_wait_for_it(tmp_path: Path):

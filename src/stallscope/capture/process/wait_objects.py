@@ -108,9 +108,10 @@ class BlockedCall(NamedTuple):
 
 
 class FileLock(NamedTuple):
-    """A row of /proc/locks. pid: of the holder, 0 or -1 if it is unknown."""
+    """A row of /proc/locks. pid: of the holder, 0 or -1 if it is unknown. device: of its file system, major:minor."""
 
     pid: int
+    device: str
     inode: str
     is_exclusive: bool
 
@@ -397,9 +398,26 @@ class WaitObjects:
         files = self._open_files(pid) if others else {}
         for lock in others:
             link = files.get(lock.inode)
+            if link is None:
+                continue
+            state = small_file(f"{self.proc}/{pid}/fdinfo/{link.name}")
             # A file that was locked before a fork is locked for the child as well.
-            if link and b"lock:" not in small_file(f"{self.proc}/{pid}/fdinfo/{link.name}"):
+            if b"lock:" not in state and self._device(pid, state) == lock.device:
                 return f"{LOCK} {_target(link)} held by {self._program_or_number(lock.pid)}"
+        return ""
+
+    def _device(self, pid: int, descriptor_state: bytes) -> str:
+        """The device of a descriptor's file system, as /proc/locks has it: stat's device differs on Btrfs and overlays.
+
+        descriptor_state: the descriptor's file in fdinfo.
+        """
+        mount = next(
+            (line.split()[1] for line in descriptor_state.splitlines() if line[:7] == b"mnt_id:"), b""
+        )
+        for line in _file_bytes(self.proc / str(pid) / "mountinfo").splitlines():
+            words = line.split(maxsplit=3)
+            if words[0] == mount:
+                return words[2].decode()
         return ""
 
     def _open_files(self, pid: int) -> dict[str, Path]:
@@ -421,11 +439,15 @@ class WaitObjects:
     def _locks(self) -> list[FileLock]:
         """The locks that are held."""
         rows = map(str.split, _file_bytes(self.proc / "locks").decode("ascii", "replace").splitlines())
-        return [
-            FileLock(int(words[4]), words[5].rpartition(":")[2], words[3] == "WRITE")
-            for words in rows
-            if "->" not in words and len(words) > 5 and words[4].lstrip("-").isdecimal()
-        ]
+        locks = []
+        for words in rows:
+            if "->" in words or len(words) < 6 or not words[4].lstrip("-").isdecimal():
+                continue
+            with suppress(ValueError):  # a lock without a file
+                major, minor, inode = words[5].split(":")
+                device = f"{int(major, 16)}:{int(minor, 16)}"
+                locks.append(FileLock(int(words[4]), device, inode, words[3] == "WRITE"))
+        return locks
 
     def _program_or_number(self, pid: int) -> str:
         return (self.program(pid) if pid > 0 else "") or f"process {pid}"
