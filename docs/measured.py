@@ -163,10 +163,11 @@ def rows(results: Path) -> Iterable[tuple[str, str, str]]:
         for result in content if isinstance(content, list) else [content]:
             value = _value(result, number.key)
             if value is not None:
+                of = "restarted_machine" if number.key.startswith("restarted") else "machine"
                 yield (
                     number.what.format_map(result),
                     number.wording.format(value),
-                    _machine(result["machine"]),
+                    _machine(result.get(of) or result["machine"]),
                 )
 
 

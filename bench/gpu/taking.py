@@ -3,7 +3,7 @@
     python bench/gpu/taking.py FILE...      # slowdown.json of prove.py
 
 New results of a workload replace the stored result; several runs of one commit are pooled. The result of starting and
-stopping the agent stays if the new runs did not measure it.
+stopping the agent stays, with its machine, if the new runs did not measure it.
 """
 
 import argparse
@@ -29,11 +29,17 @@ def main() -> None:
     for name, of in runs.items():
         if len({entry["machine"]["commit"] for entry in of}) > 1:
             sys.exit(f"taking: runs of {name} are of several commits: only runs of one commit can be pooled")
-        before = {key: value for key, value in kept.get(name, {}).items() if "restart" in key}
-        kept[name] = before | pooled(of)
+        new = pooled(of)
+        kept[name] = new if "n_restarts" in new else _restarts(kept.get(name, {})) | new
     KEPT.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
     for name in runs:
         print(f"{name}: {kept[name]['slowdown_percent']} +- {kept[name]['spread_percent']} %")
+
+
+def _restarts(before: dict[str, Any]) -> dict[str, Any]:
+    """The result of starting and stopping the agent, and the machine that it was measured on."""
+    found = {key: value for key, value in before.items() if "restart" in key}
+    return {"restarted_machine": before["machine"]} | found if found else {}
 
 
 if __name__ == "__main__":
