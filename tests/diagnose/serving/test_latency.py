@@ -9,7 +9,7 @@ import pytest
 from stallscope.diagnose import diagnose
 from stallscope.diagnose.report.text import report as text_of
 from stallscope.diagnose.report.verdict import Answer, Report
-from stallscope.events.layout import UNKNOWN
+from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, OffCpuFlag, SampleRole
 from stallscope.events.request_clients import clients
 
@@ -232,6 +232,40 @@ def test_requests_that_wait_behind_others_are_load_beyond_capacity():
     assert [verdict.causes[0].cause.name for verdict in report.verdicts] == ["capacity"]
     assert report.verdicts[0].causes[0].evidence.calls_per_second == pytest.approx(5, rel=0.2)
     assert "no fault" in report.verdicts[0].summary
+
+
+def full_engine(n: int, *, first_ns: Array, whole_ns: int) -> EngineTrace:
+    engine = EngineTrace(n)
+    rows = engine.requests
+    rows["read_ns"] = rows["complete_ns"] = rows["ts_ns"]
+    rows["first_ns"] = rows["gap_at_ns"] = rows["last_ns"] = first_ns
+    rows["end_ns"] = first_ns + whole_ns
+    return engine
+
+
+def test_a_queue_that_lasts_as_long_as_the_trace_is_load_beyond_capacity():
+    """Eight clients, two requests at once: each request waits as long as the others."""
+    n, jitter_ns = 160, np.random.default_rng(0).integers(0, 5 * MS, 160)
+    first_ns = 10**9 + 175 * MS * (np.arange(n) // 2) + jitter_ns
+    engine = full_engine(n, first_ns=first_ns, whole_ns=160 * MS)
+    rows = engine.requests
+    rows["ts_ns"] = rows["read_ns"] = np.concatenate([np.full(8, 10**9 - 150 * MS), rows["end_ns"][:-8]])
+    rows["complete_ns"] = rows["read_ns"]
+    report = diagnose(engine.trace())
+    assert [verdict.causes[0].cause.name for verdict in report.verdicts] == ["capacity"]
+    assert report.verdicts[0].causes[0].evidence.calls_per_second == pytest.approx(2 / 0.175, rel=0.1)
+
+
+@pytest.mark.parametrize("every_ms", [80, 200])
+def test_requests_that_overlap_at_a_steady_rate_do_not_queue(every_ms):
+    """The engine answers 520 ms after each arrival, however many other requests it has."""
+    n, jitter_ns = 160, np.random.default_rng(0).integers(0, 5 * MS, 160)
+    arrivals_ns = 10**9 + every_ms * MS * np.arange(n)
+    engine = full_engine(n, first_ns=arrivals_ns + 520 * MS + jitter_ns, whole_ns=160 * MS)
+    rows = engine.requests
+    rows["ts_ns"] = rows["read_ns"] = rows["complete_ns"] = arrivals_ns
+    report = diagnose(engine.trace())
+    assert report.verdicts == []
 
 
 def test_a_healthy_engine_has_no_verdict():

@@ -30,6 +30,10 @@ LONG_BYTES = 2000
 """A prompt is long from this many bytes on, if it also has LONG_FACTOR times the median of its path."""
 
 
+SAME_NUMBER = 0.7
+"""An engine that is full answers the same number of requests for this share of the time in which others wait."""
+
+
 @dataclass(frozen=True)
 class Late:
     """A late part of a request. request: a row of REQUESTS. typical_ns: the same part of other requests.
@@ -91,14 +95,18 @@ def is_warm(rows: Array) -> Array:
 def _typical_first_ns(rows: Array, is_long: Array) -> Array:
     """The typical time until the first token for each request: int64 (n,), by the bytes of prompt and response.
 
-    The typical time is the time of requests that did not queue, if there are any.
+    The typical time is the time of requests that did not queue, if there are any. Where most requests queue until an
+    engine that is full has room, it is the time from the end that made room.
     """
     known = rows[(rows["first_ns"] != UNKNOWN) & ~is_long]
-    direct = known[n_before(known, known["ts_ns"]) < MANY_WAITING]
-    chosen = direct if len(direct) >= MANY_WAITING else known
+    queues = n_before(known, known["ts_ns"]) >= MANY_WAITING
+    is_full = queues.mean() > 0.5 and _waits_for_room(known) if len(known) else False
+    chosen = known[~queues] if (~queues).sum() >= MANY_WAITING and not is_full else known
     if not len(chosen):
         return np.zeros(len(rows), np.int64)
     times_ns = chosen["first_ns"] - chosen["read_ns"]
+    if is_full:
+        times_ns = np.minimum(times_ns, _after_end_ns(chosen))
     typical_ns = np.percentile(times_ns, 25, method="lower")
     by_prompt = _growth(chosen["request_bytes"], rows["request_bytes"], times_ns - typical_ns)
     rest_ns = (
@@ -111,6 +119,37 @@ def _typical_first_ns(rows: Array, is_long: Array) -> Array:
     by_response = _growth(of_chosen, np.where(is_whole, rows["response_bytes"], 0), rest_ns)
     out: Array = (typical_ns + by_prompt + by_response).astype(np.int64)
     return out
+
+
+def _after_end_ns(rows: Array) -> Array:
+    """The time from the latest end of a request until the first token of each request: int64 (n,)."""
+    ends_ns = np.concatenate([[rows["read_ns"].min()], np.sort(rows["end_ns"])])
+    after: Array = rows["first_ns"] - ends_ns[np.searchsorted(ends_ns, rows["first_ns"], side="right") - 1]
+    return after
+
+
+def _waits_for_room(rows: Array) -> bool:
+    """Whether requests begin when another one ends: the engine answers no more requests at once.
+
+    First tokens follow the ends of other requests more exactly than the arrivals of their own, and while requests wait,
+    the number of requests that receive tokens stays the same.
+    """
+    first_ns, end_ns = rows["first_ns"], rows["end_ns"]
+    after_ns, wait_ns = _after_end_ns(rows), first_ns - rows["read_ns"]
+    if _spread(after_ns) >= _spread(wait_ns) or np.median(after_ns) > np.median(wait_ns) / LONG_FACTOR:
+        return False
+    at_ns = np.unique(np.concatenate([rows["ts_ns"], first_ns, end_ns]))
+    for_ns = np.diff(at_ns) * (n_before(rows, at_ns[:-1]) >= MANY_WAITING)
+    n_answered = np.searchsorted(np.sort(first_ns), at_ns[:-1], side="right")
+    n_answered -= np.searchsorted(np.sort(end_ns), at_ns[:-1], side="right")
+    by_number = np.bincount(n_answered, weights=for_ns)
+    return bool(by_number[1:].max(initial=0) > SAME_NUMBER * for_ns.sum())
+
+
+def _spread(times_ns: Array) -> float:
+    """The distance between the quartiles."""
+    low, high = np.percentile(times_ns, [25, 75])
+    return float(high - low)
 
 
 def _growth(known_bytes: Array, n_bytes: Array, excess_ns: Array) -> Array:
