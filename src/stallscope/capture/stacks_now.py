@@ -70,13 +70,13 @@ def _current_stack(pid: int, objects: WaitObjects, files: Files, proc: Path) -> 
 
 
 def _main_or_busiest(target: Target, proc: Path) -> tuple[int, tuple[str, ...]]:
-    """The main thread and its frames, unless it waits for a thread of Python that has used more CPU time."""
+    """The main thread and its frames; while it waits for another thread, the one with the most CPU time."""
     pid = target.pid
     try:
         frames = target.current_stacks([pid], peek=None, proc=proc).get(pid, ())
         if frames and not _JOINS.search(frames[0]):
             return pid, frames
-        others = target.current_stacks(target.python_threads(proc), peek=None, proc=proc)
+        others = target.current_stacks(set(target.python_threads(proc)) - {pid}, peek=None, proc=proc)
     except Unreadable:
         return pid, ()
     tid = max(others, key=lambda tid: _cpu_ticks(pid, tid, proc), default=pid)
