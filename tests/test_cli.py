@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -270,7 +271,7 @@ def test_a_full_output_is_one_error(db):
 
 def test_closed_standard_streams_are_no_error(db):
     program = "from stallscope.cli import main; main()"
-    line = f"exec {sys.executable} -c '{program}' \"$@\" <&- >&-"
+    line = f"exec {shlex.quote(sys.executable)} -c '{program}' \"$@\" <&- >&-"
     for words, code in (("explain", "--db", db), 20), (("query", "--db", db), 2):
         done = subprocess.run(["sh", "-c", line, "sh", *words], stderr=-1, text=True, env=clean())
         assert done.returncode == code

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -107,8 +108,11 @@ def test_the_packages_name_files_that_exist(repository: Path):
 def test_the_prolog_starts_a_trace_and_the_epilog_writes_a_report(repository: Path, tmp_path: Path):
     program = tmp_path / "bin" / "stallscope"
     program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\n"
+    script = (
+        tmp_path / "script.py"
+    )  # the first line of a program cannot name an interpreter with a space in its path
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(script))} "$@"\n')
+    script.write_text(
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGINT, lambda *_: sys.exit())\n"
         "with open(os.environ['LOG'], 'a') as log:\n"
