@@ -22,6 +22,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Op, word
 from stallscope.events.trace import Trace
 
+_SEVERAL = 2
 _NO_PROCESSES = np.zeros(0, np.int64)
 
 
@@ -33,8 +34,8 @@ class StuckRound:
     them, directly or through other rounds. since_ns: the last entry of a present process. for_ns: the time since then.
     is_circle: the missing processes wait for each other in collectives of different communicators. doing: the state of
     each missing process. ranks, nodes: of the missing processes; some are not on the timeline (see absent).
-    is_ahead: the missing processes are the majority and ended with status 0, so the few that wait may have made an
-    extra call. n_unwatched: processes on nodes whose capture had ended before.
+    is_ahead: the missing processes are several, at least half of all, and ended with status 0, so the processes that
+    wait may have made an extra call. n_unwatched: processes on nodes whose capture had ended before.
     """
 
     comm: int
@@ -126,7 +127,8 @@ def stuck(
         ranks=tuple(timeline.rank[chosen].tolist()),
         nodes=tuple(timeline.node[chosen].tolist()),
         n_unwatched=int((unwatched_ns < first.since_ns).sum()),
-        is_ahead=len(chosen) > len(waiting) and all(state.exit_status == 0 for state in states),
+        is_ahead=len(chosen) >= max(len(waiting), _SEVERAL)
+        and all(state.exit_status == 0 for state in states),
     )
 
 

@@ -26,6 +26,7 @@ _MAX_BEHIND = (
     0.5  # share of the ranks behind their peers' completions from which on the counters are considered wrong
 )
 _MAX_SILENT_SHARE = 0.5  # share of the ranks without a dump from which on a missing dump is not evidence
+_SEVERAL = 2
 
 Process = int
 Round = tuple[int, int]
@@ -40,8 +41,9 @@ class Standstill:
     held_by: the reason by process: not_entered, not_completed, not_started, no_dump, idle. round: a round that waits
     for them, None for a receive. since_ns: the last entry of a member that is in the round. waiting: all processes that
     wait. suspects: members of a round that all entered and no rank completed, if no rank can be named. is_ahead: the
-    suspects are a minority that ran ahead into a call; the other ranks completed all their calls and do not make it.
-    silent: the processes without a dump, some of which may be named. is_circle: the named processes wait in a circle.
+    suspects are at most half of the ranks and ran ahead into a call, which the other ranks, with all their calls
+    completed, do not make. silent: the processes without a dump, some of which may be named. is_circle: the named
+    processes wait in a circle.
     """
 
     held_by: dict[Process, str]
@@ -122,13 +124,14 @@ def standstill(trace: Trace) -> Standstill | None:
 
 
 def _ran_ahead(state: _State, held_by: dict[Process, str]) -> tuple[Process, ...]:
-    """The ranks that wait, if they are fewer than the ranks that they wait for, which completed all their calls.
+    """The ranks that wait, if they wait for at least as many other ranks, which completed all their calls.
 
-    Either the majority stopped before the same call, or the minority makes an extra call: the dumps do not show which.
+    Either these other ranks stopped before the same call, or the ranks that wait make an extra call: the dumps do not
+    show which. A single rank that is behind has stopped: one rank stops more often than all other ranks run ahead.
     """
     waiting = state.busy - held_by.keys()
     is_finished = all(why == "not_entered" and process not in state.busy for process, why in held_by.items())
-    return tuple(sorted(waiting)) if is_finished and len(held_by) > len(waiting) else ()
+    return tuple(sorted(waiting)) if is_finished and len(held_by) >= max(len(waiting), _SEVERAL) else ()
 
 
 def _is_silence_doubtful(held_by: dict[Process, str]) -> bool:
