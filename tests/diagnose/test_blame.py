@@ -191,6 +191,25 @@ def test_small_delays_of_other_ranks_do_not_hide_large_delays():
     assert 2 in recurring(result, 4, min_ns=MIN_NS, limits=LIMITS)
 
 
+def test_small_delays_of_all_ranks_do_not_hide_few_large_delays_of_a_rank():
+    large = [late(2, step, 290 * MS) for step in range(3, 32, 14)]
+    small = [late(rank, step, 8 * MS) for rank in range(4) for step in range(rank, 32, 7)]
+    named = recurring([*large, *small], 4, min_ns=4 * MS, limits=LIMITS)
+    assert {rank: [delay.step for delay in delays] for rank, delays in named.items()} == {2: [3, 17, 31]}
+
+
+def test_a_rank_with_small_and_far_longer_delays_beyond_chance_keeps_both():
+    large = [late(2, step, 290 * MS) for step in range(3, 60, 14)]
+    small = [late(2, step, 15 * MS) for step in range(1, 60, 5)]
+    assert len(recurring([*large, *small], 4, min_ns=4 * MS, limits=LIMITS)[2]) == len(large) + len(small)
+
+
+def test_far_longer_delays_of_all_ranks_are_chance():
+    large = [late(rank, step, 290 * MS) for rank in range(4) for step in range(rank, 60, 17)]
+    small = [late(rank, step, 8 * MS) for rank in range(4) for step in range(rank, 60, 7)]
+    assert not recurring([*large, *small], 4, min_ns=4 * MS, limits=LIMITS)
+
+
 @pytest.mark.parametrize(("excess_ms", "is_doubtful"), [(60, True), (20, False)])
 def test_two_late_steps_are_doubtful_if_they_took_a_twentieth_of_the_time(excess_ms, is_doubtful):
     result = [late(2, step, excess_ms * MS) for step in (5, 10)]

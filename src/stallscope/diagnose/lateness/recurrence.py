@@ -35,8 +35,54 @@ def recurring(
     min_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that have ended:
     the ranks of nodes that are late together count as one event. seen: see companions(). A process that a signal
     stopped again and again is named however late the others are. has_states: whether time ledgers show if a process
-    was off the CPU; delays on the CPU must exceed the threshold by a margin.
+    was off the CPU; delays on the CPU must exceed the threshold by a margin. Delays that are far longer than all other
+    delays are another fault than the short delays: they are also tested by themselves.
     """
+
+    def of(delays: list[LateStep]) -> dict[int, list[LateStep]]:
+        return _recurring(
+            delays, n_processes, min_ns=min_ns, limits=limits, node=node, seen=seen, has_states=has_states
+        )
+
+    named = of(late_steps)
+    far_longer = _far_longer(late_steps, limits)
+    if not far_longer:
+        return named
+    long_ids = {id(late) for late in far_longer}
+    long = of(far_longer)
+    short = of([late for late in late_steps if id(late) not in long_ids]) if long else {}
+    for process, delays in long.items():
+        named[process] = [*delays, *short.get(process, [])]
+    return dict(sorted(named.items()))
+
+
+def _far_longer(late_steps: list[LateStep], limits: Thresholds) -> list[LateStep]:
+    """The delays above the widest gap between the sizes of all delays; empty without a gap of the factor of one-off
+    delays. One-off delays are left out.
+    """
+    one_off_ids = {id(late) for late in one_offs(late_steps, limits.one_off_ns, limits)}
+    delays = sorted(
+        (late for late in late_steps if id(late) not in one_off_ids), key=lambda late: late.excess_ns
+    )
+    size = np.array([late.excess_ns for late in delays])
+    if len(size) < limits.min_late_steps:
+        return []
+    share = size[:-1] / np.maximum(size[1:], 1.0)
+    widest = int(np.argmin(share))
+    return delays[widest + 1 :] if share[widest] < _SIMILAR else []
+
+
+def _recurring(
+    late_steps: list[LateStep],
+    n_processes: int,
+    *,
+    min_ns: float,
+    limits: Thresholds,
+    node: Array | None,
+    seen: Array | None,
+    has_states: bool,
+) -> dict[int, list[LateStep]]:
+    """The processes to name among delays of one population, see recurring()."""
     one_off_ids = {id(late) for late in one_offs(late_steps, limits.one_off_ns, limits)}
     is_once = np.array([id(late) in one_off_ids for late in late_steps], bool)
     process = np.array([late.process for late in late_steps], np.int64)
