@@ -7,6 +7,7 @@ import pytest
 
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.evidence import SLOWNESS, Evidence, gaps
+from stallscope.diagnose.report.verdict import as_json
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.events.trace import Coverage, Gap
 from stallscope.synth import Capture, simulate
@@ -70,6 +71,14 @@ def test_health_is_reported_with_its_evidence():
         in words
     )
     assert "no records lost, no ranks unseen" in words
+
+
+@pytest.mark.parametrize(("share", "is_printed"), [(0.3, True), (0.06, False), (None, False)])
+def test_health_is_reported_with_the_change_that_may_not_show(share, is_printed):
+    whole = report_of(dp_trace())
+    limited = replace(whole, evidence=replace(whole.evidence, min_change_share=share))
+    assert ("a change of the job's pace of less than 30% may not show" in text.report(limited)) == is_printed
+    assert as_json(limited)["evidence"]["min_change_share"] == share
 
 
 def test_an_inconclusive_answer_states_the_reason_and_the_action():

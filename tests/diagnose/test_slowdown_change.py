@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.lateness.slowdown import _change, _is_lasting
-from stallscope.diagnose.report.verdict import Verdict
+from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import case_of
 from stallscope.diagnose.verdicts import change
@@ -191,3 +191,22 @@ def test_a_rank_that_is_late_in_most_steps_from_some_step_on_is_no_change_of_the
     program = builders.data_parallel(work_ns=10 * MS)
     report = report_of(builders.trace_of(builders.Job(program, n_steps=120, delays=tuple(late))))
     assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", [2])]
+
+
+def varying(spread: float, more: float) -> Report:
+    """A job of 120 steps of 20 ms that vary at random, and take `more` times as long again from step 61 on."""
+    sizes = 20 * MS * np.random.default_rng(2).uniform(0.0, spread, 120)
+    sizes[61:] += (20 * MS + sizes[61:]) * more
+    delays = tuple(Delay(rank, step, int(ns)) for step, ns in enumerate(sizes.tolist()) for rank in range(4))
+    program = builders.data_parallel(n_buckets=2, work_ns=10 * MS)
+    return report_of(builders.trace_of(builders.Job(program, n_steps=120, delays=delays)))
+
+
+def test_a_healthy_report_states_the_smallest_change_that_shows():
+    assert varying(0.0, 0.0).evidence.min_change_share == 0.06
+    healthy = varying(1.0, 0.0)
+    share = healthy.evidence.min_change_share
+    assert healthy.answer == "healthy"
+    assert 0.1 <= share < 1
+    assert varying(1.0, 0.5 * share).answer == "healthy"
+    assert [verdict.kind for verdict in varying(1.0, 1.1 * share).verdicts] == ["change"]

@@ -210,6 +210,8 @@ def report(case_findings: Findings) -> Report:
             or inconclusive.absorbed(case_findings, examined)
         )
     counts, evidence = of_case(case)
+    if not verdicts:
+        evidence = replace(evidence, min_change_share=change.min_reported_share(case))
     return Report(
         source=case.trace.source,
         examined=counts,

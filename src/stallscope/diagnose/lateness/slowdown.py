@@ -11,8 +11,9 @@ examined as well, and count unless the steps did not become longer with them. A 
 such, see step_levels.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,6 +43,7 @@ _FEWEST_OF_KIND = (
 )
 _OF_PART = 0.5  # share of a part's additional time by which the steps must have become longer
 _GREW_SHARE = 0.1  # of the growth, from which a part of the step is listed
+_CHANGES = (0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5)  # shares of a step that min_visible_share() tries
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def slowdown(
     if found is None:
         return _of_levels(timeline, steps, limits) if is_whole and together == 1 else None
     cut, summed = found
-    before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
+    before, after = _medians_ns(cut, summed, together)
     if not _is_enough(before, after, limits):
         return None
     whole = _summed(steps.duration_ns, together)
@@ -139,6 +141,38 @@ def slowdown(
         growth_ns=growth,
         host_share=share,
     )
+
+
+def min_visible_share(steps: StepTimes, limits: Thresholds) -> float:
+    """The smallest share by which all steps may become longer, from the middle of the job on, so that it is reported.
+
+    The changes are simulated on the steps of the job. 1 if only a larger change than all simulated ones shows.
+    """
+    if len(steps.number) < 2 * steps.n_least:
+        return 1.0
+    smallest, *others = _CHANGES
+    if _is_visible(steps, smallest, limits):
+        return smallest
+    first = bisect_left(others, True, key=lambda share: _is_visible(steps, share, limits))
+    return others[first] if first < len(others) else 1.0
+
+
+def _is_visible(steps: StepTimes, share: float, limits: Thresholds) -> bool:
+    """Whether slowdown() reports that all steps of the second half of the job are longer by a share."""
+    together = _STEPS_AHEAD if steps.runs_ahead else 1
+    n = len(steps.number)
+    factor = np.where(np.arange(n) < n // 2, 1.0, 1.0 + share)
+    slower = replace(steps, duration_ns=steps.duration_ns * factor, like_ns=steps.like_ns * factor)
+    found = _cut_of_steps(slower, together, limits, may_vary=True)
+    if found is None:
+        return together == 1 and shifted_levels(slower.duration_ns, limits) is not None
+    return _is_enough(*_medians_ns(*found, together), limits)
+
+
+def _medians_ns(cut: int, summed: Array, together: int) -> tuple[float, float]:
+    """The median steps before and after a cut. summed: the sums of `together` steps each."""
+    before, after = (float(np.median(part)) / together for part in (summed[:cut], summed[cut:]))
+    return before, after
 
 
 def _of_levels(timeline: Timeline, steps: StepTimes, limits: Thresholds) -> Slowdown | None:

@@ -32,7 +32,8 @@ class Evidence:
     matching_error_ms: error of the rounds of ranks attached late, None where the rounds are known.
     n_clocks_apart: nodes whose clocks could not be aligned. n_records: all rows; n_lost_records: lost by the capture.
     hosts_run_ahead: the hosts do not wait for their GPUs in most steps, and the source has no times of the GPUs.
-    coverage: limits of the source.
+    min_change_share: the smallest share by which the steps may become longer at some moment so that it is reported;
+    None where verdicts are reported, or where no steps are compared. coverage: limits of the source.
     """
 
     n_ranks: int
@@ -48,6 +49,7 @@ class Evidence:
     n_records: int = 0
     n_lost_records: int = 0
     hosts_run_ahead: bool = False
+    min_change_share: float | None = None
     coverage: Coverage = field(default_factory=Coverage)
 
     @property
@@ -74,6 +76,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
     steps = [part.n_steps for part in parts if part.n_steps is not None]
     errors = [part.clock_error_ms for part in parts if part.clock_error_ms is not None]
     of_matching = [part.matching_error_ms for part in parts if part.matching_error_ms is not None]
+    of_change = [part.min_change_share for part in parts if part.min_change_share is not None]
     return Evidence(
         n_ranks=sum(part.n_ranks for part in parts),
         n_ranks_unseen=sum(part.n_ranks_unseen for part in parts),
@@ -87,6 +90,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         n_records=sum(part.n_records for part in parts),
         n_lost_records=max((part.n_lost_records for part in parts), default=0),
         hosts_run_ahead=any(part.hosts_run_ahead for part in parts),
+        min_change_share=max(of_change, default=None),
         coverage=Coverage.joined(part.coverage for part in parts),
     )
 

@@ -15,6 +15,9 @@ __all__ = ["headline", "report", "summary"]
 
 _MAX_STACKS = 4
 _MAX_IN_SHORT = 4
+_HIDDEN_CHANGE = (
+    0.08  # a smaller share of a step that a change needs is not printed: it is near the threshold
+)
 _COLUMNS, _LINES = 80, 20  # of a small terminal, without the prompt and the command
 
 
@@ -65,6 +68,9 @@ def _answer(result: Report) -> list[str]:
     if result.verdicts:
         return []
     evidence = _evidence(result.evidence) if result.evidence else []
+    share = result.evidence.min_change_share if result.evidence else None
+    if share is not None and share >= _HIDDEN_CHANGE and not result.gaps:
+        evidence.append(("limits", f"a change of the job's pace of less than {share:.0%} may not show"))
     rows = []
     for gap in result.gaps[1:]:
         rows += [("also", f"{gap.reason}.")]

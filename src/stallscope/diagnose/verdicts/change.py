@@ -9,7 +9,13 @@ from stallscope.diagnose.evidence_fields import VerdictEvidence
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.slow_link import SlowGroup, slow_groups
-from stallscope.diagnose.lateness.slowdown import Slowdown, StepTimes, part_slowdown, slowdown
+from stallscope.diagnose.lateness.slowdown import (
+    Slowdown,
+    StepTimes,
+    min_visible_share,
+    part_slowdown,
+    slowdown,
+)
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -33,11 +39,24 @@ _ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold
 
 def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
     """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows."""
-    if not case.programs.has_steps.all() or has_changing_sample(case.timeline) or _are_steps_apart(case):
+    if not _has_comparable_steps(case):
         return []
     late = list(known)
     change = _of_quiet_steps(case, late) if late else case.change
     return [] if change is None else [_of_change(case, change)]
+
+
+def min_reported_share(case: Case) -> float | None:
+    """The smallest share by which the job may become slower so that it is reported; None if no steps are compared."""
+    return min_visible_share(case.step_times, case.limits) if _has_comparable_steps(case) else None
+
+
+def _has_comparable_steps(case: Case) -> bool:
+    return (
+        bool(case.programs.has_steps.all())
+        and not has_changing_sample(case.timeline)
+        and not _are_steps_apart(case)
+    )
 
 
 def _are_steps_apart(case: Case) -> bool:
