@@ -551,3 +551,24 @@ def test_a_thread_that_other_requests_do_not_wait_for_computes_the_late_request(
     (part,) = the_verdict(engine).causes
     assert part.cause.name == ("host_compute" if others_are_in_time else "gil")
     assert part.evidence.line == "/srv/tokens.py:3 merge"
+
+
+@pytest.mark.parametrize("is_waker_known", [True, False])
+def test_threads_that_run_for_short_times_without_the_interpreter_lock_do_not_hold_it(is_waker_known):
+    engine = EngineTrace()
+    for second in range(5, 15):
+        engine.sample(second * SECOND, Category.NET, "/srv/app.py:9 serve", role=SampleRole.SAME_PROCESS)
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        holder, *others = range(100 * i, 100 * i + 13)
+        # The ledger does not follow the thread that holds the lock.
+        waker = {"waker_pid": PID, "waker_tid": holder} if is_waker_known else {}
+        engine.off(begin_ns, end_ns, Category.LOCK, **waker)
+        engine.sample(
+            begin_ns, Category.ON_CPU, "/srv/app.py:5 match", role=SampleRole.SAME_PROCESS, tid=holder
+        )
+        for tid in others:
+            computes = {"role": SampleRole.SAME_PROCESS, "tid": tid, "n": 1}
+            engine.sample(begin_ns, Category.ON_CPU, "/srv/math.py:3 burn", **computes)
+    (part,) = the_verdict(engine).causes
+    assert (part.cause.name, part.evidence.line) == ("gil", "/srv/app.py:5 match")

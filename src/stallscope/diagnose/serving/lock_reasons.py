@@ -6,8 +6,8 @@ import numpy as np
 
 from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.code_locations import LOCKS
-from stallscope.diagnose.serving.engine_threads import FILE_LOCKS, Running
-from stallscope.diagnose.serving.late_delay import Delay
+from stallscope.diagnose.serving.engine_threads import BUSY, FILE_LOCKS, Running
+from stallscope.diagnose.serving.late_delay import Delay, RunningThread
 from stallscope.diagnose.serving.late_reason import Reason
 from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category
@@ -32,19 +32,47 @@ def interpreter_lock(delay: Delay) -> Reason | None:
     waiting = np.unique(rows["tid"]).tolist()
     if delay.longest_ns(delay.foreign) > _MOST * delay.longest_ns(rows):
         return None
-    ran = delay.thread_that_ran([pid], without=waiting, is_sampled=True) or _sampled_at_work(
-        delay, pid, waiting
+    ran = (
+        _on_path(delay, pid, waiting)
+        or delay.thread_that_ran([pid], without=waiting, is_sampled=True)
+        or _sampled_at_work(delay, pid, waiting)
     )
     if not ran:
         return None
     return Reason("gil", pid, CauseEvidence(line=ran.line, holder=ran.line, waits_at=delay.line(rows)))
 
 
+def _on_path(delay: Delay, pid: int, waiting: list[int]) -> RunningThread | None:
+    """The thread that released the lock, if it had the lock for half of the delay and was sampled at work for as long.
+
+    Other threads may run meanwhile without the lock, in native code.
+    """
+    span, times = (delay.begin_ns, delay.end_ns), Counter[int]()
+    for each in delay.path:
+        if each.pid == pid and each.tid not in waiting and each.category in (Category.ON_CPU, Category.NONE):
+            times[each.tid] += each.ns
+    if not times:
+        return None
+    tid, ns = times.most_common(1)[0]
+    sampled = delay.threads.sampled(*span)
+    is_busy = (sampled["owner_pid"] == pid) & (sampled["tid"] == tid) & np.isin(sampled["category"], BUSY)
+    if min(ns, int(sampled["ns"][is_busy].sum())) < delay.min_ns:
+        return None
+    line = delay.threads.frequent_line(*span, pid=pid, tids=[tid], category=Category.ON_CPU, is_sampled=True)
+    return RunningThread(pid, line) if line else None
+
+
 def _sampled_at_work(delay: Delay, pid: int, waiting: list[int]) -> Running | None:
-    """The code of a thread that ran instead, by samples: of the loop of an engine if no other thread explains it."""
+    """The code of a thread that ran instead, by samples: of the loop of an engine if no other thread explains it.
+
+    Many threads that run the same function, each for a short time, do not hold the lock.
+    """
     span, threads = (delay.begin_ns, delay.end_ns), delay.threads
     loops = threads.always_busy(pid)
-    running = threads.running(*span, pid=pid, without=[*waiting, *loops])
+    sampled = threads.sampled(*span)
+    tids = np.setdiff1d(sampled["tid"][sampled["pid"] == pid], [*waiting, *loops]).tolist()
+    each_running = [threads.running(*span, pid=pid, only=[tid]) for tid in tids]
+    running = max(filter(None, each_running), key=lambda each: each.excess_ns, default=None)
     if running and running.excess_ns >= delay.min_ns:
         return running
     busy = [tid for tid in loops if threads.busy_ns(*span, pid=pid, tid=tid) >= delay.min_ns]
