@@ -268,6 +268,17 @@ def test_requests_that_overlap_at_a_steady_rate_do_not_queue(every_ms):
     assert report.verdicts == []
 
 
+def test_requests_that_are_often_answered_before_earlier_requests_do_not_queue():
+    """The engine works on all requests at once, for different times; only the first few requests are fast."""
+    waits_ns = np.random.default_rng(0).permutation(np.linspace(100, 500, 160)) * MS
+    waits_ns[:3] = 60 * MS
+    arrivals_ns = 10**9 + 40 * MS * np.arange(160)
+    engine = full_engine(160, first_ns=arrivals_ns + waits_ns.astype(np.int64), whole_ns=900 * MS)
+    rows = engine.requests
+    rows["ts_ns"] = rows["read_ns"] = rows["complete_ns"] = arrivals_ns
+    assert diagnose(engine.trace()).verdicts == []
+
+
 def test_a_healthy_engine_has_no_verdict():
     report = diagnose(EngineTrace().trace())
     assert report.verdicts == []

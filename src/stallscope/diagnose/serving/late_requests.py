@@ -30,6 +30,9 @@ LONG_BYTES = 2000
 """A prompt is long from this many bytes on, if it also has LONG_FACTOR times the median of its path."""
 
 
+OVERTAKEN = 0.1
+"""Requests do not queue if later requests are answered before more than this share of them, by this share of a wait."""
+
 SAME_NUMBER = 0.7
 """An engine that is full answers the same number of requests for this share of the time in which others wait."""
 
@@ -100,7 +103,9 @@ def _typical_first_ns(rows: Array, is_long: Array) -> Array:
     """
     known = rows[(rows["first_ns"] != UNKNOWN) & ~is_long]
     queues = n_before(known, known["ts_ns"]) >= MANY_WAITING
-    is_full = queues.mean() > 0.5 and _waits_for_room(known) if len(known) else False
+    is_full = queues.mean() > 0.5 and waits_for_room(known) if len(known) else False
+    if not is_full and _are_overtaken(known, queues):
+        queues[:] = False
     chosen = known[~queues] if (~queues).sum() >= MANY_WAITING and not is_full else known
     if not len(chosen):
         return np.zeros(len(rows), np.int64)
@@ -128,7 +133,7 @@ def _after_end_ns(rows: Array) -> Array:
     return after
 
 
-def _waits_for_room(rows: Array) -> bool:
+def waits_for_room(rows: Array) -> bool:
     """Whether requests begin when another one ends: the engine answers no more requests at once.
 
     First tokens follow the ends of other requests more exactly than the arrivals of their own, and while requests wait,
@@ -144,6 +149,17 @@ def _waits_for_room(rows: Array) -> bool:
     n_answered -= np.searchsorted(np.sort(end_ns), at_ns[:-1], side="right")
     by_number = np.bincount(n_answered, weights=for_ns)
     return bool(by_number[1:].max(initial=0) > SAME_NUMBER * for_ns.sum())
+
+
+def _are_overtaken(rows: Array, queues: Array) -> bool:
+    """Whether requests that arrive later are often answered first, so the engine works on all requests at once."""
+    order = np.argsort(rows["ts_ns"], kind="stable")
+    first_ns, wait_ns = rows["first_ns"][order], (rows["first_ns"] - rows["read_ns"])[order]
+    is_overtaken = np.zeros(len(rows), bool)
+    for n_later in range(1, MANY_WAITING + 1):
+        is_overtaken[:-n_later] |= first_ns[n_later:] < first_ns[:-n_later] - OVERTAKEN * wait_ns[:-n_later]
+    queues = queues[order]
+    return bool(is_overtaken[queues].sum() > OVERTAKEN * queues.sum())
 
 
 def _spread(times_ns: Array) -> float:

@@ -6,7 +6,7 @@ from stallscope.diagnose.evidence_fields import CauseEvidence
 from stallscope.diagnose.processes.code_locations import is_own
 from stallscope.diagnose.serving.late_delay import HALF, Delay
 from stallscope.diagnose.serving.late_reason import Reason
-from stallscope.diagnose.serving.late_requests import MANY_WAITING, is_long_prompt, n_before
+from stallscope.diagnose.serving.late_requests import MANY_WAITING, is_long_prompt, n_before, waits_for_room
 from stallscope.diagnose.serving.own_metrics import pressure
 from stallscope.events.layout import UNKNOWN
 
@@ -37,7 +37,10 @@ def kv_cache(delay: Delay) -> Reason | None:
 
 
 def capacity(delay: Delay) -> Reason | None:
-    """The request waited behind several earlier requests while the engine completed responses at a steady rate."""
+    """The request waited behind several earlier requests while the engine completed responses at a steady rate.
+
+    The engine answers requests that wait in a queue in the order of their arrival, or when another request ends.
+    """
     rows, own = delay.requests, delay.late.request
     if delay.late.part == "gap" or n_before(rows, np.array([own["ts_ns"]]))[0] < MANY_WAITING:
         return None
@@ -45,5 +48,15 @@ def capacity(delay: Delay) -> Reason | None:
     pauses_ns = np.diff(np.concatenate([[delay.begin_ns], done_ns, [delay.end_ns]]))
     if len(done_ns) < MANY_WAITING or pauses_ns.max() > HALF * (delay.end_ns - delay.begin_ns):
         return None
+    if _is_overtaken(delay) and not waits_for_room(rows[rows["first_ns"] != UNKNOWN]):
+        return None
     rate = round(len(done_ns) / (delay.end_ns - delay.begin_ns) * 1e9, 2)
     return Reason("capacity", int(own["pid"]), CauseEvidence(calls_per_second=rate))
+
+
+def _is_overtaken(delay: Delay) -> bool:
+    """Whether many requests that arrived after the late request were answered before it."""
+    rows, own = delay.requests, delay.late.request
+    is_later = (rows["ts_ns"] > own["ts_ns"]) & (rows["path"] == own["path"])
+    n_first = int((is_later & (rows["first_ns"] != UNKNOWN) & (rows["first_ns"] < own["first_ns"])).sum())
+    return n_first > HALF * n_before(rows, np.array([own["ts_ns"]]))[0]
