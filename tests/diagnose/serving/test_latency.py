@@ -256,6 +256,26 @@ def test_a_queue_that_lasts_as_long_as_the_trace_is_load_beyond_capacity():
     assert report.verdicts[0].causes[0].evidence.calls_per_second == pytest.approx(2 / 0.175, rel=0.1)
 
 
+def test_a_queue_that_is_not_answered_in_order_is_load_beyond_capacity():
+    """Two requests at once; each end makes room for the request that came last, or for the oldest request."""
+    n, chance = 160, np.random.default_rng(0)
+    arrivals_ns, first_ns, free_ns = [10**9 + MS * i for i in range(12)], np.zeros(n, np.int64), [10**9] * 2
+    waiting = list(range(12))
+    for _ in range(n):
+        at_ns = free_ns.pop(0)
+        i = waiting.pop(-1 if chance.random() < 0.5 else 0)
+        first_ns[i] = max(at_ns, arrivals_ns[i]) + 15 * MS + chance.integers(0, 5 * MS)
+        free_ns = sorted([*free_ns, int(first_ns[i]) + 160 * MS])
+        if len(arrivals_ns) < n:
+            waiting.append(len(arrivals_ns))
+            arrivals_ns.append(int(first_ns[i]) + 160 * MS)
+    engine = full_engine(n, first_ns=first_ns, whole_ns=160 * MS)
+    rows = engine.requests
+    rows["ts_ns"] = rows["read_ns"] = rows["complete_ns"] = arrivals_ns
+    report = diagnose(engine.trace())
+    assert [verdict.causes[0].cause.name for verdict in report.verdicts] == ["capacity"]
+
+
 @pytest.mark.parametrize("every_ms", [80, 200])
 def test_requests_that_overlap_at_a_steady_rate_do_not_queue(every_ms):
     """The engine answers 520 ms after each arrival, however many other requests it has."""

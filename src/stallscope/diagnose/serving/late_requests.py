@@ -31,7 +31,10 @@ LONG_BYTES = 2000
 
 
 OVERTAKEN = 0.1
-"""Requests do not queue if later requests are answered before more than this share of them, by this share of a wait."""
+"""Requests do not queue if more than this share is overtaken by later requests, by more than this share of a wait."""
+
+EXACT = 0.1
+"""First tokens follow the ends of requests if the times between them vary by less than this share of the waits."""
 
 SAME_NUMBER = 0.7
 """An engine that is full answers the same number of requests for this share of the time in which others wait."""
@@ -137,12 +140,16 @@ def waits_for_room(rows: Array) -> bool:
     """Whether requests begin when another one ends: the engine answers no more requests at once.
 
     First tokens follow the ends of other requests more exactly than the arrivals of their own, and while requests wait,
-    the number of requests that receive tokens stays the same.
+    the number of requests that receive tokens stays the same. The number varies if the engine does not answer in the
+    order of arrival; then first tokens must follow the ends much more exactly than by chance.
     """
     first_ns, end_ns = rows["first_ns"], rows["end_ns"]
     after_ns, wait_ns = _after_end_ns(rows), first_ns - rows["read_ns"]
     if _spread(after_ns) >= _spread(wait_ns) or np.median(after_ns) > np.median(wait_ns) / LONG_FACTOR:
         return False
+    between_ends_ns = np.ptp(end_ns) / len(end_ns)
+    if _spread(after_ns) < min(EXACT * _spread(wait_ns), between_ends_ns / 2):
+        return True
     at_ns = np.unique(np.concatenate([rows["ts_ns"], first_ns, end_ns]))
     for_ns = np.diff(at_ns) * (n_before(rows, at_ns[:-1]) >= MANY_WAITING)
     n_answered = np.searchsorted(np.sort(first_ns), at_ns[:-1], side="right")
