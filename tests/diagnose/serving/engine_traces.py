@@ -85,15 +85,15 @@ class EngineTrace:
             row[name] = value
         self.servers.append(row)
 
-    def state(self, ts_ns: int, category: Category, spent_ns: int) -> None:
+    def state(self, ts_ns: int, category: Category, spent_ns: int, *, pid: int = PID) -> None:
         row = layout.empty(layout.SNAPSHOTS, 1)
-        row["ts_ns"], row["pid"], row["alive"], row["category"] = ts_ns, PID, 1, category
+        row["ts_ns"], row["pid"], row["alive"], row["category"] = ts_ns, pid, 1, category
         row["ledger_ns"][0][category - 1] = spent_ns
         self.snapshots.append(row)
 
-    def position(self, ts_ns: int, *frames: str, tid: int = THREAD) -> None:
+    def position(self, ts_ns: int, *frames: str, pid: int = PID, tid: int = THREAD) -> None:
         row = layout.empty(layout.POSITIONS, 1)
-        row["ts_ns"], row["pid"], row["tid"], row["stack"] = ts_ns, PID, tid, self.stack(*frames)
+        row["ts_ns"], row["pid"], row["tid"], row["stack"] = ts_ns, pid, tid, self.stack(*frames)
         self.positions.append(row)
 
     def trace(self) -> Trace:

@@ -178,3 +178,79 @@ def test_an_engine_next_to_two_jobs_is_one_verdict():
     report = diagnose(whole)
     assert report.examined["n_jobs"] == len(jobs)
     assert [verdict.pids for verdict in report.verdicts if verdict.kind == "dead_server"] == [[PID]]
+
+
+WEDGED = "0x90d8f (libc.so.6)", "/srv/app.py:12 wedge", "/srv/app.py:9 handler"
+IDLE = "0x90d8f (libc.so.6)", "/usr/lib/python3.11/multiprocessing/queues.py:102 get", "/srv/app.py:30 work"
+
+
+def engine_with_a_dead_process(
+    category: Category, *frames: str, holder: int = PID + 1, suspect: int = PID + 1, n_full: int = 0
+) -> EngineTrace:
+    """The engine answers requests until the end; an early request of one process makes no progress.
+
+    holder: the process with this request. suspect: the process in this state.
+    """
+    engine = EngineTrace(150)
+    since_ns, last_ns = 2 * SECOND, int(engine.requests["end_ns"].max())
+    for pid in (PID, PID + 1, PID + 2):
+        engine.server(SECOND, pid=pid)
+        for at_ns in range(since_ns, last_ns, SECOND):
+            state = category if pid == suspect else Category.NET
+            engine.state(at_ns, state, at_ns - since_ns, pid=pid)
+    open_at = {"oldest_ns": since_ns, "oldest_progress_ns": since_ns, "oldest_path": b"/v1/completions"}
+    progress_ns = since_ns if holder != PID else last_ns
+    engine.server(last_ns, pid=holder, n_open=1 + n_full, n_full=n_full, progress_ns=progress_ns, **open_at)
+    engine.position(last_ns - SECOND, *frames, pid=suspect, tid=suspect)
+    return engine
+
+
+def dead_processes(engine: EngineTrace) -> list[tuple[list[int], str, str | None]]:
+    return [
+        (each.pids, each.causes[0].cause.name, each.evidence.line)
+        for each in verdicts(engine)
+        if each.kind == "dead_server"
+    ]
+
+
+def test_a_deadlocked_process_is_named_while_other_processes_answer():
+    engine = engine_with_a_dead_process(Category.LOCK, *WEDGED)
+    assert dead_processes(engine) == [([PID + 1], "blocked", "/srv/app.py:12 wedge")]
+
+
+def test_a_stopped_process_is_named_while_other_processes_answer():
+    engine = engine_with_a_dead_process(Category.STOPPED)
+    assert dead_processes(engine) == [([PID + 1], "process_stopped", None)]
+
+
+def test_a_deadlocked_worker_without_connections_is_named_while_other_workers_answer():
+    engine = engine_with_a_dead_process(Category.LOCK, *WEDGED, holder=PID)
+    assert dead_processes(engine) == [([PID + 1], "blocked", "/srv/app.py:12 wedge")]
+
+
+@pytest.mark.parametrize("holder", [PID, PID + 1])
+@pytest.mark.parametrize(
+    ("category", "frames"),
+    [
+        (Category.ON_CPU, WEDGED),
+        (Category.NET, ("epoll_wait+0x6e (libc.so.6)", "/srv/app.py:3 serve")),
+        (Category.NET, ("recv+0x1e (libc.so.6)", "/srv/app.py:3 ask")),
+        (Category.LOCK, ("recv+0x1e (libc.so.6)", "/srv/app.py:3 ask")),
+        (Category.LOCK, ("0x90d8f (libc.so.6)", "0x4d2a (engine)")),
+        (Category.LOCK, IDLE),
+    ],
+)
+def test_a_process_that_works_or_waits_for_work_or_an_answer_is_not_dead(category, frames, holder):
+    assert dead_processes(engine_with_a_dead_process(category, *frames, holder=holder)) == []
+
+
+def test_a_process_whose_other_requests_make_progress_is_not_dead():
+    engine = engine_with_a_dead_process(Category.LOCK, *WEDGED)
+    engine.servers[-1]["progress_ns"] = last_second_ns(engine)
+    assert dead_processes(engine) == []
+
+
+def test_a_process_whose_client_takes_no_data_is_not_dead():
+    engine = engine_with_a_dead_process(Category.LOCK, *WEDGED, n_full=1)
+    engine.servers[-1]["n_open"] = 1
+    assert dead_processes(engine) == []

@@ -3,6 +3,10 @@
 An engine counts as dead under three conditions. Requests to a path wait, also requests whose clients have given up. No
 request to that path has made progress for Thresholds.dead_server_ns. The threads of the engine are blocked or stopped,
 because threads also work during a first request, which may take minutes (compilation, a long unstreamed generation).
+
+A process of an engine whose other processes answer requests is dead if its own requests make no progress, or if it has
+no connections and a request that was handed over makes no progress. It must be stopped, or blocked in Python code that
+waits neither for work nor for a network.
 """
 
 import re
@@ -22,12 +26,19 @@ _FACTOR = 3
 _IDLE = re.compile(
     r"^(epoll_p?wait|p?poll|p?select|accept4?)\b|/selectors\.py:|/asyncio/|/socketserver\.py:|/queue\.py:|/anyio/"
     r"|/uvicorn/|/concurrent/futures/thread\.py:|/threading\.py:\d+ (\w+\.)?wait"
-    r"|/multiprocessing/(connection|resource_tracker)\.py:"
+    r"|/multiprocessing/(connection|resource_tracker|queues|pool)\.py:"
+    r"|/multiprocessing/synchronize\.py:\d+ (\w+\.)?wait"
 )
 """Innermost frames of a thread that waits for work."""
 _INNER_FRAMES = 4
 _SLEEP = re.compile(r"^(clock_)?nanosleep\b")
 """The innermost frame of a thread that sleeps, as a background thread does: another blocked thread is named first."""
+
+_TRANSFER = re.compile(r"^_*(p?readv?|recv\w*|p?writev?|send\w*|connect|wait(4|id|pid))\b")
+"""The innermost frame of a thread that waits for another process: this process may be at work."""
+
+_MANY_ANSWERED = 3
+"""This number of later requests is answered by an engine that has one dead process."""
 
 _FILE_LOCK = re.compile(r"^(flock|fcntl)\b")
 
@@ -57,13 +68,50 @@ def dead_servers(trace: Trace, node: int, pids: tuple[int, ...], limits: Thresho
     is_stuck = (rows["ts_ns"] == last_ns) & (rows["n_open"] > rows["n_full"]) & (rows["oldest_ns"] != UNKNOWN)
     if not is_stuck.any() or _end_ns(trace, node) - last_ns > limits.dead_server_ns:
         return None
-    row = rows[is_stuck][rows[is_stuck]["oldest_progress_ns"].argmin()]
+    stuck = rows[is_stuck]
+    row = stuck[stuck["oldest_progress_ns"].argmin()]
     own = trace.requests[(trace.requests["node"] == node) & np.isin(trace.requests["pid"], pids)]
     same = own[own["path"] == row["oldest_path"]]
-    since_ns = _waiting_since_ns(same, row, progress_ns=int(rows[is_stuck]["progress_ns"].max()))
-    if last_ns - since_ns < max(limits.dead_server_ns, _FACTOR * _longest_ns(same)):
-        return None
-    return _held(trace, node, pids, row, since_ns, last_ns)
+    since_ns = _waiting_since_ns(same, row, progress_ns=int(stuck["progress_ns"].max()))
+    if last_ns - since_ns >= max(limits.dead_server_ns, _FACTOR * _longest_ns(same)):
+        return _held(trace, node, pids, row, since_ns, last_ns)
+    return _dead_process(trace, pids, own, stuck, limits)
+
+
+def _dead_process(
+    trace: Trace, pids: tuple[int, ...], requests: Array, stuck: Array, limits: Thresholds
+) -> DeadServer | None:
+    """A dead process of an engine whose other processes answer requests. stuck: rows of SERVERS of one moment."""
+    connected = {*requests["pid"].tolist(), *stuck["pid"].tolist()}
+    workers = [pid for pid in pids if pid not in connected]
+    for row in stuck[np.argsort(stuck["oldest_progress_ns"], kind="stable")]:
+        same = requests[requests["path"] == row["oldest_path"]]
+        own = same[same["pid"] == row["pid"]]
+        own_since_ns = _waiting_since_ns(own, row, progress_ns=int(row["progress_ns"]))
+        suspects = {int(row["pid"]): own_since_ns}
+        if len(workers) > 1:
+            suspects |= dict.fromkeys(workers, int(row["oldest_progress_ns"]))
+        for pid, since_ns in suspects.items():
+            last_ns = int(row["ts_ns"])
+            is_answered = (same["ts_ns"] > since_ns) & (same["first_ns"] != UNKNOWN)
+            if (
+                last_ns - since_ns < max(limits.dead_server_ns, _FACTOR * _longest_ns(same))
+                or is_answered.sum() < _MANY_ANSWERED
+            ):
+                continue
+            dead = _held(trace, int(row["node"]), (pid,), row, since_ns, last_ns)
+            if dead and (dead.cause == "process_stopped" or _is_blocked(trace, dead)):
+                return dead
+    return None
+
+
+def _is_blocked(trace: Trace, dead: DeadServer) -> bool:
+    """Whether the process waited for a lock, in Python code that does not wait for a network or a pipe."""
+    states = trace.snapshots[
+        (trace.snapshots["node"] == dead.node) & (trace.snapshots["ts_ns"] >= dead.since_ns)
+    ]
+    is_at_lock = _share(states, dead.pid, (Category.LOCK, Category.OTHER_OFF)) > _WORKS
+    return is_at_lock and is_python(user_line(dead.stack)) and not _TRANSFER.search(dead.stack[0])
 
 
 def _waiting_since_ns(requests: Array, row: Array, *, progress_ns: int) -> int:
