@@ -146,7 +146,9 @@ def slowdown(
 def min_visible_share(steps: StepTimes, limits: Thresholds) -> float:
     """The smallest share by which all steps may become longer, from the middle of the job on, so that it is reported.
 
-    The changes are simulated on the steps of the job. 1 if only a larger change than all simulated ones shows.
+    The changes are simulated on the steps of the job. They replace the difference between its halves, which may be a
+    change that was not reported. 1 if only a larger change than all simulated ones shows. Shifted levels do not count:
+    a factor by which one typical length becomes another hides a change.
     """
     if len(steps.number) < 2 * steps.n_least:
         return 1.0
@@ -160,13 +162,13 @@ def min_visible_share(steps: StepTimes, limits: Thresholds) -> float:
 def _is_visible(steps: StepTimes, share: float, limits: Thresholds) -> bool:
     """Whether slowdown() reports that all steps of the second half of the job are longer by a share."""
     together = _STEPS_AHEAD if steps.runs_ahead else 1
-    n = len(steps.number)
-    factor = np.where(np.arange(n) < n // 2, 1.0, 1.0 + share)
+    half = len(steps.number) // 2
+    before, after = (_trimmed_mean(part) for part in (steps.like_ns[:half], steps.like_ns[half:]))
+    factor = np.ones(len(steps.number))
+    factor[half:] = (1.0 + share) * min(before / max(after, 1.0), 1.0)
     slower = replace(steps, duration_ns=steps.duration_ns * factor, like_ns=steps.like_ns * factor)
     found = _cut_of_steps(slower, together, limits, may_vary=True)
-    if found is None:
-        return together == 1 and shifted_levels(slower.duration_ns, limits) is not None
-    return _is_enough(*_medians_ns(*found, together), limits)
+    return found is not None and _is_enough(*_medians_ns(*found, together), limits)
 
 
 def _medians_ns(cut: int, summed: Array, together: int) -> tuple[float, float]:
