@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stallscope.diagnose.lateness.slowdown import _change, _is_lasting
+from stallscope.diagnose.lateness.slowdown import _change, _is_lasting, _is_shift
 from stallscope.diagnose.report.verdict import Report, Verdict
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import case_of
@@ -57,6 +57,32 @@ def test_noise_is_not_a_change(n: int):
     for seed in range(30):
         values = wandering(np.random.default_rng([n, seed]), n, 30e6)
         assert not _is_lasting(values, _change(values, 10), LIMITS)
+
+
+@pytest.mark.parametrize("n", [12, 16, 20])
+def test_few_steps_that_resemble_the_step_before_are_not_a_change(n: int):
+    least = case_of(with_several_waits(20), LIMITS, None).step_times.n_least
+    n_changes, n_series = 0, 300
+    for seed in range(n_series):
+        rng = np.random.default_rng([n, seed])
+        logs = np.zeros(n)
+        for i in range(1, n):
+            logs[i] = 0.6 * logs[i - 1] + rng.normal(0, 0.05)
+        values = 30e6 * np.exp(logs)
+        cut = _change(values, least)
+        n_changes += _is_lasting(values, cut, LIMITS) or _is_shift(values, cut, LIMITS)
+    assert n_changes <= 0.01 * n_series
+
+
+def with_several_waits(n_steps: int, delays: tuple[Delay, ...] = ()) -> Trace:
+    """A job that waits three times in each step, as for several losses."""
+    calls = [builders.Call(((0, 1),), count=1 + i, work_ns=4 * MS, waits=i != 1) for i in range(4)]
+    return builders.trace_of(builders.Job(tuple(calls), 2, n_steps=n_steps, delays=delays))
+
+
+def test_a_change_of_few_steps_with_several_waits_is_reported():
+    delays = tuple(Delay(rank, step, 8 * MS, Category.IO) for step in range(12, 24) for rank in range(2))
+    assert only(report_of(with_several_waits(24, delays))).kind == "change"
 
 
 @pytest.mark.parametrize(("every", "length", "factor"), [(50, 10, 1.5), (100, 25, 1.3), (20, 1, 30.0)])

@@ -36,7 +36,9 @@ _ERRORS = 5.0  # standard errors that a shift of random steps must exceed
 _MAX_MEMORY = 0.25  # correlation of successive steps up to which they vary at random
 _OUTLIER_SPREADS = 3.0  # robust deviations beyond which a random step is clipped
 _COARSE_CUTS = 32  # cuts tried in a first pass; the second pass tries all cuts near the best
-_FEWEST_BEFORE = 6  # steps before an early change, of which each must be faster than each later step
+_FEWEST_BEFORE = (
+    6  # steps before a change, of which each must be faster than each later step if the change is early
+)
 _OUTLIERS = 0.05  # share of the steps at either end that does not count in a mean
 _FEWEST_OF_KIND = (
     4  # steps of a kind in each half of the job from which they are compared with their kind only
@@ -102,7 +104,7 @@ class StepTimes:
             host_ns=_per_step(table, timeline.host_ns, number),
             quiet_host_ns=_per_step(table, timeline.host_ns, number, statistic=_lower_medians),
             runs_ahead=not _per_step(table, timeline.wait_ns, number)[: limits.run_ahead_steps].any(),
-            n_least=max(-(-limits.slowdown_steps // n_steps_of_job(table, timeline)), _FEWEST_BLOCKS),
+            n_least=max(-(-limits.slowdown_steps // n_steps_of_job(table, timeline)), _FEWEST_BEFORE),
         )
 
 
@@ -415,6 +417,8 @@ def _is_shift(values: Array, cut: int, limits: Thresholds) -> bool:
     Blocks of such steps overlap with the blocks before the cut, but their means differ by many standard errors. Steps
     that resemble the step before (phases, drift) are not random.
     """
+    if min(cut, len(values) - cut) < limits.slowdown_steps:  # too few steps for a standard error
+        return False
     logs = np.log(np.maximum(values, 1.0))
     middle, spread = np.median(logs), 1.4826 * np.median(np.abs(logs - np.median(logs)))
     logs = np.clip(logs, middle - _OUTLIER_SPREADS * spread, middle + _OUTLIER_SPREADS * spread)
