@@ -146,6 +146,34 @@ def test_threads_that_get_the_cpu_from_each_other_and_do_not_run_lack_the_cpu():
     assert the_verdict(engine).causes[0].cause.name == "cpu_preemption"
 
 
+@pytest.mark.parametrize("is_own_thread_running", [True, False])
+def test_a_thread_of_the_engine_that_has_the_only_cpu_is_not_another_program(is_own_thread_running):
+    engine = EngineTrace()
+    spins = {"tid": PID + 1}
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, begin_ns + 25 * MS, Category.LOCK, waker_pid=PID, waker_tid=PID + 9)
+        engine.off(
+            begin_ns + 25 * MS,
+            end_ns,
+            Category.PREEMPTED,
+            flags=OffCpuFlag.PREEMPTED,
+            by_pid=7,
+            by_comm=b"client",
+        )
+        engine.off(begin_ns - 500 * MS, begin_ns + 5 * MS, Category.SLEEP, **spins)
+        if not is_own_thread_running:
+            engine.off(begin_ns + 5 * MS, end_ns, Category.PREEMPTED, by_pid=7, by_comm=b"client", **spins)
+        engine.off(end_ns, end_ns + 200 * MS, Category.SLEEP, **spins)
+        # On the only CPU, the sampler has taken the CPU from the thread.
+        engine.sample(
+            begin_ns, Category.PREEMPTED, "/srv/stats.py:3 spin", role=SampleRole.SAME_PROCESS, **spins
+        )
+    (part,) = the_verdict(engine).causes
+    expected = ("gil", "/srv/stats.py:3 spin") if is_own_thread_running else ("cpu_preemption", None)
+    assert (part.cause.name, part.evidence.line) == expected
+
+
 def test_a_thread_that_holds_the_interpreter_lock_is_named_with_its_line():
     engine = EngineTrace()
     for i in LATE:

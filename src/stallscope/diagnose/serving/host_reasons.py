@@ -53,7 +53,7 @@ def preempted_holder(delay: Delay) -> Reason | None:
             times[each.pid] += each.ns
     if times.total() < delay.min_ns:
         times = delay.waits_for_cpu_ns
-    if times.total() < delay.min_ns or delay.is_late_by_work:
+    if times.total() < delay.min_ns or delay.is_late_by_work or delay.own_running_thread:
         return None
     return _preempted_by_others(delay, times.most_common(1)[0][0])
 
@@ -61,7 +61,7 @@ def preempted_holder(delay: Delay) -> Reason | None:
 def preemption(delay: Delay) -> Reason | None:
     """Another program had the CPU. Threads of the engine that compete with each other are not a reason."""
     foreign = delay.foreign
-    if delay.longest_ns(foreign) < delay.min_ns or delay.is_late_by_work:
+    if delay.longest_ns(foreign) < delay.min_ns or delay.is_late_by_work or delay.own_running_thread:
         return None
     return _preempted_by_others(delay, delay.pid_of(foreign))
 

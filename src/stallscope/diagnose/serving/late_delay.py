@@ -217,6 +217,27 @@ class Delay:
         return Counter({pid: max(ns - sum(ran_ns), 0) for pid, ns in waits_ns.items()})
 
     @cached_property
+    def own_running_thread(self) -> RunningThread | None:
+        """The thread of the engine that had a CPU for most of the delay: the holder may have waited for this CPU.
+
+        By the ledger, from the first until the last wait of the thread, and by samples.
+        """
+        waits, span = self.threads.waits, (self.begin_ns, self.end_ns)
+        sampled = self.threads.sampled(*span)
+        busy = sampled[np.isin(sampled["category"], BUSY)]
+        ran = [
+            (waits.running_ns(tid, *span), pid, tid, followed)
+            for pid, tid, followed in waits.threads()
+            if tid in busy["tid"]
+        ]
+        for ns, pid, tid, followed in sorted(ran, key=lambda each: -each[0]):
+            if ns < self.min_ns:
+                break
+            if self._share_outside(tid, *followed) < HALF * ns / (span[1] - span[0]):
+                return RunningThread(pid, self.threads.line_of(busy[busy["tid"] == tid], "n"))
+        return None
+
+    @cached_property
     def full_pipes(self) -> list[bytes]:
         """The full pipes of the samples in the late interval, each with its reader."""
         rows = self.threads.sampled(self.begin_ns, self.end_ns)

@@ -99,8 +99,10 @@ def own_thread(delay: Delay) -> Reason | None:
     has_waited_for_lock = any(each.category == Category.LOCK for each in waits if each.pid == pid)
     if not has_waited_for_lock or delay.longest_ns(foreign) >= delay.min_ns:
         return None
-    ran = delay.thread_that_ran([pid], without={each.tid for each in waits})
-    return Reason("gil", pid, CauseEvidence(line=ran.line, holder=ran.line)) if ran else None
+    ran = delay.thread_that_ran([pid], without={each.tid for each in waits}) or delay.own_running_thread
+    if not ran or ran.pid != pid or not ran.line:
+        return None
+    return Reason("gil", pid, CauseEvidence(line=ran.line, holder=ran.line))
 
 
 def file_lock(delay: Delay) -> Reason | None:
