@@ -96,10 +96,13 @@ def own_thread(delay: Delay) -> Reason | None:
         return None
     pid = times.most_common(1)[0][0]
     foreign = delay.foreign[delay.foreign["by_pid"] != UNKNOWN]
-    has_waited_for_lock = any(each.category == Category.LOCK for each in waits if each.pid == pid)
-    if not has_waited_for_lock or delay.longest_ns(foreign) >= delay.min_ns:
+    at_lock = delay.of_engine(Category.LOCK)
+    tids = [each.tid for each in waits if each.pid == pid]
+    has_waited_for_lock = bool(np.isin(at_lock["tid"], tids).any())
+    own = delay.own_running_thread
+    if not has_waited_for_lock or (delay.longest_ns(foreign) >= delay.min_ns and not own):
         return None
-    ran = delay.thread_that_ran([pid], without={each.tid for each in waits}) or delay.own_running_thread
+    ran = delay.thread_that_ran([pid], without={each.tid for each in waits}) or own
     if not ran or ran.pid != pid or not ran.line:
         return None
     return Reason("gil", pid, CauseEvidence(line=ran.line, holder=ran.line))
