@@ -35,6 +35,7 @@ _WAITING = {
     "timer": "asyncio.run(asyncio.sleep(30))",
     "end": "p = subprocess.Popen(['sleep', '30']); e = select.epoll(); e.register(os.pidfd_open(p.pid), 1); e.poll()",
     "lock": "f = open(at); f.read(); time.sleep(30)",
+    "exclusive": "f = open(at); fcntl.flock(f, fcntl.LOCK_EX); time.sleep(30)",
     "inherited": "f = open(at); fcntl.flock(f, fcntl.LOCK_EX); "
     "sys.exit(subprocess.run([sys.executable, '-c', 'import time; time.sleep(30)'], pass_fds=[f.fileno()]).returncode)",
     "shared": "from multiprocessing import Semaphore; Semaphore(0).acquire()",
@@ -196,6 +197,20 @@ def test_a_lock_on_a_file_of_another_file_system_with_the_same_inode_is_not_poll
             assert time.monotonic() < end_s
             time.sleep(0.02)
         assert not blocked.object
+
+
+def test_the_holder_of_a_lock_is_not_sought_on_another_file_system(two_file_systems):
+    paths = [folder / "file" for folder in two_file_systems]
+    for path in paths:
+        path.touch()
+    first, second = map(str, paths)
+    with paths[0].open() as file, waiting("exclusive", second) as holder:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        while f" {holder} " not in Path("/proc/locks").read_text():
+            time.sleep(0.02)
+        for path, pid in (first, os.getpid()), (second, holder):
+            with waiting("exclusive", path) as waiter:
+                assert str(pid) in blocked_call(waiter, "lock on").object.split()
 
 
 def test_a_process_that_has_inherited_a_locked_file_does_not_wait_for_it(tmp_path: Path):

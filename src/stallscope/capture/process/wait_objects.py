@@ -360,14 +360,10 @@ class WaitObjects:
             inode = str((self.proc / str(pid) / "fd" / str(descriptor)).stat().st_ino)
         except OSError:
             return ""
-        return next(
-            (
-                f" held by {self._program_or_number(lock.pid)}"
-                for lock in self._locks()
-                if lock.inode == inode and lock.pid != pid
-            ),
-            "",
-        )
+        locks = [lock for lock in self._locks() if lock.inode == inode and lock.pid != pid]
+        device = self._device(pid, small_file(f"{self.proc}/{pid}/fdinfo/{descriptor}")) if locks else ""
+        holders = (f" held by {self._program_or_number(lock.pid)}" for lock in locks if lock.device == device)
+        return next(holders, "")
 
     def _shared_lock(self, pid: int, address: int) -> str:
         """A lock in memory that other processes can share. (A thread that joins another thread also waits for an
