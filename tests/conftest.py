@@ -120,8 +120,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if part == "tracing":
         return "mark.bpf" not in collection_path.read_text() or None
-    is_of_hub = collection_path.relative_to(ROOT / "tests").parts[0] in HUB_FOLDERS
-    return is_of_hub != (part == "hub") or None
+    return _is_of_hub(collection_path) != (part == "hub") or None
+
+
+def _is_of_hub(path: Path) -> bool:
+    return path.relative_to(ROOT / "tests").parts[0] in HUB_FOLDERS
+
+
+def _part(item: pytest.Item) -> str:
+    """The part that runs a test: every part collects a file that the command line names."""
+    if item.get_closest_marker("bpf"):
+        return "tracing"
+    return "hub" if _is_of_hub(item.path) else "others"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -129,11 +139,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A test that waits for live events may be rerun twice; every other test fails at its first failure.
     """
-    is_tracing, left_out = config.getoption("--part") == "tracing", []
+    part, left_out = config.getoption("--part"), []
     if not config.getoption("--prove"):
         left_out += [item for item in items if item.get_closest_marker("prove")]
-    if config.getoption("--part"):
-        left_out += [item for item in items if bool(item.get_closest_marker("bpf")) != is_tracing]
+    if part:
+        left_out += [item for item in items if _part(item) != part]
     if left_out:
         items[:] = [item for item in items if item not in set(left_out)]
         config.hook.pytest_deselected(items=left_out)
