@@ -162,3 +162,19 @@ def test_gate_compares_with_the_limits(run, traces, which, words, code, text):
 def test_gate_needs_a_limit_and_a_price(run, traces):
     assert "gate needs a limit" in run("gate", traces[0])[2]
     assert "needs a price" in run("gate", traces[0], "--max-usd-per-hour", "1")[2]
+
+
+def test_an_inconclusive_job_before_shows_no_regression(run, traces):
+    saved = json.loads(run("explain", traces[0], "--json")[1])
+    saved |= {"answer": "inconclusive", "gaps": [{"reason": "nothing was examined", "action": ""}]}
+    saved |= {"examined": {"n_ranks": 4, "n_steps": 0, "seconds": 0.0}, "step_ms": None}
+    before = traces[0].with_name("saved.json")
+    before.write_text(json.dumps(saved))
+    code, out, _ = run("compare", before, traces[1])
+    assert (code, out.splitlines()[-1]) == (21, "Inconclusive: before: nothing was examined.")
+
+
+@pytest.mark.parametrize("words", [("compare", "", "x.db"), ("report", "job", "--trace", "")])
+def test_an_empty_path_is_refused(run, words):
+    code, _, err = run(*words)
+    assert (code, "path of a trace is empty" in err) == (2, True)

@@ -104,6 +104,8 @@ def report_on(trace: Any, settings: Settings) -> dict[str, Any]:
 
 def _window(text: str) -> tuple[Path, str | None, str | None]:
     """PATH@FROM..TO; either end may be empty. An @ in the name of an existing file starts no window."""
+    if not text.strip():
+        raise BadInput("the path of a trace is empty; check the variable that contains it")
     name, at, window = text.rpartition("@")
     if not at or ".." not in window or Path(text).exists():
         return Path(text), None, None

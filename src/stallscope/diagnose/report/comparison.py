@@ -127,11 +127,11 @@ def compared(
             f"Regression: a step takes {new.step_ms:,.1f} ms, {growth:.0%} more than {old.step_ms:,.1f} ms."
         )
     lost_before, lost_after = old.lost_share or 0.0, new.lost_share or 0.0
-    if lost_after > lost_before + _MAX_LOST_POINTS:
+    if lost_after > lost_before + _MAX_LOST_POINTS and old.answer != "inconclusive":
         regressions.append(
             f"Regression: {_culprit(new)} loses {lost_after:.1%} of the GPU time; before: {lost_before:.1%}."
         )
-    if new.stopped and not old.stopped:
+    if new.stopped and not old.stopped and old.answer != "inconclusive":
         regressions.append(f"Regression: {new.stopped}")
     if new.answer == "found" and old.answer == "healthy" and not regressions:
         regressions.append(f"Regression: a fault was found ({_culprit(new)}); the job was healthy before.")
