@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -135,3 +137,22 @@ def test_a_trace_without_collectives_can_be_exported(run, tmp_path):
     empty = tmp_path / "empty.db"
     node.write(empty, dp_trace(n_steps=0))
     assert run("export", "--db", empty, "--format", "chrome")[0] == 0
+
+
+def test_a_dash_is_standard_output_and_no_folder(run, db, tmp_path):
+    command = [
+        sys.executable,
+        "-c",
+        "from stallscope.cli import main; main()",
+        "export",
+        "--db",
+        db,
+        "--format",
+        "chrome",
+        "--out",
+        "-",
+    ]
+    out = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    assert json.loads(out)["traceEvents"]
+    code, _, err = run("export", "--db", db, "--format", "csv", "--out", "-")
+    assert (code, "several files" in err, list(tmp_path.iterdir())) == (2, True, [])

@@ -29,7 +29,7 @@ from stallscope.commands.fleet import (
 )
 from stallscope.commands.options import Db, SettingsFile, check_output, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
-from stallscope.errors import StorageFailed
+from stallscope.errors import BadInput, StorageFailed
 from stallscope.events.counted import counted
 from stallscope.store import file_modes
 
@@ -48,6 +48,9 @@ class ExportFormat(StrEnum):
 
 
 _ENDINGS = {ExportFormat.PERFETTO: ".pftrace", ExportFormat.CHROME: ".json"}
+
+
+_STDOUT = Path("-")
 
 
 def export(
@@ -105,11 +108,13 @@ def _trace_of_nodes(chosen: Settings, fleet: FleetOptions, since_ns: int | None)
 
 def _export(chosen: Settings, form: ExportFormat, out: Path | None, part: Part) -> None:
     if form in _ENDINGS:
-        target = out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
+        target = Path("/dev/stdout") if out == _STDOUT else out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
         check_output(target, [chosen.db])
         n_bytes = _write_timeline(chosen, form, target, part)
         typer.echo(f"{target}: {n_bytes:,} bytes; open it in https://ui.perfetto.dev", err=True)
         return
+    if out == _STDOUT:
+        raise BadInput(f"--format {form} writes several files; name their folder with --out")
     folder = out or Path(f"{chosen.db.stem}-{form}")
     for path, n_rows in _write_tables(chosen.db, form, folder, part):
         typer.echo(f"{path}: {counted(n_rows, 'row')}", err=True)
