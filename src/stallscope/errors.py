@@ -164,6 +164,13 @@ def remedy_for_extra(extra: str) -> str:
     return f"this program or package does not contain it; use {image}, or install the wheel with its extra [{extra}]"
 
 
+def unreadable(error: OSError | UnicodeError) -> str:
+    """Why a file cannot be read, without the number of the error."""
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8 text"
+    return error.strerror or type(error).__name__
+
+
 def yaml_complaint(error: Any) -> str:
     """Problem and line of a YAML error, without the text of the line, which may contain a secret."""
     mark = getattr(error, "problem_mark", None)

@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
-from stallscope.errors import BadInput, NotFound, yaml_complaint
+from stallscope.errors import BadInput, NotFound, unreadable, yaml_complaint
 
 SHIPPED = Path(__file__).with_name("rates.yaml")
 ANY = "any"
@@ -61,7 +61,7 @@ def load(path: Path | None = None) -> RateTable:
     except FileNotFoundError:
         raise NotFound(f"{source}: the price file does not exist; name another with --rates") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{source}: the price file cannot be read ({error})") from error
+        raise BadInput(f"{source}: the price file cannot be read ({unreadable(error)})") from error
     except yaml.YAMLError as error:
         raise BadInput(f"{source}: not valid YAML ({yaml_complaint(error)})") from error
     return validated(data, str(source))

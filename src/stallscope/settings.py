@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from stallscope.credentials import masked
-from stallscope.errors import NotFound, UnknownSetting, yaml_complaint
+from stallscope.errors import NotFound, UnknownSetting, unreadable, yaml_complaint
 
 DEFAULT_FILE = Path("/etc/stallscope/settings.yaml")
 PREFIX = "STALLSCOPE_"
@@ -651,7 +651,7 @@ def _file_entries(path: Path) -> Iterable[tuple[str, Any, int]]:
     except FileNotFoundError:
         raise NotFound(f"{path}: the settings file does not exist; name another with --settings") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UnknownSetting(f"{path}: the settings file cannot be read ({error})") from error
+        raise UnknownSetting(f"{path}: the settings file cannot be read ({unreadable(error)})") from error
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         values = yaml.safe_load(text)
