@@ -112,9 +112,14 @@ def _summary(times: list[GpuTime]) -> str:
         return "No job ran in the window."
     productive = sum(time.productive for time in times)
     lost: dict[str, Any] = {name: sum(time.lost[name] for time in times) / held for name in LOSSES}
-    parts = [f"{share:.1%} {name}" for name, share in lost.items() if share >= 0.0005]
+    parts = [
+        f"{share:.1%} {name}" if share >= 0.0005 else f"less than 0.1% {name}"
+        for name, share in lost.items()
+        if share
+    ]
+    share = min(productive / held, 0.999) if parts else 1.0  # rounding hides no loss
     return (
-        f"At most {productive / held:.1%} of {_amount(held / 3600)} GPU hours were productive"
+        f"At most {share:.1%} of {_amount(held / 3600)} GPU hours were productive"
         f"{'; lost: ' + ', '.join(parts) if parts else ''}."
     )
 
