@@ -1,6 +1,7 @@
 """Answers of a hub's tools as text: a table where it fits, otherwise a block for each row."""
 
 from stallscope.commands.ask import as_text
+from stallscope.serve.client import error_of
 
 VERDICT = {
     "verdict_id": "ab12",
@@ -48,3 +49,8 @@ def test_columns_of_the_same_name_are_all_printed() -> None:
 def test_an_answer_without_rows_says_so() -> None:
     assert as_text({"rows": []}, width=80) == "(no rows)"
     assert as_text({"summary": "No idle GPU.", "rows": []}, width=80) == "No idle GPU."
+
+
+def test_the_advice_of_an_error_names_the_command() -> None:
+    error = error_of("not_found", "no job 'x'; fleet.cluster.summary lists the jobs")
+    assert str(error) == "no job 'x'; `stallscope ask summary` lists the jobs"

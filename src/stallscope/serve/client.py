@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from stallscope.serve.tokens import bearer
 
 _TIMEOUT_S = 60.0
 _MAX_BYTES = 64 << 20
+_TOOL_NAME = re.compile(r"\bfleet\.cluster\.(\w+)(?= lists )")
+"""A tool in the advice of an error, which a person follows with a command."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ def error_of(kind: str, message: str) -> StallscopeError:
     problem, _, is_of_header = message.partition("; send the header")  # the advice is for programs
     if is_of_header:
         message = f"{problem}; give a file with a token of this hub with --token-file"
+    message = _TOOL_NAME.sub(r"`stallscope ask \1`", message)
     known = {
         kind_of(each): each
         for each in vars(errors).values()
