@@ -533,6 +533,22 @@ def test_seconds_of_imports_are_start():
     assert activity.seconds == pytest.approx(N_SECONDS - n_imports)
 
 
+@pytest.mark.parametrize("n_last", [0, 1, 3])
+def test_a_module_that_is_loaded_in_each_step_is_work(n_last):
+    """n_last: seconds at the end in which the samples show other work."""
+    imports = gpu(
+        Category.ON_CPU, "<frozen importlib._bootstrap>:866 _exec", "/job/train.py:7 load_config", n=8
+    )
+    work = gpu(Category.ON_CPU, "/job/train.py:4 log_json", n=2)
+    trace = process({Category.ON_CPU: 0.9, Category.DEVICE: 0.1}, [imports, work])
+    is_late = trace.samples["ts_ns"] > START_NS + (N_SECONDS - n_last) * SECOND_NS
+    trace = replace(trace, samples=trace.samples[~is_late | (trace.samples["stack"] == 2)])
+    report = report_of(trace)
+    verdict = only(report)
+    assert verdict.causes[0].share > 0.4
+    assert "load_config" in str(verdict.causes[0].evidence.line)
+
+
 def test_a_rate_covers_the_time_in_which_the_probes_were_on():
     estimate = {"is_estimate": 1, "n_seen": 1000}
     trace = process({Category.ON_CPU: 0.9, Category.DEVICE: 0.1}, (), [(Op.LAUNCH, 50_000, 5, estimate)])

@@ -233,7 +233,9 @@ def _activity(trace: Trace, node: int, pid: int, counted: Array) -> Activity | N
     begin_ns, end_ns = states["ts_ns"][:-1], states["ts_ns"][1:]
     n_calls = _n_calls(end_ns, counted)
     is_start = _is_start(n_calls)
-    is_start[: max(_n_importing(trace, node, pid, end_ns), int(len(is_start) >= _ENOUGH_INTERVALS))] = True
+    is_start[
+        : max(_n_importing(trace, node, pid, end_ns, n_calls), int(len(is_start) >= _ENOUGH_INTERVALS))
+    ] = True
     is_idle = _idle(spent_ns, n_calls) & ~is_start
     sleep_ns = spent_ns[:, Category.SLEEP - 1]
     paused_ns = np.minimum(_paused_ns(trace, node, pid, begin_ns, end_ns, sleep_ns), sleep_ns)
@@ -332,8 +334,12 @@ def _is_start(n_calls: Array) -> Array:
     return is_start
 
 
-def _n_importing(trace: Trace, node: int, pid: int, end_ns: Array) -> int:
-    """The number of first intervals in which a process imports modules more than it does other work."""
+def _n_importing(trace: Trace, node: int, pid: int, end_ns: Array, n_calls: Array) -> int:
+    """The number of first intervals in which a process imports modules more than it does other work.
+
+    Imports during most of the trace are part of the work if the GPU calls continue at their typical rate: a module
+    that is loaded again in each step.
+    """
     rows = trace.samples
     rows = rows[(rows["node"] == node) & (rows["pid"] == pid) & (rows["role"] == SampleRole.GPU)]
     excess = np.zeros(len(end_ns))
@@ -343,7 +349,12 @@ def _n_importing(trace: Trace, node: int, pid: int, end_ns: Array) -> int:
         excess[min(index, len(end_ns) - 1)] += int(row["n"]) * (1 if is_import else -1)
     sums = np.cumsum(np.sign(excess))
     n = int(sums.argmax()) + 1
-    return n if sums[n - 1] > 0 and n < len(end_ns) else 0
+    if sums[n - 1] <= 0 or n == len(end_ns):
+        return 0
+    is_steady = (
+        n_calls[:n] >= _STEADY_SHARE * np.median(n_calls[n_calls > 0]) if n_calls.any() else np.zeros(n)
+    )
+    return 0 if n > len(end_ns) / 2 and is_steady.mean() > 0.5 else n
 
 
 def _steady(counted: Array, is_within: Array, since_ns: int) -> Array:

@@ -24,6 +24,7 @@ _TOGETHER = {"launches": "on_cpu"}
 _MIN_CHILD_SHARE = 0.02
 _ENOUGH_STACKS = 5
 _MIN_HOLDING = 0.5
+_MIN_IMPORT_SECONDS, _MOST_SECONDS = 4, 0.5
 _IN_LOOP, _MIN_GPU_IN_LOOP, _MIN_IN_LOOP = 0.95, 0.03, 20
 """Shares of the samples: in a function that contains the loop, and of GPU waits and launches there. Among fewer samples
 than the last number, all may be in one function of a step by chance.
@@ -139,10 +140,13 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     loops = _loops(activity)
     at_line: dict[str, tuple[str, str]] = {}
     polls_lock_at = _polls_lock_at(activity)
+    is_import_work = _imports_continue(activity)
     rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
     for row, weight in rows:
         frames = activity.frames(row)
         name, part = _reason(activity, row, frames, threads, loops)
+        if name == "imports" and is_import_work:
+            name = _BY_ITEM.get(part, part)
         if name == "host_sleep" and user_line(frames) in polls_lock_at:
             name, part = "file_lock", "polling"
         if row["syscall_nr"] == LEFT:
@@ -442,6 +446,16 @@ def _loops(activity: Activity) -> frozenset[tuple[str, str]]:
     return frozenset(
         each for each in n if n[each] >= _IN_LOOP * n_all and n_gpu[each] >= _MIN_GPU_IN_LOOP * n_all
     )
+
+
+def _imports_continue(activity: Activity) -> bool:
+    """Whether most examined seconds contain imports: a module is loaded in each step, not when it is first used."""
+    rows = activity.of_role(SampleRole.GPU)
+    is_import = [matches(activity.frames(row), code_locations.IMPORTS) for row in rows]
+    seconds = rows["ts_ns"] // 10**9
+    n_seconds = len(np.unique(seconds))
+    n_importing = len(np.unique(seconds[np.array(is_import, bool)]))
+    return n_seconds >= _MIN_IMPORT_SECONDS and n_importing > _MOST_SECONDS * n_seconds
 
 
 def _reason(
