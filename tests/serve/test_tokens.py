@@ -146,6 +146,29 @@ def test_a_damaged_file_is_an_error_and_not_an_open_door(path: Path, content: st
         Tokens(path)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"id": []}, {"id": None}, {"scopes": [[]]}, {"sha256": 5}, {"sha256": "\u00e9"}, {"expires_at": []}],
+    ids=str,
+)
+def test_a_value_of_another_type_in_a_running_hub_refuses_every_token(path: Path, wrong: dict[str, object]):
+    tokens = Tokens(path)
+    authorization = f"Bearer {tokens.create(['read'], 'a')}"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "tokens": [content["tokens"][0] | wrong]}))
+    with pytest.raises(StorageFailed, match="damaged"):
+        tokens.identity(authorization)
+    path.write_text(json.dumps(content))
+    assert tokens.identity(authorization).tenant == "a"
+
+
+def test_a_file_nested_too_deeply_is_damaged(path: Path):
+    path.write_text("[" * 200_000)
+    path.chmod(0o600)
+    with pytest.raises(StorageFailed, match="damaged"):
+        Tokens(path)
+
+
 def test_a_file_of_a_newer_version_is_refused(path: Path):
     path.write_text(json.dumps({"format": 2, "tokens": []}))
     path.chmod(0o600)

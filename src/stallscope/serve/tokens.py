@@ -17,10 +17,11 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stallscope.credentials import ANY_TOKEN, shown_path
 from stallscope.errors import (
@@ -291,14 +292,26 @@ def _read(path: Path) -> dict[str, Entry]:
         content = json.loads(path.read_text())
         if content["format"] > _FORMAT:
             raise TokensUnreadable(f"{path} was written by a newer stallscope; use that version")
-        rows = [Entry(**{**row, "scopes": tuple(row["scopes"])}) for row in content["tokens"]]
+        rows = {row["id"]: _entry(row) for row in content["tokens"]}
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TokensUnreadable(
             f"{path} is damaged ({error}); restore it, or remove it and create new tokens"
         ) from error
-    return {row.id: row for row in rows}
+    return rows
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    """The entry of a row of the file. Raises TypeError for a value of another type."""
+    entry = Entry(**{**row, "scopes": tuple(row["scopes"])})
+    texts = (entry.id, entry.tenant, entry.sha256, *entry.scopes)
+    times = (time for time in (entry.created_at, entry.expires_at, entry.revoked_at) if time is not None)
+    if not all(isinstance(text, str) and text.isascii() for text in texts):
+        raise TypeError("a token has a text of another form")
+    if not all(isinstance(time, int | float) for time in times):
+        raise TypeError("a token has a time of another form")
+    return entry
 
 
 def _written(entries: Iterable[Entry]) -> bytes:
