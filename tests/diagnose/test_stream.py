@@ -27,7 +27,7 @@ from stallscope.synth import Capture, HostStall, Schedule, simulate
 from stallscope.synth import Job as SimulatedJob
 from stallscope.synth.fault_scenarios import healthy, scene
 
-from .builders import MS, Call, Gone, Job, dp_trace, every, trace_of
+from .builders import MS, Call, Gone, Job, dp_trace, every, trace_of, where
 from .cutting import Cut, Hand, batches, told
 from .reports import blamed, report_of
 from .test_recordings import FOLDER, TRUTHS
@@ -224,6 +224,25 @@ def test_each_row_is_looked_at_a_bounded_number_of_times():
     allowed = SMALL.max_evaluations * len(trace.collectives) + (4 - n_evaluations) * ROWS_OF_A_LOOK
     assert n_evaluations > 10
     assert n_rows <= allowed
+
+
+def test_ranks_that_fall_silent_one_after_the_other_are_checked_a_bounded_number_of_times():
+    """As of agents that are behind: each has sent all rows up to a moment of its own."""
+    n_ranks, apart_ns = 32, 20 * MS
+    whole = dp_trace(n_ranks=n_ranks, n_steps=500)
+    rows = whole.collectives
+    last_ns = int(rows["ts_ns"].max())
+    ranks = np.unique(rows["pid"], return_inverse=True)[1]
+    trace = where(whole, rows["ts_ns"] < last_ns - apart_ns * (n_ranks - ranks))
+    stream = Stream(clock=Hand(last_ns))
+    stream.feed(replace(trace, ends_ns=tuple(UNKNOWN for _ in trace.ends_ns)))
+    before, _ = stream.n_evaluations
+    n_ticks = 2000
+    for tick in range(n_ticks):
+        stream.tick(last_ns + tick * apart_ns)
+    n_checks = stream.n_evaluations[0] - before
+    assert 0 < n_checks < n_ranks
+    assert stream.report().verdicts
 
 
 def other_job(trace: Trace, node: str) -> Trace:

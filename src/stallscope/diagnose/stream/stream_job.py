@@ -53,6 +53,7 @@ _EVERY_BEHIND = 2  # ... and where the stream is behind
 _GROWTH = 1.5  # a job with too few steps is evaluated again with this many times the rows
 _QUIET_NS = 2_000_000_000  # agents send about once a second
 _RARELY_NS = 50_000  # for each row: evaluations of quiet jobs use a few percent of a core
+_LOOK_NS = 10_000  # for each row, between checks for a hang: ranks whose agents are behind fall silent again and again
 _MIN_ROWS = 12  # of each process: fewer show no pattern
 _MAX_ONE_OFF_DELAYS = 8  # long delays of a rank that happened once
 _MAX_ROWS_WITHOUT_ROUNDS = 1 << 14  # rows of other tables, of a job without collectives
@@ -92,6 +93,7 @@ class Job:
     _begin_ns: dict[int, int] = field(default_factory=dict)
     _alive_ns: dict[int, tuple[int, int]] = field(default_factory=dict)
     _evaluated_at_ns: int = 0
+    _looked_at_ns: int = 0
     _newest_ns: dict[ProcessKey, int] = field(default_factory=dict)
     _allowance: float = float(_BURST * _FIXED_ROWS)
     _n_since: int = 0
@@ -321,9 +323,12 @@ class Job:
         ended = self._ended(nodes)
         now_ns = self._now_ns(nodes, at_ns)
         silent = [now_ns[member[0]] - ns for member, ns in last.items() if member not in ended]
-        patient = not self.silence.is_due(silent, has_ended_process=bool(ended), limits=self.limits)
-        if patient and not is_last:
+        if not is_last and (
+            at_ns - self._looked_at_ns < self.rows.n * _LOOK_NS
+            or not self.silence.is_due(silent, has_ended_process=bool(ended), limits=self.limits)
+        ):
             return self._resumed(at_ns)
+        self._looked_at_ns = at_ns
         if any(incident.candidate.sort.startswith("mismatch") for incident in self.incidents.open):
             return []
         self.rows.fold()
