@@ -1,6 +1,7 @@
 """Parts of a trace: by time, by rounds, by annotations; on every table, and without changing the file."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,13 @@ def test_wall_times_bound_it(db, trace):
     rounds = rounds_of(db, Part(from_wall_ns=begin + EPOCH_NS, to_wall_ns=end + EPOCH_NS))
     assert rounds == set(range(30, 60))
     assert rounds_of(db, Part(to_wall_ns=begin + EPOCH_NS)) == set(range(30))
+
+
+def test_a_start_after_the_end_of_the_trace_is_an_error_with_the_end(db, trace):
+    last_ns = int(trace.collectives["ts_ns"].max()) + EPOCH_NS
+    end = datetime.fromtimestamp(last_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M")
+    with pytest.raises(NotFound, match=f"the trace ends at {end}"):
+        node.read(db, part=Part(from_wall_ns=last_ns + 3600 * 10**9))
 
 
 def test_events_after_a_part_are_excluded_from_it(trace, tmp_path):

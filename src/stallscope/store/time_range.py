@@ -8,6 +8,7 @@ import sqlite3
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
 
 from stallscope.errors import NotFound
@@ -45,16 +46,24 @@ class Part:
 def windows(db: sqlite3.Connection, part: Part) -> dict[int, list[Window]]:
     """The windows of a part, for every node of the trace.
 
-    Raises NotFound for steps or a phase without annotations.
+    Raises NotFound for steps or a phase without annotations, and for a start after the end of the trace.
     """
     nodes = [node for (node,) in db.execute("SELECT node FROM nodes")]
     windows_by_node: dict[int, list[Window]] = {node: [_ALWAYS] for node in nodes}
-    if part.since_ns is not None:
+    latest: dict[int, int] = {}
+    if part.since_ns is not None or part.from_wall_ns is not None:
         latest = dict(db.execute(files("stallscope.store").joinpath("sql", "latest.sql").read_text()))
+    if part.since_ns is not None:
         windows_by_node = {node: [(latest.get(node, 0) - part.since_ns, _ALWAYS[1])] for node in nodes}
     if part.last_rounds is not None:
         windows_by_node = _intersect(windows_by_node, _last_rounds(db, nodes, part.last_rounds))
     clocks = {node: _WallTime(db, node) for node in nodes}
+    last_ns = [wall_ns for node, ns in latest.items() if (wall_ns := clocks[node].wall_ns(ns)) is not None]
+    if part.from_wall_ns is not None and last_ns and max(last_ns) < part.from_wall_ns:
+        end = datetime.fromtimestamp(max(last_ns) // 10**9, UTC)
+        raise NotFound(
+            f"the trace ends at {end:%Y-%m-%dT%H:%M:%S} UTC, before the selected part; select an earlier time"
+        )
     if part.from_wall_ns is not None or part.to_wall_ns is not None:
         windows_by_node = _intersect(
             windows_by_node,
