@@ -577,6 +577,26 @@ def test_a_full_pipe_in_another_process_of_the_engine_is_named():
     assert verdict.evidence.line == "/srv/log.py:4 log"
 
 
+@pytest.mark.parametrize("is_loop_followed", [True, False])
+def test_an_event_loop_that_has_just_been_woken_does_not_hold_the_interpreter_lock(is_loop_followed):
+    engine = EngineTrace()
+    for second in range(5, 15):
+        engine.sample(second * SECOND, Category.NET, "/srv/app.py:9 serve", role=SampleRole.SAME_PROCESS)
+    for i in LATE:
+        begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
+        engine.off(begin_ns, end_ns, Category.LOCK)
+        if is_loop_followed:
+            for before_ns, after_ns in ((begin_ns - 500 * MS, begin_ns), (end_ns, end_ns + 500 * MS)):
+                engine.off(before_ns, after_ns, Category.NET, tid=PID + 1)
+        spins = {"role": SampleRole.SAME_PROCESS, "tid": 100 * i}
+        loop = {"role": SampleRole.SAME_PROCESS, "tid": PID + 1 if is_loop_followed else 100 * i + 1, "n": 20}
+        engine.sample(begin_ns, Category.ON_CPU, "/srv/stats.py:3 spin", **spins)
+        engine.sample(
+            begin_ns, Category.ON_CPU, "/usr/lib/python3.11/selectors.py:468 EpollSelector.select", **loop
+        )
+    assert the_verdict(engine).evidence.line == "/srv/stats.py:3 spin"
+
+
 def test_the_thread_that_ran_for_the_delay_holds_the_interpreter_lock():
     engine = EngineTrace()
     spins = {"role": SampleRole.SAME_PROCESS, "tid": PID + 1}

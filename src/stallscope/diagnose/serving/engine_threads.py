@@ -4,6 +4,7 @@ An interval off the CPU is known from 1 ms on. Samples are counted per second, s
 The sampler slows down if an engine has many Python processes, so a sample stands for the time since the last sample.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ FILE_LOCKS = (72, 73)
 
 WRITES = (1, 20)
 """write, writev: to a socket, a pipe or a file."""
+
+_EVENT_WAIT = re.compile(r"/selectors\.py:\d+ ")
 
 _SECOND_NS = 10**9
 _MAX_SAMPLE_NS = 3 * _SECOND_NS
@@ -171,7 +174,7 @@ class Threads:
         for row in rows:
             frames = self.trace.stacks.get(int(row["stack"]), ()) if row["stack"] != UNKNOWN else ()
             # A thread on the CPU in a wait has just been woken.
-            if (line := user_line(frames)) and not LOCKS.search(frames[0]):
+            if (line := user_line(frames)) and not LOCKS.search(frames[0]) and not waits_for_events(line):
                 out.setdefault(function(line), Counter())[line] += int(row["ns"])
         return out
 
@@ -261,6 +264,11 @@ def overlap_ns(rows: Array, begin_ns: int, end_ns: int) -> Array:
     """The time of each row within the interval: int64 (n,)."""
     begins = np.maximum(rows["ts_ns"], begin_ns)
     return np.maximum(np.minimum(rows["ts_ns"] + rows["duration_ns"], end_ns) - begins, 0)
+
+
+def waits_for_events(line: str) -> bool:
+    """Whether the innermost line of a thread is the wait of an event loop: on a CPU, it has just been woken."""
+    return bool(_EVENT_WAIT.search(line))
 
 
 def most_of_a_thread(rows: Array, begin_ns: int, end_ns: int) -> int:

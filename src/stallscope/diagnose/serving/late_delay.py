@@ -14,6 +14,7 @@ from stallscope.diagnose.serving.engine_threads import (
     Threads,
     most_of_a_thread,
     overlap_ns,
+    waits_for_events,
 )
 from stallscope.diagnose.serving.late_requests import Late
 from stallscope.diagnose.serving.request_path import Part, Segment, parts, path
@@ -264,7 +265,9 @@ class Delay:
                 *span, pid=pid, tids=[tid], category=Category.ON_CPU, is_sampled=is_sampled
             )
             share = ns / (span[1] - span[0])
-            if line and self._share_outside(tid, *followed) < HALF * share:
+            if not line or waits_for_events(line):
+                continue
+            if self._share_outside(tid, *followed) < HALF * share:
                 return RunningThread(pid, line)
         return None
 
