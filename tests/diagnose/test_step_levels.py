@@ -46,6 +46,17 @@ def test_steps_that_become_shorter_are_not_a_slowdown() -> None:
     assert shifted_levels(batches(100, seed=2, cut=45, factor=0.8), Thresholds()) is None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_longer_than_a_few_short_steps_at_the_start_are_not_a_slowdown(seed: int) -> None:
+    """A host runs ahead of its GPU until its launch queue is full, and again after a save."""
+    rng = np.random.default_rng(seed)
+    steps = 4e6 * np.exp(0.005 * rng.standard_normal(60))
+    steps[:5] *= rng.uniform(0.45, 0.55, 5)
+    steps[45] *= 9
+    steps[46:] *= rng.uniform(0.55, 0.66, 14)
+    assert shifted_levels(steps, Thresholds()) is None
+
+
 @pytest.mark.parametrize("change_share", [1.0, 2.5])
 def test_no_change_is_large_enough_for_a_high_limit(change_share: float) -> None:
     limits = replace(Thresholds(), change_share=change_share)

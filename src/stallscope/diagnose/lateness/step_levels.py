@@ -21,6 +21,7 @@ _MAX_COMMON = (
 _MIN_LIKE = (
     0.85  # share of the steps with a similar length in their own part, and in the other part times the factor
 )
+_MIN_SHIFTED = 0.5  # share of the earlier steps that occur later with the factor: some lengths are rare
 _MAX_FACTOR = 2.0
 _FACTOR_STEP = 0.005
 
@@ -64,11 +65,18 @@ def _cut(is_like: Array, n_least: int) -> int:
 
 
 def _shift(before: Array, after: Array, *, least: float) -> float | None:
-    """The logarithm of the factor by which most later steps are longer than earlier steps; None without one."""
+    """The logarithm of the factor by which most later steps are longer than earlier steps; None without one.
+
+    Most earlier steps must occur later with this factor: the steps of a job that becomes faster may be longer than a
+    few short steps at its start.
+    """
     shifts = np.arange(least, np.log(_MAX_FACTOR), _FACTOR_STEP)
     if not len(shifts):  # the smallest change that counts is larger than any that is searched for
         return None
     apart = after[:, None] - before
-    shares = np.array([(np.abs(apart - shift) <= _LIKE).any(axis=1).mean() for shift in shifts.tolist()])
+    is_like = [np.abs(apart - shift) <= _LIKE for shift in shifts.tolist()]
+    shares = np.array([each.any(axis=1).mean() for each in is_like])
+    shifted = np.array([each.any(axis=0).mean() for each in is_like])
+    shares[shifted < _MIN_SHIFTED] = 0.0
     best = shares >= max(float(shares.max()), _MIN_LIKE)
     return float(np.median(shifts[best])) if best.any() else None
