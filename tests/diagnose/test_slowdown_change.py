@@ -85,6 +85,11 @@ def test_a_change_of_few_steps_with_several_waits_is_reported():
     assert only(report_of(with_several_waits(24, delays))).kind == "change"
 
 
+def test_an_early_change_of_few_steps_with_several_waits_is_reported():
+    delays = tuple(Delay(rank, step, 4 * MS, Category.IO) for step in range(8, 20) for rank in range(2))
+    assert only(report_of(with_several_waits(20, delays))).kind == "change"
+
+
 @pytest.mark.parametrize(("every", "length", "factor"), [(50, 10, 1.5), (100, 25, 1.3), (20, 1, 30.0)])
 def test_recurring_phases_are_not_a_change(every: int, length: int, factor: float):
     """Evaluations of several steps, the last of them at the end of the job; checkpoints."""

@@ -32,6 +32,7 @@ _STEPS_AHEAD = 64  # steps per sum if hosts run ahead: single steps show only th
 _BLOCK_STEPS, _FEWEST_BLOCKS, _MAX_BLOCKS = 5, 4, 40
 _MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
+_FEW_SPREADS = 8.0  # the same where fewer than six steps are before the change
 _ERRORS = 5.0  # standard errors that a shift of random steps must exceed
 _MAX_MEMORY = 0.25  # correlation of successive steps up to which they vary at random
 _OUTLIER_SPREADS = 3.0  # robust deviations beyond which a random step is clipped
@@ -294,10 +295,9 @@ def _cut_of_steps(
     like = _of_one_kind(steps.duration_ns, steps.kind, until=cut)
     if _is_lasting(like, cut, limits) or (may_vary and _is_shift(like, cut, limits)):
         return cut, like
-    if least <= _FEWEST_BEFORE:
-        return None
-    cut = _change(summed, _FEWEST_BEFORE)
-    is_early = cut < least and _is_lasting(summed, cut, limits)
+    is_long = least > _FEWEST_BEFORE
+    cut = _change(summed, _FEWEST_BEFORE if is_long else _FEWEST_BLOCKS)
+    is_early = cut < least and _is_lasting(summed, cut, limits, spreads=_SPREADS if is_long else _FEW_SPREADS)
     return (cut, summed) if is_early and summed[:cut].max() < summed[cut:].min() else None
 
 
@@ -391,7 +391,9 @@ def _error_of_means(values: Array, cut: int) -> float:
     return 2.0 * sum(float(part.var()) / len(part) for part in (values[:cut], values[cut:])) ** 0.5
 
 
-def _is_lasting(values: Array, cut: int, limits: Thresholds, *, of_ns: float | None = None) -> bool:
+def _is_lasting(
+    values: Array, cut: int, limits: Thresholds, *, of_ns: float | None = None, spreads: float = _SPREADS
+) -> bool:
     """Whether the values after the cut are larger by more than the variation of blocks, and for the first time.
 
     They must be larger by a share of of_ns, by default of the values before the cut.
@@ -408,7 +410,7 @@ def _is_lasting(values: Array, cut: int, limits: Thresholds, *, of_ns: float | N
     odd = (before >= middle).mean(), (after <= middle).mean()
     deviations = np.concatenate([before - low, after - high])
     spread = 1.4826 * float(np.median(np.abs(deviations)))
-    return max(odd) <= _MAX_ODD_SHARE and high - low >= _SPREADS * spread
+    return max(odd) <= _MAX_ODD_SHARE and high - low >= spreads * spread
 
 
 def _is_shift(values: Array, cut: int, limits: Thresholds) -> bool:
