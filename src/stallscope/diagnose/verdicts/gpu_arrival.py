@@ -232,7 +232,7 @@ def _late_share(trace: Trace, verdict: Verdict) -> float:
     late_ns = (verdict.evidence.n_late_steps or 0) * 1e6 * (verdict.late_ms or {"median": 0.0})["median"]
     hosts = trace.collectives
     spans_ns = [int(np.ptp(hosts["ts_ns"][hosts["node"] == node])) for node in np.unique(hosts["node"])]
-    return late_ns / max(*spans_ns, 1)
+    return late_ns / max([*spans_ns, 1])
 
 
 def _idle_shares(case: Case) -> dict[int, float]:
