@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 import sys
 from urllib.parse import urlsplit
 
@@ -235,7 +236,9 @@ def test_an_error_is_the_same_on_every_way(there, token, shell, name, arguments,
     if all(isinstance(value, str | dict) for value in arguments.values()) and "rank" not in arguments:
         done = asked_in_shell(shell, name, arguments)
         assert isinstance(done.exception, StallscopeError)
-        assert (kind_of(type(done.exception)), str(done.exception)) == (kind, message)
+        # Advice names the command.
+        advised = re.sub(r"fleet\.cluster\.(\w+) lists", r"`stallscope ask \1` lists", message)
+        assert (kind_of(type(done.exception)), str(done.exception)) == (kind, advised)
 
 
 def test_a_missing_scope_is_reported_on_every_interface(there, tmp_path):
