@@ -6,8 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,9 @@ from stallscope.capture.process.wait_objects import (
     BlockedCall,
     WaitObjects,
 )
+
+from ..memory_disk import memory_disk
+from ..patience import until
 
 CLOCK_NANOSLEEP, FUTEX = 230, 202
 _WAITING = {
@@ -67,13 +70,23 @@ def waiting(kind: str, at: str) -> Iterator[int]:
 
 def blocked_call(pid: int, word: str) -> BlockedCall:
     """The call that a process is blocked in, once its object contains a word."""
-    end_s = time.monotonic() + 20
-    while time.monotonic() < end_s:
-        blocked = WaitObjects(time.monotonic_ns).blocked_call(pid, pid)
-        if blocked and word in blocked.object:
-            return blocked
-        time.sleep(0.02)
-    pytest.fail(f"process {pid} is not blocked on {word}: {blocked}")
+    return _blocked(pid, lambda blocked: word in blocked.object)
+
+
+def blocked_in(pid: int, nr: int) -> BlockedCall:
+    """The call that a process is blocked in, once it is this system call."""
+    return _blocked(pid, lambda blocked: blocked.nr == nr)
+
+
+def _blocked(pid: int, is_wanted: Callable[[BlockedCall], bool]) -> BlockedCall:
+    def present() -> BlockedCall | None:
+        return WaitObjects(time.monotonic_ns).blocked_call(pid, pid)
+
+    def wanted() -> BlockedCall | None:
+        blocked = present()
+        return blocked if blocked and is_wanted(blocked) else None
+
+    return until(wanted, seconds=20, state=lambda: f"process {pid} is in another call: {present()}")
 
 
 def test_the_peer_of_a_unix_socket_is_found():
@@ -172,17 +185,8 @@ def test_a_lock_that_a_sleeping_process_may_poll_is_named_with_its_holder(tmp_pa
 @pytest.fixture
 def two_file_systems(tmp_path: Path) -> Iterator[list[Path]]:
     """Two new file systems, whose first files have the same inode number."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount file systems")
-    folders = [tmp_path / "a", tmp_path / "b"]
-    with ExitStack() as stack:
-        for folder in folders:
-            folder.mkdir()
-            made = subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True, text=True)
-            if made.returncode:
-                pytest.skip(f"cannot mount here: {made.stderr.strip()}")
-            stack.callback(subprocess.run, ["umount", "--lazy", folder], check=True)
-        yield folders
+    with memory_disk(tmp_path / "a") as first, memory_disk(tmp_path / "b") as second:
+        yield [first, second]
 
 
 def test_a_lock_on_a_file_of_another_file_system_with_the_same_inode_is_not_polled(two_file_systems):
@@ -191,12 +195,7 @@ def test_a_lock_on_a_file_of_another_file_system_with_the_same_inode_is_not_poll
     with locked.open("w") as file, waiting("lock", str(used)) as pid:
         fcntl.lockf(file, fcntl.LOCK_EX)
         assert used.stat().st_ino == locked.stat().st_ino
-        end_s = time.monotonic() + 20
-        objects = WaitObjects(time.monotonic_ns)
-        while not (blocked := objects.blocked_call(pid, pid)) or blocked.nr != CLOCK_NANOSLEEP:
-            assert time.monotonic() < end_s
-            time.sleep(0.02)
-        assert not blocked.object
+        assert not blocked_in(pid, CLOCK_NANOSLEEP).object
 
 
 def test_the_holder_of_a_lock_is_not_sought_on_another_file_system(two_file_systems):
@@ -206,8 +205,7 @@ def test_the_holder_of_a_lock_is_not_sought_on_another_file_system(two_file_syst
     first, second = map(str, paths)
     with paths[0].open() as file, waiting("exclusive", second) as holder:
         fcntl.flock(file, fcntl.LOCK_EX)
-        while f" {holder} " not in Path("/proc/locks").read_text():
-            time.sleep(0.02)
+        until(lambda: f" {holder} " in Path("/proc/locks").read_text())
         for path, pid in (first, os.getpid()), (second, holder):
             with waiting("exclusive", path) as waiter:
                 assert str(pid) in blocked_call(waiter, "lock on").object.split()
@@ -220,35 +218,21 @@ def test_a_process_that_has_inherited_a_locked_file_does_not_wait_for_it(tmp_pat
         assert "python" in blocked_call(pid, "end of").object
         objects = WaitObjects(time.monotonic_ns)
         (child,) = objects.children(pid)
-        end_s = time.monotonic() + 20
-        while not (blocked := objects.blocked_call(child, child)) or blocked.nr != CLOCK_NANOSLEEP:
-            assert time.monotonic() < end_s
-            time.sleep(0.02)
-        assert not blocked.object
+        assert not blocked_in(child, CLOCK_NANOSLEEP).object
 
 
 def test_a_lock_in_shared_memory_differs_from_a_lock_of_threads():
     with waiting("shared", "") as pid:
         assert blocked_call(pid, SHARED_LOCK).nr == FUTEX
     with waiting("thread", "") as pid:
-        end_s = time.monotonic() + 20
-        while True:
-            blocked = WaitObjects(time.monotonic_ns).blocked_call(pid, pid)
-            if blocked and blocked.nr == FUTEX:
-                assert not blocked.object
-                return
-            assert time.monotonic() < end_s
-            time.sleep(0.02)
+        assert not blocked_in(pid, FUTEX).object
 
 
 def test_the_workers_of_a_fork_server_are_workers_of_the_process():
-    with waiting("forkserver", "") as pid:
+    def calls() -> list[int]:
         objects = WaitObjects(time.monotonic_ns)
-        end_s = time.monotonic() + 20
-        while True:
-            blocked = [objects.blocked_call(worker, worker) for worker in objects.workers(pid)]
-            if any(call and call.nr == CLOCK_NANOSLEEP for call in blocked):
-                return
-            assert time.monotonic() < end_s
-            time.sleep(0.05)
-            objects = WaitObjects(time.monotonic_ns)
+        blocked = [objects.blocked_call(worker, worker) for worker in objects.workers(pid)]
+        return [call.nr for call in blocked if call]
+
+    with waiting("forkserver", "") as pid:
+        until(lambda: CLOCK_NANOSLEEP in calls(), seconds=20)

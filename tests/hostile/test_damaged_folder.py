@@ -1,7 +1,5 @@
 """A hub whose disk is full or whose token file is damaged, while an honest agent sends: no row may be lost."""
 
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.hub.test_hub import CLOCK, collectives
+from tests.memory_disk import memory_disk
 from tests.patience import until
 
 from stallscope.exporters.hub_output import HubOutput, Target
@@ -25,16 +24,8 @@ ROWS = 50
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MB."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a file system")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(disk)]
-    made = subprocess.run(command, capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"cannot mount here: {made.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
+    with memory_disk(tmp_path / "disk", size="24m") as disk:
+        yield disk
 
 
 def fill(disk: Path) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from stallscope.diagnose import diagnose
 from stallscope.events.layout import UNKNOWN
 from stallscope.store import node
 
+from ..memory_disk import memory_disk
 from ..patience import PATIENCE_S
 
 pytestmark = [pytest.mark.bpf, pytest.mark.compiler, pytest.mark.live]
@@ -190,10 +191,7 @@ def test_a_file_that_is_not_a_trace_is_left_unchanged(agent, tmp_path):
 
 
 def test_a_full_disk_ends_the_trace_and_stored_rows_remain(agent, job, only, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "x", str(small)], check=True)
-    try:
+    with memory_disk(tmp_path / "small") as small:
         job = job(seconds=600)
         tracer = agent("--db", str(small / "trace.db"), *only(job))
         tracer.says("attached", "libnccl")
@@ -204,6 +202,4 @@ def test_a_full_disk_ends_the_trace_and_stored_rows_remain(agent, job, only, tmp
         assert "full" in last
         assert len(node.read(small / "trace.db").collectives) > 0
         assert not any("Traceback" in line for line in tracer.lines())
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
     assert os.path.ismount(small) is False

@@ -1,7 +1,6 @@
 """Damaged files, full disks, places that cannot be written: one clear error each, and nothing stored is lost."""
 
 import errno
-import os
 import random
 import sqlite3
 import subprocess
@@ -19,6 +18,7 @@ from stallscope.store import node
 from stallscope.store.node import NodeTrace
 
 from ..diagnose.builders import dp_trace
+from ..memory_disk import memory_disk
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +31,8 @@ def whole(tmp_path_factory) -> bytes:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small file system")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"cannot mount here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with memory_disk(tmp_path / "small") as folder:
+        yield folder
 
 
 def rows(n: int, first: int = 0) -> np.ndarray:
