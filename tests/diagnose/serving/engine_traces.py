@@ -63,6 +63,16 @@ class EngineTrace:
             row[name] = value
         self.offcpu.append(row)
 
+    def runs_between(self, begin_ns: int, end_ns: int, category: Category, **values: object) -> None:
+        """A thread that is off the CPU for half a second before and after a delay, but not during it."""
+        for before_ns, after_ns in ((begin_ns - SECOND // 2, begin_ns), (end_ns, end_ns + SECOND // 2)):
+            self.off(before_ns, after_ns, category, **values)
+
+    def serves(self) -> None:
+        """Samples of the loop that waits for requests, in ten seconds."""
+        for second in range(5, 15):
+            self.sample(second * SECOND, Category.NET, "/srv/app.py:9 serve", role=SampleRole.SAME_PROCESS)
+
     def sample(self, at_ns: int, category: Category, frame: str = "", **values: object) -> None:
         """Ten samples in the second of a moment."""
         row = layout.empty(layout.SAMPLES, 1)

@@ -580,14 +580,12 @@ def test_a_full_pipe_in_another_process_of_the_engine_is_named():
 @pytest.mark.parametrize("is_loop_followed", [True, False])
 def test_an_event_loop_that_has_just_been_woken_does_not_hold_the_interpreter_lock(is_loop_followed):
     engine = EngineTrace()
-    for second in range(5, 15):
-        engine.sample(second * SECOND, Category.NET, "/srv/app.py:9 serve", role=SampleRole.SAME_PROCESS)
+    engine.serves()
     for i in LATE:
         begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
         engine.off(begin_ns, end_ns, Category.LOCK)
         if is_loop_followed:
-            for before_ns, after_ns in ((begin_ns - 500 * MS, begin_ns), (end_ns, end_ns + 500 * MS)):
-                engine.off(before_ns, after_ns, Category.NET, tid=PID + 1)
+            engine.runs_between(begin_ns, end_ns, Category.NET, tid=PID + 1)
         spins = {"role": SampleRole.SAME_PROCESS, "tid": 100 * i}
         loop = {"role": SampleRole.SAME_PROCESS, "tid": PID + 1 if is_loop_followed else 100 * i + 1, "n": 20}
         engine.sample(begin_ns, Category.ON_CPU, "/srv/stats.py:3 spin", **spins)
@@ -604,8 +602,7 @@ def test_the_thread_that_ran_for_the_delay_holds_the_interpreter_lock():
     for i in LATE:
         begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
         engine.off(begin_ns, end_ns, Category.LOCK)
-        for before_ns, after_ns in ((begin_ns - 500 * MS, begin_ns), (end_ns, end_ns + 500 * MS)):
-            engine.off(before_ns, after_ns, Category.SLEEP, tid=PID + 1)
+        engine.runs_between(begin_ns, end_ns, Category.SLEEP, tid=PID + 1)
         engine.sample(begin_ns, Category.ON_CPU, "/srv/stats.py:3 spin", **spins)
         engine.sample(begin_ns, Category.ON_CPU, "/srv/app.py:5 write", **others)
     assert the_verdict(engine).evidence.line == "/srv/stats.py:3 spin"
@@ -621,8 +618,7 @@ def test_a_thread_that_other_requests_do_not_wait_for_computes_the_late_request(
         # A thread that the ledger does not follow wakes the serving thread.
         engine.off(begin_ns, end_ns, Category.NET, waker_pid=PID, waker_tid=PID + 9)
         engine.off(begin_ns, end_ns, Category.LOCK, tid=PID + 3)
-        for before_ns, after_ns in ((begin_ns - 500 * MS, begin_ns), (end_ns, end_ns + 500 * MS)):
-            engine.off(before_ns, after_ns, Category.SLEEP, tid=PID + 1)
+        engine.runs_between(begin_ns, end_ns, Category.SLEEP, tid=PID + 1)
         engine.sample(begin_ns, Category.ON_CPU, "/srv/tokens.py:3 merge", **computes)
         engine.sample(begin_ns, Category.ON_CPU, "/srv/app.py:5 write", **noise)
         if others_are_in_time:
@@ -635,8 +631,7 @@ def test_a_thread_that_other_requests_do_not_wait_for_computes_the_late_request(
 @pytest.mark.parametrize("is_waker_known", [True, False])
 def test_threads_that_run_for_short_times_without_the_interpreter_lock_do_not_hold_it(is_waker_known):
     engine = EngineTrace()
-    for second in range(5, 15):
-        engine.sample(second * SECOND, Category.NET, "/srv/app.py:9 serve", role=SampleRole.SAME_PROCESS)
+    engine.serves()
     for i in LATE:
         begin_ns, end_ns = engine.late_gap(i, DELAY_NS)
         holder, *others = range(100 * i, 100 * i + 13)
