@@ -70,7 +70,7 @@ def _current_stack(pid: int, objects: WaitObjects, files: Files, proc: Path) -> 
 
 
 def _main_or_busiest(target: Target, proc: Path) -> tuple[int, tuple[str, ...]]:
-    """The main thread and its frames; while it waits for another thread, the one with the most CPU time."""
+    """The main thread and its frames; while it waits for another thread, the thread with the most CPU time."""
     pid = target.pid
     try:
         frames = target.current_stacks([pid], peek=None, proc=proc).get(pid, ())
