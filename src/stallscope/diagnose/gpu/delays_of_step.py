@@ -1,6 +1,6 @@
 """The delay that a GPU causes in a step, over all rounds of the step.
 
-GPUs leave a round together, so a slow GPU is late anew in each round. Where a step has many short rounds, each delay is
+GPUs leave a round together, so a slow GPU is late in each round. Where a step has many short rounds, each delay is
 small, and their sum is not. Delays and advances of the same GPU cancel out, as uneven work varies around a mean.
 """
 
@@ -13,7 +13,7 @@ from stallscope.events.layout import Array
 
 
 def with_sums(table: Cells, late_ns: Array) -> Cells:
-    """The steps with the sum of their delays, as far as the GPU's own excess explains it.
+    """The steps with the sum of their delays, at most the GPU's own excess in the step.
 
     late_ns: float64 (n,), the lateness of each row of the timeline; nan where it is unknown.
     """

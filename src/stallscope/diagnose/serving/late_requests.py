@@ -137,7 +137,7 @@ def _after_end_ns(rows: Array) -> Array:
 
 
 def waits_for_room(rows: Array) -> bool:
-    """Whether requests begin when another one ends: the engine answers no more requests at once.
+    """Whether requests begin when other requests end: the engine answers no more requests at once.
 
     First tokens follow the ends of other requests more exactly than the arrivals of their own, and while requests wait,
     the number of requests that receive tokens stays the same. The number varies if the engine does not answer in the

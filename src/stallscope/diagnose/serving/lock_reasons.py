@@ -45,7 +45,7 @@ def interpreter_lock(delay: Delay) -> Reason | None:
 def _on_path(delay: Delay, pid: int, waiting: list[int]) -> RunningThread | None:
     """The thread that released the lock, if it had the lock for half of the delay and was sampled at work for as long.
 
-    Other threads may run meanwhile without the lock, in native code.
+    Other threads may run at the same time without the lock, in native code.
     """
     span, times = (delay.begin_ns, delay.end_ns), Counter[int]()
     for each in delay.path:
