@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from stallscope.capture.process.process_identity import parent_pid, small_file
 from stallscope.capture.process.unix_peer import unix_peer
 from stallscope.capture.stacks.memory import Memory, Unreadable
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 _CACHE_NS = 3 * 10**9
 _PEER_CACHE_NS = 60 * 10**9
@@ -117,15 +120,34 @@ class FileLock(NamedTuple):
 
 
 @dataclass
+class _Recent(Generic[Key, Value]):
+    """Values that are made again when they are older than max_age_ns."""
+
+    max_age_ns: int
+    _known: dict[Key, tuple[int, Value]] = field(default_factory=dict)
+
+    def get(self, key: Key, now_ns: int, make: Callable[[], Value]) -> Value:
+        known = self._known.get(key)
+        if known and now_ns - known[0] < self.max_age_ns:
+            return known[1]
+        value = make()
+        if len(self._known) >= _MAX_CACHED:
+            self._known.clear()
+        self._known[key] = now_ns, value
+        return value
+
+
+@dataclass
 class WaitObjects:
     """now_ns: a monotonic clock; the target of a descriptor is cached for some seconds."""
 
     now_ns: Callable[[], int]
     proc: Path = Path("/proc")
-    _cache: dict[tuple[int, int, int], tuple[int, str]] = field(default_factory=dict)
-    _peers: dict[tuple[int, str, bool], tuple[int, list[int]]] = field(default_factory=dict)
-    _files: dict[int, tuple[int, dict[str, Path]]] = field(default_factory=dict)
-    _fork_servers: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    _texts: _Recent[tuple[int, int, int], str] = field(default_factory=lambda: _Recent(_CACHE_NS))
+    _shared: _Recent[tuple[int, int], bool] = field(default_factory=lambda: _Recent(_PEER_CACHE_NS))
+    _peers: _Recent[tuple[int, str, bool], list[int]] = field(default_factory=lambda: _Recent(_PEER_CACHE_NS))
+    _files: _Recent[int, dict[str, Path]] = field(default_factory=lambda: _Recent(_CACHE_NS))
+    _fork_servers: _Recent[int, bool] = field(default_factory=lambda: _Recent(_CACHE_NS))
 
     def blocked_call(self, pid: int, tid: int, memory: Memory | None = None) -> BlockedCall | None:
         """The system call that a thread is blocked in, and its object; None while it runs or cannot be read."""
@@ -147,15 +169,8 @@ class WaitObjects:
             return ""
         if nr in _CHILD_WAITS:
             return self._child(pid, descriptor[0])
-        key, now_ns = (pid, nr, descriptor[0]), self.now_ns()
-        cached = self._cache.get(key)
-        if cached and now_ns - cached[0] < _CACHE_NS:
-            return cached[1]
-        if len(self._cache) >= _MAX_CACHED:
-            self._cache.clear()
-        text = self._description(pid, nr, descriptor[0])
-        self._cache[key] = now_ns, text
-        return text
+        (number,) = descriptor
+        return self._texts.get((pid, nr, number), self.now_ns(), lambda: self._description(pid, nr, number))
 
     def _operand(self, nr: int, arguments: list[int], memory: Memory | None) -> tuple[int] | None:
         """The descriptor, or the process waited for (0: any child)."""
@@ -260,14 +275,9 @@ class WaitObjects:
         ]
 
     def _is_fork_server(self, pid: int) -> bool:
-        known, now_ns = self._fork_servers.get(pid), self.now_ns()
-        if known and now_ns - known[0] < _CACHE_NS:
-            return known[1]
-        if len(self._fork_servers) >= _MAX_CACHED:
-            self._fork_servers.clear()
-        is_server = _FORK_SERVER in small_file(f"{self.proc}/{pid}/cmdline")
-        self._fork_servers[pid] = now_ns, is_server
-        return is_server
+        return self._fork_servers.get(
+            pid, self.now_ns(), lambda: _FORK_SERVER in small_file(f"{self.proc}/{pid}/cmdline")
+        )
 
     def program(self, pid: int) -> str:
         """Pid and command of a process: its name, and the file that a shell or an interpreter runs."""
@@ -290,17 +300,16 @@ class WaitObjects:
         Relatives are examined first, since most pipes lead to them. An end that is the standard input or output of a
         program comes before an end that a program has inherited. wants_reader: None for a socket, which has no ends.
         """
-        key, now_ns = (pid, target, bool(wants_reader)), self.now_ns()
-        cached = self._peers.get(key)
-        if not cached or now_ns - cached[0] >= _PEER_CACHE_NS:
-            if len(self._peers) >= _MAX_CACHED:
-                self._peers.clear()
+
+        def found() -> list[int]:
             peers = self._peers_among(self._relatives(pid), target, wants_reader)
-            if not peers:
-                everyone = (int(entry.name) for entry in self.proc.iterdir() if entry.name.isdecimal())
-                peers = self._peers_among((other for other in everyone if other != pid), target, wants_reader)
-            cached = self._peers[key] = now_ns, peers
-        started = dict.fromkeys(self._started(peer) for peer in cached[1])
+            if peers:
+                return peers
+            everyone = (int(entry.name) for entry in self.proc.iterdir() if entry.name.isdecimal())
+            return self._peers_among((other for other in everyone if other != pid), target, wants_reader)
+
+        peers = self._peers.get((pid, target, bool(wants_reader)), self.now_ns(), found)
+        started = dict.fromkeys(self._started(peer) for peer in peers)
         return [name for peer in started if (name := self.program(peer))]
 
     def _relatives(self, pid: int) -> list[int]:
@@ -369,14 +378,8 @@ class WaitObjects:
         """A lock in memory that other processes can share. (A thread that joins another thread also waits for an
         address that is not marked as private.)
         """
-        key, now_ns = (pid, _FUTEX, address), self.now_ns()
-        cached = self._cache.get(key)
-        if cached and now_ns - cached[0] < _PEER_CACHE_NS:
-            return cached[1]
-        if len(self._cache) >= _MAX_CACHED:
-            self._cache.clear()
-        self._cache[key] = now_ns, SHARED_LOCK if self._is_shared(pid, address) else ""
-        return self._cache[key][1]
+        is_shared = self._shared.get((pid, address), self.now_ns(), lambda: self._is_shared(pid, address))
+        return SHARED_LOCK if is_shared else ""
 
     def _is_shared(self, pid: int, address: int) -> bool:
         for line in _file_bytes(self.proc / str(pid) / "maps").splitlines():
@@ -418,19 +421,17 @@ class WaitObjects:
 
     def _open_files(self, pid: int) -> dict[str, Path]:
         """The regular files that a process has open, by inode: links to them."""
-        cached, now_ns = self._files.get(pid), self.now_ns()
-        if cached and now_ns - cached[0] < _CACHE_NS:
-            return cached[1]
-        files = {}
-        for link in _entries(self.proc / str(pid) / "fd"):
-            with suppress(OSError):
-                status = link.stat()
-                if stat.S_ISREG(status.st_mode):
-                    files[str(status.st_ino)] = link
-        if len(self._files) >= _MAX_CACHED:
-            self._files.clear()
-        self._files[pid] = now_ns, files
-        return files
+
+        def found() -> dict[str, Path]:
+            files = {}
+            for link in _entries(self.proc / str(pid) / "fd"):
+                with suppress(OSError):
+                    status = link.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        files[str(status.st_ino)] = link
+            return files
+
+        return self._files.get(pid, self.now_ns(), found)
 
     def _locks(self) -> list[FileLock]:
         """The locks that are held."""
