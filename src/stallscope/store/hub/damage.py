@@ -10,7 +10,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,13 +98,8 @@ class Damage:
         gap = {"from_us": latest_us, "to_us": noted_us, "found_us": time.time_ns() // 1000}
         self._gaps.append(gap)
         path = self._folder / GAPS_NAME
-        try:
-            with path.open("a") as file:
-                file.write(json.dumps(gap) + "\n")
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot write {path} ({error.strerror}); move it aside and start the hub again"
-            ) from error
+        with _writing(path), path.open("a") as file:
+            file.write(json.dumps(gap) + "\n")
         _LOG.error("%s", lost_commits(latest_us, noted_us))
 
     def warning(self, tenant: str) -> str:
@@ -121,6 +117,17 @@ class Damage:
         return " ".join(parts)
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raises StorageFailed where the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(
+            f"cannot write {path} ({error.strerror}); move it aside and start the hub again"
+        ) from error
+
+
 class Position:
     """Notes the last commit. Not synced: the note survives the end of the process, as the log itself does."""
 
@@ -129,12 +136,8 @@ class Position:
         path = folder / POSITION_NAME
         if path.exists() and not path.is_file():
             raise StorageFailed(f"{path} is not a file; move it aside and start the hub again")
-        try:
+        with _writing(path):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot write {path} ({error.strerror}); move it aside and start the hub again"
-            ) from error
 
     def note(self, received_us: int) -> None:
         """Note a commit that is on disk."""
