@@ -294,12 +294,17 @@ def _column(name: str, values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
     if pa.types.is_fixed_size_binary(kind):
         return _padded(values)
     if not pa.types.is_integer(kind):
-        return pa.concat_arrays([values, values.slice(0, 0)])  # a copy: see in_our_form()
+        return _copied(values)
     if name in _WORDS:
         return _worded(values, _WORDS[name])
     if name in _HASHES:
         return _hex(values)
     return _whole_numbers(values, may_be_unknown=may_be_unknown)
+
+
+def _copied(values: pa.Array) -> pa.Array:
+    """The values in memory of their own, see in_our_form()."""
+    return pa.concat_arrays([values, values.slice(0, 0)])
 
 
 def _whole_numbers(values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
@@ -312,7 +317,7 @@ def _whole_numbers(values: pa.Array, *, may_be_unknown: bool) -> pa.Array:
             values = pa.Array.from_buffers(pa.int64(), len(values), values.buffers(), offset=values.offset)
         if may_be_unknown:
             return pc.if_else(pc.equal(values, layout.UNKNOWN), pa.scalar(None, values.type), values)
-        return pa.concat_arrays([values, values.slice(0, 0)])
+        return _copied(values)
     numbers = np.asarray(values).astype(np.int64)
     is_unknown = numbers == layout.UNKNOWN if may_be_unknown else None
     return pa.array(numbers, mask=is_unknown if is_unknown is not None and is_unknown.any() else None)
