@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from stallscope.errors import BadInput
+from stallscope.errors import BadInput, remedy_for_extra
 from stallscope.events import layout
 from stallscope.events.layout import UNKNOWN, Array
 
@@ -125,7 +125,7 @@ class EngineSpans:
             from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
         except ImportError:
             raise BadInput(
-                "engine_spans_port needs the package opentelemetry-proto: pip install 'stallscope[export]'"
+                f"engine_spans_port needs the package opentelemetry-proto: {remedy_for_extra('export')}"
             ) from None
         self._request, self._response = (
             trace_service_pb2.ExportTraceServiceRequest,
