@@ -3,9 +3,9 @@
  * The layout of the shared memory between the plugin and the agent (src/stallscope/capture/gpu/nccl_ring.py).
  *
  * The memory has no file name: the agent opens the file descriptor of the process (/proc/PID/fd). The plugin writes
- * records and never waits for a reader. The agent writes `want`, `lease_ns` and
- * `n_switches`. A record is complete if its `number` is
- * its position plus one; an older number means that the writer has not finished, a newer one that the record is lost.
+ * records and never waits for a reader. The agent writes `want`, `lease_ns` and `n_switches`. A record is complete if
+ * its `number` is its position plus one; an older number means that the writer has not finished, a newer one that the
+ * record is lost.
  */
 #ifndef STALLSCOPE_RING_H
 #define STALLSCOPE_RING_H

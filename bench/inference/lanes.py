@@ -64,9 +64,8 @@ def unpack() -> None:
 def table(runs: list[dict]) -> str:
     lines = []
     for each in sorted(runs, key=lambda run: (run["fault"], run["kind"])):
-        summary = ([verdict["summary"] for verdict in each.get("verdicts") or []] or [each.get("error", "")])[
-            0
-        ]
+        summaries = (verdict["summary"] for verdict in each.get("verdicts") or [])
+        summary = next(summaries, each.get("error", ""))
         right = "right" if each["is_right"] else "WRONG"
         lines.append(f"{each['fault']:12} {each['kind']:9} {right} {each.get('answer')} {summary}"[:230])
     n_right = sum(bool(each["is_right"]) for each in runs)
