@@ -179,7 +179,7 @@ def cost(
         return _waited_longer(waits, arrival_ns, late=late, among=among)
     if not job_waits:
         for step in late:
-            each = _delayed(timeline, arrival_ns, row_index, step=step, step_ns=step_ns)
+            each = _delayed(arrival_ns, row_index, step=step, step_ns=step_ns)
             each[step.process] = 0
             lost += each * share.get((step.process, step.step), 1.0)
         return Cost(lost, least)
@@ -416,9 +416,7 @@ def _waits_regularly(timeline: Timeline) -> bool:
     return bool(np.median(each / np.diff(timeline.first)) >= 0.02)
 
 
-def _delayed(
-    timeline: Timeline, arrival_ns: Array, row_index: _RowIndex, *, step: LateStep, step_ns: float
-) -> Array:
+def _delayed(arrival_ns: Array, row_index: _RowIndex, *, step: LateStep, step_ns: float) -> Array:
     """For jobs that run ahead: the additional time of each process for the calls of its next ten steps."""
     begin, window = arrival_ns[step.peak_row] - step.late_ns, 10 * step_ns + step.late_ns
     first, last = row_index.at(begin, "left"), row_index.at(begin + window, "left") - 1

@@ -58,9 +58,7 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
     times = gpu_time(timeline)
     if times is None:
         return DeviceFindings(
-            released_late(
-                timeline, table, case.matched, clocks=case.clocks, step_ns=case.step_ns, limits=limits
-            )
+            released_late(timeline, table, clocks=case.clocks, step_ns=case.step_ns, limits=limits)
         )
     host_excess_ns = excess_ns(timeline, case.programs, timeline.host_ns)
     more = device_excess(timeline, case.programs, table, times, host_excess_ns=host_excess_ns)

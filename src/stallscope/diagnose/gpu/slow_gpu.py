@@ -19,7 +19,7 @@ from stallscope.diagnose.lateness.recurrence import beyond_chance
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.clocks import Clocks
 from stallscope.diagnose.timeline.programs import Programs
-from stallscope.diagnose.timeline.rounds import Rounds, clock_error_ns
+from stallscope.diagnose.timeline.rounds import clock_error_ns
 from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import UNKNOWN, Array
@@ -354,7 +354,7 @@ def _spread(values: Array) -> Array:
 
 
 def released_late(
-    timeline: Timeline, table: Cells, matched: Rounds, *, clocks: Clocks, step_ns: float, limits: Thresholds
+    timeline: Timeline, table: Cells, *, clocks: Clocks, step_ns: float, limits: Thresholds
 ) -> dict[int, SlowDevice]:
     """Processes that are released from their waits later than the others after the same round, in most steps.
 

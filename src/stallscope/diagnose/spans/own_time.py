@@ -106,7 +106,7 @@ def work(trace: Trace, *, first_step: int) -> Work | None:
     return Work(
         rank=trace.processes["rank"][first_row].astype(np.int64),
         node=trace.processes["node"][first_row].astype(np.int64),
-        own_ns=_complete(own, spans[is_work], step[is_work], process[is_work], peers),
+        own_ns=_complete(own, step[is_work], process[is_work], peers),
         reach_ns=_reach(
             spans[is_work],
             step[is_work],
@@ -264,7 +264,7 @@ def _ends(spans: Array, step: Array, n_steps: int) -> tuple[Array, Array]:
     return first, last
 
 
-def _complete(own: Array, spans: Array, step: Array, process: Array, peers: Array) -> Array:
+def _complete(own: Array, step: Array, process: Array, peers: Array) -> Array:
     """Own times, NaN for a process with fewer pieces than its peers in a step, because records were lost."""
     n = np.zeros(own.shape, np.int64)
     np.add.at(n, (step, process), 1)

@@ -99,7 +99,7 @@ def with_processes_alone(
         [process_keys(rows) for rows in (trace.collectives, trace.communicators, trace.servers)]
     )
     verdicts = [
-        _fault_verdict(trace, activity, named, limits, usd_per_gpu_hour)
+        _fault_verdict(trace, activity, named, usd_per_gpu_hour)
         for activity in activities(trace)
         if activity.rank == UNKNOWN and not np.isin(activity.node << 32 | activity.pid, of_jobs)
         if (named := _named(activity, faults(trace, activity, limits), limits))
@@ -123,7 +123,7 @@ def _of_budget(
     busy = activity.gpu_busy
     judged = faults(trace, activity, limits)
     if named := _named(activity, judged, limits):
-        return [_fault_verdict(trace, activity, named, limits, usd_per_gpu_hour)]
+        return [_fault_verdict(trace, activity, named, usd_per_gpu_hour)]
     n_steps = max((len(each.length_ns) for each in steps), default=0)
     is_shown = busy is not None and busy >= limits.healthy_gpu_share
     if is_shown or (n_steps >= limits.steady_steps and not judged.uncertain):
@@ -176,7 +176,6 @@ def _fault_verdict(
     trace: Trace,
     activity: Activity,
     process_faults: list[Fault],
-    limits: Thresholds,
     usd_per_gpu_hour: float | None,
 ) -> Verdict:
     first = process_faults[0]

@@ -44,7 +44,7 @@ def failure_verdict(trace: Trace) -> Verdict | None:
     same = [failure for failure in failures if _normal(failure.words) == _normal(first.words)]
     known = {rank for rank in trace.launcher_ranks().values() if rank != UNKNOWN}
     if len(same) > 1 and 2 * len(same) > len(known):
-        return _all_failed(trace, same)
+        return _all_failed(same)
     others = [failure for failure in failures[1:] if failure.rank != first.rank]
     evidence = VerdictEvidence(
         stated=first.words,
@@ -146,7 +146,7 @@ def _normal(words: str) -> str:
     return _NUMBERS.sub("", words)[:48]
 
 
-def _all_failed(trace: Trace, same: Sequence[_Failure]) -> Verdict:
+def _all_failed(same: Sequence[_Failure]) -> Verdict:
     ranks = sorted({failure.rank for failure in same if failure.rank != UNKNOWN})
     stack = next((failure.stack for failure in same if failure.stack), ())
     evidence = VerdictEvidence(
