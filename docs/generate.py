@@ -321,7 +321,8 @@ def _numbers() -> tuple[str, str]:
 def _thresholds() -> tuple[str, str]:
     head = (
         "The thresholds of the diagnosis, with their reasons. Thresholds that a user may want to change are also\n"
-        "[settings](settings.md). A reason that begins with dots continues the reason above it.\n\n"
+        "[settings](settings.md). A reason that begins with dots continues the reason above it. Constants that a\n"
+        "single step of the diagnosis uses are at the top of its module.\n\n"
     )
     reasons = _attribute_docs(thresholds.Thresholds)
     rows = [

@@ -1,4 +1,7 @@
-"""All thresholds of the diagnosis, each with its reason."""
+"""The thresholds on which verdicts depend, each with its reason.
+
+A constant that a single step of the diagnosis uses is at the top of the module of that step.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -194,11 +197,11 @@ class Thresholds:
     medium_share: float = 0.03
     """... medium from this share on, low below ..."""
 
-    idle_after_ns: int = 300_000_000_000
-    """GPUs held without use are a verdict after this time: pauses between cells of a notebook are shorter."""
-
     firm_confidence: float = 0.7
     """... and one level lower where the confidence is below this."""
+
+    idle_after_ns: int = 300_000_000_000
+    """GPUs held without use are a verdict after this time: pauses between cells of a notebook are shorter."""
 
     late_request_factor: float = 4.0
     """A part of a request is late from this multiple of the typical time on: other batches double or triple it."""
