@@ -77,10 +77,10 @@ class GpuLibraries:
 def libraries(driver: str = DRIVER, folders: Sequence[str] | None = None) -> GpuLibraries:
     """The GPUs and the newest libraries that fit the driver. Raises NotFound, which names the missing part.
 
-    folders: patterns of folders to search; None: the usual library folders.
+    folders: patterns of folders to search; None: the system's library folders.
     """
     version, n_gpus = _driver(driver)
-    folders = _usual_folders() if folders is None else folders
+    folders = _library_folders() if folders is None else folders
     runtimes = {_version(path): path for path in _libraries("libcudart*.so*", folders)}
     fitting = [each for each in runtimes if each[:1] <= (version,)]
     if not fitting:
@@ -110,7 +110,7 @@ def _driver(name: str) -> tuple[int, int]:
     return version.value // 1000, n_gpus.value
 
 
-def _usual_folders() -> list[str]:
+def _library_folders() -> list[str]:
     """The folders in which programs find libraries, and the library folders of Python packages."""
     packages = [*filter(None, sys.path), *_PYTHONS]
     return [

@@ -255,10 +255,10 @@ def _add_transports(job: _Job, statements: Statements, ranks: dict[Process, int]
         ),
     ):
         values = list(states.values())
-        usual = max(set(values), key=values.count) if values else ""
+        most_common = max(set(values), key=values.count) if values else ""
         for process, value in states.items():
-            if value != usual and 2 * values.count(usual) > len(values):
-                text = words.format(value, usual)
+            if value != most_common and 2 * values.count(most_common) > len(values):
+                text = words.format(value, most_common)
                 statements.failures.append(
                     Failure(ranks.get(process, UNKNOWN), "remark", text, 0, host=process[0])
                 )

@@ -82,11 +82,11 @@ def _report(file: Path) -> list[Profile]:
 def _profiles(db: sqlite3.Connection, file: Path) -> list[Profile]:
     """The ranks of one report."""
     strings: dict[int, str] = dict(db.execute("SELECT id, value FROM StringIds"))
-    kernels = _rows(db, _KERNELS, ("start", "end", "correlationId", "streamId", "deviceId", "globalPid"), ())
+    kernels = _rows(db, _KERNELS, ("start", "end", "correlationId", "streamId", "deviceId", "globalPid"))
     has_name = _columns(db, _KERNELS)
     name = next((entry for entry in ("demangledName", "shortName", "mangledName") if entry in has_name), None)
     names = [row[0] for row in db.execute(f"SELECT {name} FROM {_KERNELS} ORDER BY rowid")] if name else []
-    calls = _rows(db, _CALLS, ("start", "end", "correlationId", "globalTid", "nameId"), ())
+    calls = _rows(db, _CALLS, ("start", "end", "correlationId", "globalTid", "nameId"))
     ops = {number: op_of_kernel(strings.get(number, "")) for number in set(names)}
     is_collective = np.array([ops[number] is not None for number in names], bool)
     if len(is_collective) != len(kernels):
@@ -118,7 +118,7 @@ def _profiles(db: sqlite3.Connection, file: Path) -> list[Profile]:
     return profiles
 
 
-def _rows(db: sqlite3.Connection, table: str, wanted: Sequence[str], order: tuple[()]) -> Array:
+def _rows(db: sqlite3.Connection, table: str, wanted: Sequence[str]) -> Array:
     """int64 (n, columns) of a table, -1 where a column or a value is missing."""
     has = _columns(db, table)
     if not has:

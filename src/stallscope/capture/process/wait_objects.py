@@ -191,7 +191,7 @@ class WaitObjects:
 
     def _description(self, pid: int, nr: int, number: int) -> str:
         if nr in _EPOLLS:
-            return self._event_loop(pid, nr, number)
+            return self._event_loop(pid, number)
         link = self.proc / str(pid) / "fd" / str(number)
         try:
             target = str(link.readlink())
@@ -206,7 +206,7 @@ class WaitObjects:
             return self._socket(pid, target)
         return target.removesuffix(" (deleted)")
 
-    def _event_loop(self, pid: int, nr: int, number: int) -> str:
+    def _event_loop(self, pid: int, number: int) -> str:
         """The first process, pipe or connection that an event loop waits for; otherwise a timer.
 
         The loop's own means of waking up (an eventfd, a pair of sockets) and sockets that listen do not count.

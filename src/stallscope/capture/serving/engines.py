@@ -143,13 +143,13 @@ class Engines:
         if not words:
             return None  # a thread of the kernel, or an ended process
         parent = self.by_pid.get(parent_pid(pid, self.proc))
-        name = engine_of(words) or (parent.name if parent else "") or self._by_libraries(pid, words)
+        name = engine_of(words) or (parent.name if parent else "") or self._by_libraries(pid)
         if not name:
             return None
         model = model_of(words) or (parent.model if parent else "")
         return Engine(pid, name, model, parent.group_pid if parent else pid)
 
-    def _by_libraries(self, pid: int, words: str) -> str:
+    def _by_libraries(self, pid: int) -> str:
         """llama.cpp or a plain Python program, by the mapped libraries; empty for another program."""
         try:
             program = str((self.proc / str(pid) / "exe").readlink()).removesuffix(" (deleted)")

@@ -201,9 +201,9 @@ def heavy_stage(done: Work, named: set[int], limits: Thresholds) -> HeavyStage |
     each = each[usable]
     if not len(each):
         return None
-    usual = np.median(each, axis=0)
-    slow = int(np.argmax(usual))
-    excess = usual[slow] - float(np.median(np.delete(usual, slow)))
+    median_ns = np.median(each, axis=0)
+    slow = int(np.argmax(median_ns))
+    excess = median_ns[slow] - float(np.median(np.delete(median_ns, slow)))
     often = float(np.mean(np.argmax(each, axis=1) == slow))
     if excess < max(limits.imbalance_share * done.step_ns, limits.min_late_ns) or often < limits.steady_share:
         return None
@@ -246,14 +246,14 @@ def longer_kinds(trace: Trace, done: Work, process: int, steps: list[int]) -> di
     np.add.at(total, (owner[owner >= 0], label[owner >= 0]), spans["duration_ns"][owner >= 0])
     per_step = total / max(len(steps), 1)
     is_peer = (done.peers == done.peers[process]) & (np.arange(len(done.peers)) != process)
-    usual = np.median(per_step[is_peer], axis=0) if is_peer.any() else np.zeros(len(labels))
+    peer_median_ns = np.median(per_step[is_peer], axis=0) if is_peer.any() else np.zeros(len(labels))
     own_ns = per_step[process]
     return {
         name.decode("utf-8", "replace"): (
-            float(own - other_rows),
-            float(own / other_rows) if other_rows > 0 else 0.0,
+            float(own - other_ns),
+            float(own / other_ns) if other_ns > 0 else 0.0,
         )
-        for name, own, other_rows in zip(labels.tolist(), own_ns, usual, strict=True)
+        for name, own, other_ns in zip(labels.tolist(), own_ns, peer_median_ns, strict=True)
     }
 
 

@@ -119,7 +119,7 @@ def evaluate(case: Case, known: Array, history: History) -> Evaluation:
     if uneven is not None or not faults.is_on_device:
         faults = replace(faults, uneven=uneven, is_on_device=False)
     least = limits.clear_factor * case.pace.min_ns
-    large = frozenset(p for p, late in faults.named.items() if _usual_ns(late) >= least)
+    large = frozenset(p for p, late in faults.named.items() if _median_excess_ns(late) >= least)
     once = incidents(everything, faults.named, limits)
     unlike = unique_delays(once, everything, named=faults.named, node=_nodes(case, everything))
     firm = frozenset(_named(case, everything, replace(limits, chance=limits.chance / _EVALUATIONS)))
@@ -216,16 +216,16 @@ def summed_device(
 
 def is_alone(late: list[LateStep], everything: list[LateStep]) -> bool:
     """Whether no other process has had delays like these twice, in other steps."""
-    steps, usual = {late_step.step for late_step in late}, _usual_ns(late)
+    steps, typical_ns = {late_step.step for late_step in late}, _median_excess_ns(late)
     others = Counter(
         late_step.process
         for late_step in everything
-        if late_step.step not in steps and late_step.excess_ns >= 0.5 * usual
+        if late_step.step not in steps and late_step.excess_ns >= 0.5 * typical_ns
     )
     return max((n for process, n in others.items() if process != late[0].process), default=0) < 2
 
 
-def _usual_ns(late: list[LateStep]) -> float:
+def _median_excess_ns(late: list[LateStep]) -> float:
     return float(np.median([late_step.excess_ns for late_step in late]))
 
 
@@ -242,9 +242,9 @@ def _shift(case: Case, known: Array, history: History) -> Array:
     if not both.any():
         return np.full(case.timeline.n_processes, history.next_step)
     moved, of_row = known - step, program[case.timeline.process]
-    usual = int(np.median(moved[both]))
+    median_shift = int(np.median(moved[both]))
     by_program = [
-        int(np.median(moved[rows])) if (rows := both & (of_row == number)).any() else usual
+        int(np.median(moved[rows])) if (rows := both & (of_row == number)).any() else median_shift
         for number in range(int(program.max()) + 1)
     ]
     return np.array(by_program)[program]

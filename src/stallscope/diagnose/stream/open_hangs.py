@@ -15,7 +15,7 @@ from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.verdicts import hang
 from stallscope.events.layout import UNKNOWN
 
-_BETWEEN_LOOKS_NS = 1_000_000_000
+_BETWEEN_CHECKS_NS = 1_000_000_000
 _GROWN = 1.1  # an open hang is updated when it has lasted this many times as long
 _LONGER = 2.0  # times the patience that a verdict on silent nodes needs
 
@@ -34,7 +34,7 @@ class Silence:
         silent_ns: time without a call of each running process. has_ended_process: a process of the job has ended.
         """
         limit = min(self.patience_ns, limits.dead_after_ns) if has_ended_process else self.patience_ns
-        n_silent = sum(ns >= limit + _BETWEEN_LOOKS_NS for ns in silent_ns)
+        n_silent = sum(ns >= limit + _BETWEEN_CHECKS_NS for ns in silent_ns)
         longest = max(silent_ns, default=0)
         if n_silent > self.n_silent or (n_silent and longest >= _GROWN * max(self.reported_ns, limit)):
             self.n_silent, self.reported_ns = n_silent, longest
@@ -45,7 +45,7 @@ class Silence:
         return False
 
 
-def usual_patience_ns(case: Case) -> float:
+def job_patience_ns(case: Case) -> float:
     """The time without calls after which a job may hang."""
     return patience_ns(case.timeline, case.arrival_ns, case.limits)
 
@@ -55,7 +55,7 @@ def hangs(case: Case) -> list[Verdict]:
     now = hang.verdicts(case)
     if not now:
         return []
-    earlier = tuple(end - _BETWEEN_LOOKS_NS if end != UNKNOWN else end for end in case.trace.ends_ns)
+    earlier = tuple(end - _BETWEEN_CHECKS_NS if end != UNKNOWN else end for end in case.trace.ends_ns)
     known = case.trace.snapshots
     snapshots = known[known["ts_ns"] <= np.array(earlier)[known["node"]]]
     before = hang.verdicts(replace(case, trace=replace(case.trace, ends_ns=earlier, snapshots=snapshots)))
@@ -67,7 +67,7 @@ def hangs(case: Case) -> list[Verdict]:
 def _is_confirmed(case: Case, verdict: Verdict) -> bool:
     """Whether the missing ranks' nodes sent data while the others waited, or have been silent for long."""
     waited_ns = (verdict.evidence.waited_s or 0.0) * 1e9
-    patience = usual_patience_ns(case)
+    patience = job_patience_ns(case)
     nodes = {
         int(case.timeline.node[p]) for p, rank in enumerate(case.timeline.rank) if int(rank) in verdict.ranks
     }

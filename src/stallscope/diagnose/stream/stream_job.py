@@ -25,7 +25,7 @@ from stallscope.diagnose.stream.incidents import Candidate, Change, Incident, In
 from stallscope.diagnose.stream.job_members import ProcessKey
 from stallscope.diagnose.stream.job_state import JobState, Member, answered, silent_nodes
 from stallscope.diagnose.stream.node_clocks import Nodes
-from stallscope.diagnose.stream.open_hangs import Silence, hangs, usual_patience_ns
+from stallscope.diagnose.stream.open_hangs import Silence, hangs, job_patience_ns
 from stallscope.diagnose.stream.round_numbers import Numbering, has_late_ranks
 from stallscope.diagnose.stream.trigger import Trigger
 from stallscope.diagnose.stream.window import (
@@ -53,7 +53,7 @@ _EVERY_BEHIND = 2  # ... and where the stream is behind
 _GROWTH = 1.5  # a job with too few steps is evaluated again with this many times the rows
 _QUIET_NS = 2_000_000_000  # agents send about once a second
 _RARELY_NS = 50_000  # for each row: evaluations of quiet jobs use a few percent of a core
-_LOOK_NS = 10_000  # for each row, between checks for a hang: ranks whose agents are behind fall silent again and again
+_HANG_CHECK_NS = 10_000  # for each row: ranks whose agents are behind fall silent again and again
 _MIN_ROWS = 12  # of each process: fewer show no pattern
 _MAX_ONE_OFF_DELAYS = 8  # long delays of a rank that happened once
 _MAX_ROWS_WITHOUT_ROUNDS = 1 << 14  # rows of other tables, of a job without collectives
@@ -93,7 +93,7 @@ class Job:
     _begin_ns: dict[int, int] = field(default_factory=dict)
     _alive_ns: dict[int, tuple[int, int]] = field(default_factory=dict)
     _evaluated_at_ns: int = 0
-    _looked_at_ns: int = 0
+    _hang_checked_at_ns: int = 0
     _newest_ns: dict[ProcessKey, int] = field(default_factory=dict)
     _allowance: float = float(_BURST * _FIXED_ROWS)
     _n_since: int = 0
@@ -324,11 +324,11 @@ class Job:
         now_ns = self._now_ns(nodes, at_ns)
         silent = [now_ns[member[0]] - ns for member, ns in last.items() if member not in ended]
         if not is_last and (
-            at_ns - self._looked_at_ns < self.rows.n * _LOOK_NS
+            at_ns - self._hang_checked_at_ns < self.rows.n * _HANG_CHECK_NS
             or not self.silence.is_due(silent, has_ended_process=bool(ended), limits=self.limits)
         ):
             return self._resumed(at_ns)
-        self._looked_at_ns = at_ns
+        self._hang_checked_at_ns = at_ns
         if any(incident.candidate.sort.startswith("mismatch") for incident in self.incidents.open):
             return []
         self.rows.fold()
@@ -337,7 +337,7 @@ class Job:
         if without_ledger.is_for(trace):
             return []
         case = self._case(trace, is_numbered=right is not None)
-        self.silence.patience_ns = usual_patience_ns(case)
+        self.silence.patience_ns = job_patience_ns(case)
         if claims := claimed_rank.verdicts(case):
             shown = self._explained(trace, [candidates.claimed(verdict) for verdict in claims])
             return self.incidents.open_or_update(shown, self.history.next_step, at_ns, job=self.name)
@@ -523,7 +523,7 @@ class Job:
         history.next_step = result.step + 1
         n_steps = len(np.unique(result.step_of_row))
         self._rows_a_step = len(timeline.rows) / max(n_steps, 1)
-        self.silence.patience_ns = usual_patience_ns(case)
+        self.silence.patience_ns = job_patience_ns(case)
         self.trigger.evaluated(step_ns=case.step_ns, min_ns=self.limits.source_share * case.pace.min_ns)
 
     def _judge_all(self, trace: Trace, at_ns: int, *, is_last: bool) -> list[Change]:

@@ -40,8 +40,8 @@ def excess_ns(timeline: Timeline, programs: Programs, value_ns: Array) -> Array:
         position, _ = numbered(
             timeline.process[alone], positions_in_run(programs.step, timeline.process)[alone]
         )
-        usual = median_of_others(position, value_ns[alone])
-        own = np.nan_to_num(value_ns[alone] - usual, nan=0.0)
+        peer_median_ns = median_of_others(position, value_ns[alone])
+        own = np.nan_to_num(value_ns[alone] - peer_median_ns, nan=0.0)
         own *= _own_share(timeline, programs, alone, own)
         out[alone] = np.where(is_unknown[alone], own, np.maximum(out[alone], own))
     return out
@@ -159,8 +159,8 @@ def _more_than_peers(timeline: Timeline, programs: Programs, own: Array) -> Arra
         grown -= timeline.rows.column(name, np.maximum(queried - 1, 0), k)
         grown = grown[position]
         if grown.any():
-            usual = by_group(of_row, grown[len(own) :], len(own), medians)
-            excess[:, i] = grown[: len(own)] - np.nan_to_num(usual, nan=0.0)
+            peer_median_ns = by_group(of_row, grown[len(own) :], len(own), medians)
+            excess[:, i] = grown[: len(own)] - np.nan_to_num(peer_median_ns, nan=0.0)
     return excess
 
 

@@ -291,9 +291,9 @@ def _shortest(pair: Array, counts: Array, kept: Array) -> int:
     rarest = int(np.argmin(np.where(kept, counts, np.iinfo(np.int64).max)))
     at = np.flatnonzero(pair == rarest)
     candidates = np.unique(np.diff(at), return_counts=True)
-    usual = [int(lag) for lag, n in zip(*candidates, strict=True) if n >= 0.5 * len(at) * _MATCH]
+    frequent = [int(lag) for lag, n in zip(*candidates, strict=True) if n >= 0.5 * len(at) * _MATCH]
     sums = [int(at[i + k] - at[i]) for k in (1, 2, 3, 4) for i in range(min(len(at) - k, 1))]
-    for lag in sorted({*usual, *sums}):
+    for lag in sorted({*frequent, *sums}):
         if 1 < lag <= min(_MAX_PERIOD, len(pair) // _MIN_REPEATS) and _matches(pair, kept, lag):
             return lag
     return 0
@@ -315,10 +315,12 @@ def _counted(symbols: Array, period: int, interval_ns: Array) -> Array:
     """
     n = len(symbols)
     phase = np.arange(n) % period
-    usual = np.array([np.median(interval_ns[phase == i]) if (phase == i).any() else 0 for i in range(period)])
+    median_ns = np.array(
+        [np.median(interval_ns[phase == i]) if (phase == i).any() else 0 for i in range(period)]
+    )
     previous = np.concatenate([[-1], symbols[:-1]])
     pair, _ = numbered(previous, symbols)
-    begins_at = int(np.argmax(usual))
+    begins_at = int(np.argmax(median_ns))
     here = pair[phase == begins_at]
     mark = int(np.bincount(here).argmax())
     marked = pair == mark

@@ -79,13 +79,13 @@ def chains(trace: Trace, *, most: int = 50) -> list[Chain]:
         rows = np.flatnonzero((kind == value) & ~is_first)
         if len(rows) < MIN_SIMILAR_CALLS:
             continue
-        usual = float(np.median(cost[rows]))
-        slow = rows[(cost[rows] > SLOW_FACTOR * usual) & (calls["duration_ns"][rows] >= SLOW_NS)]
+        typical_cost = float(np.median(cost[rows]))
+        slow = rows[(cost[rows] > SLOW_FACTOR * typical_cost) & (calls["duration_ns"][rows] >= SLOW_NS)]
         slow_calls += [
-            (int(row), usual * float(calls["duration_ns"][row] / cost[row]), len(rows)) for row in slow
+            (int(row), typical_cost * float(calls["duration_ns"][row] / cost[row]), len(rows)) for row in slow
         ]
     slow_calls.sort(key=lambda slow_call: -int(calls["duration_ns"][slow_call[0]]))
-    return [_chain(trace, calls[row], usual, n) for row, usual, n in slow_calls[:most]]
+    return [_chain(trace, calls[row], typical_ns, n) for row, typical_ns, n in slow_calls[:most]]
 
 
 def _changes(rows: Array, columns: tuple[str, ...]) -> Array:

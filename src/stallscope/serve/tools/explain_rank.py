@@ -140,11 +140,11 @@ def _rounds(rank_rows: list[dict[str, Any]], late: list[dict[str, Any]]) -> Roun
     if not rank_rows:
         return None
     row = max(rank_rows, key=lambda each: each["n_rounds"])
-    usual = statistics.median(each["lag_ns"] for each in late)
+    median_ns = statistics.median(each["lag_ns"] for each in late)
     return Rounds(
         node=row["node_id"],
         n_rounds=row["n_rounds"],
-        lag_ms=_ms(row["lag_ns"] - usual),
+        lag_ms=_ms(row["lag_ns"] - median_ns),
         max_late_ms=_ms(row["max_late_ns"]),
         share_late=round(row["n_late"] / row["n_rounds"], 4),
     )

@@ -22,7 +22,6 @@ from stallscope.store.hub.segments import FOLDER
 from stallscope.store.shared.bucket import Bucket
 from stallscope.store.shared.postgres import Postgres, errors
 
-LOG_FOLDER = "_delta_log"
 _LOCK = 0x5354414D
 _APP = "stallscope"
 _CONFIGURATION = {
