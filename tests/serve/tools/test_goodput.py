@@ -83,6 +83,20 @@ def test_an_inconclusive_verdict_and_an_unknown_cost_are_no_loss():
     assert sum(time.lost.values()) == 0
 
 
+def test_verdicts_of_unknown_cost_are_counted_in_the_group_and_on_the_day_where_they_begin():
+    unknown = verdict("straggler", 0.0, begin_ns=T0 + 23 * HOUR, length_ns=2 * HOUR) | {"gpu_seconds": None}
+    open_end = unknown | {"since_ns": T0 + 25 * HOUR, "until_ns": None}
+    before = verdict("hang", 0.0, begin_ns=T0 - 2 * HOUR) | {"gpu_seconds": None}
+    long = job("a", T0 + 22 * HOUR, T0 + 26 * HOUR, **ANN)
+    days = Window(T0, T0 + 2 * DAY, has_days=True)
+    cells = gpu_times([long], [unknown, open_end, before, verdict("idle", 60.0)], by="user", window=days)
+    counts = {day: time.n_unknown_costs for (group, day), time in cells.items() if group == "ann"}
+    assert list(counts.values()) == [1, 1]
+    summary = _summary(list(cells.values()))
+    assert summary.endswith("the cost of 2 verdicts is unknown and not subtracted.")
+    assert "unknown" not in _summary([GpuTime(held=3600.0)])
+
+
 def test_a_pause_between_two_runs_of_a_job_is_a_restart():
     again = job("b", T0 + HOUR + 600 * S, T0 + 2 * HOUR, **ANN)
     other = job("c", T0 + HOUR + 600 * S, T0 + 2 * HOUR, job="2", user="ann")

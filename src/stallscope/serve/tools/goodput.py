@@ -48,6 +48,9 @@ class GoodputRow(Row):
     restarts: float = Field(description="GPU hours between two runs of one job.")
     input: float = Field(description="GPU hours lost while ranks waited for input data or disks.")
     idle: float = Field(description="GPU hours of GPUs held without use.")
+    n_unknown_costs: int = Field(
+        description="Verdicts without a known cost: their loss is part of productive, not of a loss."
+    )
 
 
 class Goodput(Result):
@@ -93,6 +96,7 @@ def _row(group: str | None, day: str | None, time: GpuTime) -> GoodputRow:
         gpu_hours=held,
         goodput=round(time.productive / time.held, 4) if time.held else None,
         productive=max(round(held - sum(lost.values()), 6), 0.0),
+        n_unknown_costs=time.n_unknown_costs,
         **lost,
     )
 
@@ -108,8 +112,9 @@ def _amount(hours: float) -> str:
 
 def _summary(times: list[GpuTime]) -> str:
     held = sum(time.held for time in times)
+    unknown = _unknown_costs(sum(time.n_unknown_costs for time in times))
     if not held:
-        return "No job ran in the window."
+        return f"No job ran in the window{unknown}."
     productive = sum(time.productive for time in times)
     lost: dict[str, Any] = {name: sum(time.lost[name] for time in times) / held for name in LOSSES}
     parts = [
@@ -120,8 +125,13 @@ def _summary(times: list[GpuTime]) -> str:
     share = min(productive / held, 0.999) if parts else 1.0  # rounding hides no loss
     return (
         f"At most {share:.1%} of {_amount(held / 3600)} GPU hours were productive"
-        f"{'; lost: ' + ', '.join(parts) if parts else ''}."
+        f"{'; lost: ' + ', '.join(parts) if parts else ''}{unknown}."
     )
+
+
+def _unknown_costs(n: int) -> str:
+    """The end of the summary: losses that no number contains."""
+    return f"; the cost of {n} verdict{'s' if n > 1 else ''} is unknown and not subtracted" if n else ""
 
 
 TOOL = Tool("fleet.cluster.goodput", "Productive and lost GPU time", goodput)

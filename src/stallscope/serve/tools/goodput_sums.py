@@ -30,11 +30,15 @@ Cell = tuple[str | None, str | None]
 
 @dataclass
 class GpuTime:
-    """GPU seconds. held: of running jobs, of their restarts, and of idle GPUs."""
+    """GPU seconds. held: of running jobs, of their restarts, and of idle GPUs.
+
+    n_unknown_costs: verdicts whose loss is not known, and not in `lost`.
+    """
 
     held: float = 0.0
     lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     jobs: set[str] = field(default_factory=set)
+    n_unknown_costs: int = 0
 
     @property
     def productive(self) -> float:
@@ -92,7 +96,24 @@ def gpu_times(
             _add_idle(cells, verdict, held_by, paused_by, by=by, window=window)
     for cell in cells.values():
         cell.limit()
+    _count_unknown_costs(cells, jobs, verdicts, by=by, window=window)
     return dict(cells)
+
+
+def _count_unknown_costs(
+    cells: dict[Cell, GpuTime], jobs: Sequence[Row], verdicts: Sequence[Row], *, by: str, window: Window
+) -> None:
+    """Count verdicts without a known loss, each on the first day that it shares with the window."""
+    known = {(job["cluster_id"], job["job"]): job for job in jobs}
+    for verdict in verdicts:
+        if verdict["kind"] == "inconclusive" or _is_loss(verdict):
+            continue
+        begin_ns, end_ns = verdict["since_ns"], verdict["until_ns"]
+        begin_ns = window.begin_ns if begin_ns is None else begin_ns
+        days = window.parts(begin_ns, window.end_ns if end_ns is None else max(end_ns, begin_ns + 1))
+        if first := next(days, None):
+            job = known.get((verdict["cluster_id"], verdict["job"]), verdict)
+            cells[_group(job, by), first[0]].n_unknown_costs += 1
 
 
 def _is_loss(verdict: Row) -> bool:
