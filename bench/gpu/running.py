@@ -21,11 +21,15 @@ HERE = Path(__file__).parent
 STALLSCOPE = (sys.executable, "-c", "from stallscope.cli import main; main()")
 LOADED_S = 60
 READY_S = 45
+START_S = 60
+"""The agent loads its programs into the kernel: 1.5 s of CPU time, many times longer on a busy machine."""
+
 ATTACH_S = 12
 CTRL_C_S = 25
 EXPLAIN_S = 90
 MPS_S = 15
 POLL_S = 0.02
+TRACES = "tracing into"
 ATTACHED = r"attached to \d+ functions of \S*nccl"
 
 
@@ -172,16 +176,24 @@ def tracing(db: Path, *, words: Sequence[str] = (), awaits: str = ATTACHED) -> I
 
 
 def wait_until_said(agent: Program, awaited: str = ATTACHED) -> None:
-    """Goes on without after a while: NCCL may be linked into a library of another name. Raises Failed."""
-    end_s = time.monotonic() + ATTACH_S
+    """Until the agent traces, and then for a while until it prints what is awaited. Raises Failed.
+
+    Goes on without: NCCL may be linked into a library of another name.
+    """
+    if not _prints(agent, TRACES, START_S):
+        raise Failed(f"the agent did not trace in {START_S} s: {agent.last_words()}")
+    _prints(agent, awaited, ATTACH_S)
+
+
+def _prints(agent: Program, awaited: str, limit_s: float) -> bool:
+    end_s = time.monotonic() + limit_s
     while not re.search(awaited, agent.said.read_text(errors="replace")):
         if agent.process.poll() is not None:
             raise Failed(f"the agent did not start: {agent.last_words()}")
         if time.monotonic() > end_s:
-            if "tracing into" in agent.said.read_text(errors="replace"):
-                return
-            raise Failed(f"the agent did not trace in {ATTACH_S} s: {agent.last_words()}")
+            return False
         time.sleep(POLL_S)
+    return True
 
 
 def explained(db: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import Any
 
 import report
 from report import RESULTS, commit
-from running import STALLSCOPE, Program, wait_until_said
+from running import STALLSCOPE, TRACES, Program, wait_until_said
 from single_judging import compared, judged, stack_share, table
 
 HERE = Path(__file__).parent
@@ -297,7 +297,7 @@ def main() -> None:
             [*STALLSCOPE, "trace", "--db", str(db)], stderr=(chosen.out / "agent.txt").open("w")
         )
         (chosen.out / "run.json").write_text(json.dumps(described()) + "\n")
-        wait_until_said(Program(agent, chosen.out / "agent.txt"), "tracing into")
+        wait_until_said(Program(agent, chosen.out / "agent.txt"), TRACES)
         try:
             runner.run_all(order, end_s)
         finally:
