@@ -32,6 +32,22 @@ def late(process: int, step: int, ns: float = 50 * MS) -> LateStep:
     return LateStep(process, step, 0, 0, ns, ns, 1)
 
 
+@pytest.mark.parametrize(
+    ("steps", "is_named"),
+    [
+        (range(60, 100), True),  # from some moment on in each step
+        (range(0, 100, 2), False),  # in half of the steps, from the first to the last
+        (range(90, 100), False),  # a host may be slow for some steps
+    ],
+)
+def test_delays_just_above_the_threshold_name_a_rank_late_in_nearly_all_later_steps(
+    steps: range, is_named: bool
+) -> None:
+    delays = [late(2, step, 1.1 * MIN_NS) for step in steps]
+    seen = np.array([[0, 99]] * 8)
+    assert (2 in recurring(delays, 8, min_ns=MIN_NS, limits=LIMITS, seen=seen)) == is_named
+
+
 def test_late_rank_is_named_when_io_stalls_it():
     verdict = only(report_of(dp_trace(every(2, 7, 50 * MS, category=Category.IO))))
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("straggler", [2], [0, 1, 3])

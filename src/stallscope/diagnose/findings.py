@@ -7,7 +7,7 @@ from stallscope.diagnose.cost.absorption import Absorption, absorption
 from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatched_rounds import Mismatch, mismatches
-from stallscope.diagnose.lateness.blocked_steps import blocked_steps
+from stallscope.diagnose.lateness.blocked_steps import with_host_delays
 from stallscope.diagnose.lateness.late_steps import LateStep, with_states
 from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, moving, slow_stage
@@ -48,7 +48,9 @@ def findings(case: Case) -> Findings:
         lambda: mismatch_findings(case),
         n=len(timeline.rows),
     )
-    all_late += blocked_steps(timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits)
+    all_late = with_host_delays(
+        timeline, case.programs, table, usual=case.pace, known=all_late, limits=limits
+    )
     all_late = with_states(timeline, table, all_late)
     named = recurring(
         all_late,

@@ -43,7 +43,8 @@ class LateStep:
     time beyond its peers'. n_rounds: the late rounds of the step. is_held: it arrived in time, but kept the others
     waiting in a round under way. is_usual: all ranks paused, and a difference of this size is normal in pauses.
     is_stopped: a signal stopped the process for most of the delay, which never happens by chance. is_blocked: it waited
-    off the CPU for most of the delay, which does not depend on the speed of the host.
+    off the CPU for most of the delay, which does not depend on the speed of the host. threshold_ns: the delay from
+    which such a step counts as late; None where it is the threshold of the job, see Pace.
     """
 
     process: int
@@ -57,6 +58,7 @@ class LateStep:
     is_usual: bool = False
     is_stopped: bool = False
     is_blocked: bool = False
+    threshold_ns: float | None = None
 
     @property
     def delay_ns(self) -> float:

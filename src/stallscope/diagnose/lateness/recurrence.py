@@ -32,11 +32,11 @@ def recurring(
     """The processes to name, each with its late steps; its one-off delays are left out (see one_offs()).
 
     One-off delays of other ranks count unless they are far longer: the candidate may have had such delays by chance.
-    min_ns: the threshold of a late step, see Pace. node: int64 (n_processes,), UNKNOWN for processes that have ended:
-    the ranks of nodes that are late together count as one event. seen: see companions(). A process that a signal
-    stopped again and again is named however late the others are. has_states: whether time ledgers show if a process
-    was off the CPU; delays on the CPU must exceed the threshold by a margin. Delays that are far longer than all other
-    delays are another fault than the short delays: they are also tested by themselves.
+    min_ns: the threshold of late steps without a threshold of their own, see Pace. node: int64 (n_processes,), UNKNOWN
+    for processes that have ended: the ranks of nodes that are late together count as one event. seen: see companions().
+    A process that a signal stopped again and again is named however late the others are. has_states: whether time
+    ledgers show if a process was off the CPU; delays on the CPU must exceed the threshold by a margin. Delays that are
+    far longer than all other delays are another fault than the short delays: they are also tested by themselves.
     """
 
     def of(delays: list[LateStep]) -> dict[int, list[LateStep]]:
@@ -88,6 +88,7 @@ def _recurring(
     process = np.array([late.process for late in late_steps], np.int64)
     step = np.array([late.step for late in late_steps], np.int64)
     size = np.array([late.excess_ns for late in late_steps])
+    beyond = size / np.array([late.threshold_ns or min_ns for late in late_steps])
     is_usual = np.array([late.is_usual for late in late_steps], bool)
     is_stopped = np.array([late.is_stopped for late in late_steps], bool)
     is_blocked = np.array([late.is_blocked for late in late_steps], bool)
@@ -101,7 +102,8 @@ def _recurring(
         median = float(np.median(size[own]))
         comparable = (size >= 0.5 * median) & (~is_once | (_SIMILAR * size <= median))
         comparable[(process == candidate) & is_once] = False
-        is_clear = median >= limits.clear_factor * min_ns and 2 * is_usual[own].sum() <= len(own)
+        times = float(np.median(beyond[own]))
+        is_clear = times >= limits.clear_factor and 2 * is_usual[own].sum() <= len(own)
         counts = n_events(
             process[comparable],
             step[comparable],
@@ -109,10 +111,10 @@ def _recurring(
             n_processes=n_processes,
             limits=limits,
         )
-        is_marginal = has_states and not is_clear and median < _MARGIN * min_ns
+        is_marginal = has_states and not is_clear and times < _MARGIN
         if is_marginal and 2 * is_blocked[own].sum() < len(own):
             first, last = seen[candidate] if seen is not None else (step.min(), step.max())
-            if len(own) < limits.steady_share * (int(last - first) + 1):
+            if not _is_in_most_steps(step[own], int(first), int(last), limits):
                 continue  # the largest differences of a slower host
         n_own = int(counts[candidate])
         enough = limits.min_late_steps if is_clear else limits.min_unclear_steps
@@ -126,6 +128,19 @@ def _recurring(
         if is_sure:
             named[candidate] = [late_steps[i] for i in own.tolist()]
     return named
+
+
+def _is_in_most_steps(steps: Array, first: int, last: int, limits: Thresholds) -> bool:
+    """Whether late steps are most steps of a trace, or nearly all steps from some moment on, as a growing delay.
+
+    first, last: the first and the last step of the process.
+    """
+    if len(steps) >= limits.steady_share * (last - first + 1):
+        return True
+    steps = np.sort(steps)
+    n_since = len(steps) - np.arange(len(steps))
+    is_dense = n_since >= limits.even_share * (last - steps + 1)
+    return bool((is_dense & (n_since >= 2 * limits.steady_steps)).any())
 
 
 def with_unproven_delays(
