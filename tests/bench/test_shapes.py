@@ -66,6 +66,11 @@ from shape_runs import Case, ran  # noqa: E402
             720_010,
         ),  # a host calls after the end of the collectives for many steps
         ("bucketed", "slow_gpu_at_times", 720_001),  # 14 of 79 steps, in runs
+        ("rollouts", "host_compute", 740_008),  # on the CPU beyond its launches, which vary by as much
+        ("rollouts", "host_sleep", 500_023),  # four delays of a step, while rollouts differ by a fifth of that
+        ("rollouts", "input", 725_003),  # four delays of a length that no other host is blocked
+        ("host_end", "growing_delay", 725_004),  # just above the threshold in nearly all later steps
+        ("lengths", "growing_delay", 725_011),  # the queue absorbs the first half of the delays
     ],
 )
 def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
@@ -79,11 +84,6 @@ def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
     [
         ("rollouts", "periodic_delay", 500_013),  # two delays of 150 ms and more in 28 steps
         ("elastic", "periodic_delay", 500_019),
-        (
-            "rollouts",
-            "host_sleep",
-            500_023,
-        ),  # four delays of a step, while rollouts differ by a fifth of that
         ("rollouts", "slow_gpu", 710_004),  # rollouts differ by more than the GPU is slower
         ("lengths", "slow_gpu_at_times", 720_001),  # the slowest GPU in 26 of 75 steps
         ("rollouts", "slow_gpu_at_times", 720_012),  # two runs of steps, five steps in all

@@ -31,6 +31,8 @@ _WIDE, _DEVIATIONS = (
     0.9,
     1.645,
 )  # quantile of the distances from the median; its value for a normal distribution
+_PASSED_ON_ERRORS = 3.0  # standard errors by which the steps with longer delays must be longer
+_FAR = 2.0  # times the differences between all ranks
 _WANDERING = 2.5  # 1.25 for a median, doubled since 60 % of a deviation persists in the next step
 
 
@@ -175,7 +177,8 @@ def _absorbed(
     timeline: Timeline, table: Cells, is_late: Array, *, has_pause: Array, limits: Thresholds
 ) -> Array:
     """Late cells of ranks whose late steps last about as long as steps around which no rank is late: no rank had to
-    wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step.
+    wait. A queue that absorbs most of a delay still passes on the rest, which may be much of a step. It absorbs delays
+    up to some length: the longer half is not absorbed where the steps become longer with the delays.
 
     Nothing is known where there are too few such steps to compare with. Steps are compared with steps of their kind,
     since kinds (two models that train in turn) differ by more than a delay. has_pause: bool by cell; steps in which all
@@ -195,13 +198,44 @@ def _absorbed(
     def usual(value: Array, cells: Array) -> Array:
         return by_group(table.process[cells], value[cells], timeline.n_processes, medians)
 
-    longer = usual(length - of_kind[kind], late)
+    longer_ns = length - of_kind[kind]
+    longer = usual(longer_ns, late)
     n_quiet = np.bincount(table.process[quiet], minlength=timeline.n_processes)
     is_absorbed = n_quiet >= limits.steady_steps
     is_absorbed &= longer < limits.elongation * usual(table.rise_ns, late)
     is_absorbed &= longer < limits.late_step_share * usual(length, quiet)
     out[late] = is_absorbed[table.process[late]]
+    is_long = table.rise_ns[late] > usual(table.rise_ns, late)[table.process[late]]
+    out[late[is_long]] &= ~_grow_with_delays(
+        table, longer_ns, late[~is_long], late[is_long], timeline.n_processes, limits
+    )[table.process[late[is_long]]]
     return out
+
+
+def _grow_with_delays(
+    table: Cells, length_ns: Array, short: Array, long: Array, n_processes: int, limits: Thresholds
+) -> Array:
+    """Whether the steps with the longer delays of a process are longer than the steps with its shorter delays, by a
+    share of the difference of the delays: bool (n_processes,). short, long: cells.
+    """
+
+    def differ(value: Array) -> tuple[Array, Array]:
+        """The difference of the medians, and its standard error."""
+        both = [(table.process[cells], value[cells]) for cells in (short, long)]
+        low, high = (by_group(process, own, n_processes, medians) for process, own in both)
+        errors = [
+            by_group(process, own, n_processes, spread)
+            / np.sqrt(np.maximum(np.bincount(process, minlength=n_processes), 1))
+            for process, own in both
+        ]
+        return high - low, np.hypot(*errors)
+
+    (longer, error), (later, _) = differ(length_ns), differ(table.rise_ns)
+    n_each = np.minimum(
+        *(np.bincount(table.process[cells], minlength=n_processes) for cells in (short, long))
+    )
+    grows = (longer >= limits.elongation * later) & (longer >= _PASSED_ON_ERRORS * error)
+    return np.asarray(grows & (n_each >= limits.steady_steps))
 
 
 def _late(table: Cells, matched: Rounds, late: Array, *, needed_ns: Array, is_usual: Array) -> list[LateStep]:
@@ -292,8 +326,8 @@ def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
     """By process: the lateness from which its steps count as late.
 
     The threshold is lower for a rank that is late in most steps with an own excess that explains it. It is lowest for a
-    rank that is late by a similar amount in nearly all steps, or by more than the differences of all ranks. A host
-    whose speed drifts is late at times only.
+    rank that is late by a similar amount in nearly all steps, or by more than the differences of all ranks, or in most
+    steps by several times these differences. A host whose speed drifts is late at times only.
     """
     n = int(table.process.max()) + 1
     n_cells = np.bincount(table.process, minlength=n)
@@ -308,5 +342,6 @@ def _needed_ns(table: Cells, usual: Pace, limits: Thresholds) -> Array:
         is_own & is_late(least, limits.steady_share) for least in (usual.steady_ns, usual.even_ns)
     )
     is_similar = is_late(0.5 * late[table.process], limits.even_share)
-    is_even &= (late > 0) & (is_similar | is_late(usual.even_ns, limits.even_share))
+    is_far = is_late(_FAR * usual.even_ns, limits.steady_share)
+    is_even &= (late > 0) & (is_similar | is_far | is_late(usual.even_ns, limits.even_share))
     return np.where(is_even, usual.even_ns, np.where(is_steady, usual.steady_ns, usual.min_ns))
