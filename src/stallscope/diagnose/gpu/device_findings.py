@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stallscope.diagnose.cost.absorption import absorption
+from stallscope.diagnose.gpu.even_work import longer_ns
 from stallscope.diagnose.gpu.gpu_clock import GpuTime, gpu_time
 from stallscope.diagnose.gpu.hot_calls import has_hot_calls
 from stallscope.diagnose.gpu.slow_gpu import (
@@ -15,6 +16,7 @@ from stallscope.diagnose.gpu.slow_gpu import (
     late_devices,
     min_device_ns,
     released_late,
+    slow_at_even_work,
     slow_devices,
     steadily_slow_devices,
     without_overlap,
@@ -86,6 +88,10 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
             table, more, usual=case.pace, limits=limits, host_late_steps=late_steps
         )
         often_last = steadily | at_times
+    if not slow and not often_last and case.pace.noise_ns >= min_device_ns(case.pace, limits):
+        longer = longer_ns(table, more.own_ns, case.programs.program, limits)
+        slow = slow_at_even_work(table, more, longer, limits=limits, host_late_steps=late_steps)
+        differing = {process: device for process, device in differing.items() if process not in slow}
     stage = slow_stage(
         timeline,
         case.programs,

@@ -252,6 +252,40 @@ def steadily_slow_devices(
     return slow
 
 
+def slow_at_even_work(
+    table: Cells,
+    more: DeviceExcess,
+    longer_ns: Array,
+    *,
+    limits: Thresholds,
+    host_late_steps: list[LateStep],
+) -> dict[int, SlowDevice]:
+    """Processes whose GPU takes longer for even work in most steps of a stretch. longer_ns: see even_work.
+
+    The host's pace must not explain it, see device_excess(); the time of the host outside of this work does not count.
+    """
+    explained = {(late_step.process, late_step.step) for late_step in host_late_steps}
+    least_ns = table.sums(more.by_row_ns)
+    is_late = (longer_ns > 0) & (least_ns >= _LIKE * longer_ns)
+    is_late &= np.array(
+        [key not in explained for key in zip(table.process.tolist(), table.step.tolist(), strict=True)], bool
+    )
+    counts = np.bincount(table.process[is_late], minlength=len(more.error_ns))
+    slow: dict[int, SlowDevice] = {}
+    for process in np.flatnonzero(counts >= limits.steady_steps).tolist():
+        cells = np.flatnonzero(table.process == process)
+        by_step = {
+            int(table.step[i]): _late(table, i, min(float(longer_ns[i]), float(least_ns[i])))
+            for i in cells[is_late[cells]].tolist()
+        }
+        device = _slow_device(
+            table, more, by_step, cells=cells, counts=counts, process=process, is_clear=False, limits=limits
+        )
+        if device is not None and not device.is_at_times:
+            slow[process] = device
+    return slow
+
+
 def _slow_device(
     table: Cells,
     more: DeviceExcess,
