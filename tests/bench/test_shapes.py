@@ -70,6 +70,10 @@ from shape_runs import Case, ran  # noqa: E402
         ("rollouts", "host_sleep", 500_023),  # four delays of a step, while rollouts differ by a fifth of that
         ("rollouts", "input", 725_003),  # four delays of a length that no other host is blocked
         ("host_end", "growing_delay", 725_004),  # just above the threshold in nearly all later steps
+        ("evaluation", "slower_job", 725_009),  # by 7 %, next to a rank that is late in every 20th step
+        ("experts", "slower_job", 725_006),  # in a job whose uneven work makes a rank late in every step
+        ("gpus_differ", "slower_job", 740_002),  # steps of 6 ms, by 9 %
+        ("rollouts", "slow_gpu", 725_006),  # even work after rollouts of random length
         ("lengths", "growing_delay", 725_011),  # the queue absorbs the first half of the delays
     ],
 )
@@ -86,6 +90,7 @@ def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
         ("elastic", "periodic_delay", 500_019),
         ("rollouts", "slow_gpu", 710_004),  # rollouts differ by more than the GPU is slower
         ("lengths", "slow_gpu_at_times", 720_001),  # the slowest GPU in 26 of 75 steps
+        ("lengths", "slower_job", 740_003),  # by 17 %, while the steps vary by 20 %
         ("rollouts", "slow_gpu_at_times", 720_012),  # two runs of steps, five steps in all
     ],
 )

@@ -211,7 +211,9 @@ def report(case_findings: Findings) -> Report:
         )
     counts, evidence = of_case(case)
     if not verdicts:
-        evidence = replace(evidence, min_change_share=change.min_reported_share(case))
+        evidence = replace(
+            change.with_unclear_change(case, evidence), min_change_share=change.min_reported_share(case)
+        )
     return Report(
         source=case.trace.source,
         examined=counts,

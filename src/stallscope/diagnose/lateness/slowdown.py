@@ -33,7 +33,8 @@ _BLOCK_STEPS, _FEWEST_BLOCKS, _MAX_BLOCKS = 5, 4, 40
 _MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
 _FEW_SPREADS = 8.0  # the same where fewer than six steps are before the change
-_ERRORS = 5.0  # standard errors that a shift of random steps must exceed
+_ERRORS = 4.5  # standard errors that a shift of random steps must exceed: one healthy job in 3,000 at its best cut
+_UNCLEAR_ERRORS = 3.0  # ... from which it may be a change: one healthy job in 40
 _MAX_MEMORY = 0.25  # correlation of successive steps up to which they vary at random
 _OUTLIER_SPREADS = 3.0  # robust deviations beyond which a random step is clipped
 _COARSE_CUTS = 32  # cuts tried in a first pass; the second pass tries all cuts near the best
@@ -293,8 +294,11 @@ def _cut_of_steps(
     if together > 1:
         return (cut, summed) if _is_lasting(summed, cut, limits) else None
     like = _of_one_kind(steps.duration_ns, steps.kind, until=cut)
-    if _is_lasting(like, cut, limits) or (may_vary and _is_shift(like, cut, limits)):
+    if _is_lasting(like, cut, limits):
         return cut, like
+    shift = _shift(steps.like_ns, limits) if may_vary else None
+    if shift is not None and shift.n_errors >= _ERRORS:
+        return shift.cut, steps.like_ns
     is_long = least > _FEWEST_BEFORE
     cut = _change(summed, _FEWEST_BEFORE if is_long else _FEWEST_BLOCKS)
     is_early = cut < least and _is_lasting(summed, cut, limits, spreads=_SPREADS if is_long else _FEW_SPREADS)
@@ -413,30 +417,55 @@ def _is_lasting(
     return max(odd) <= _MAX_ODD_SHARE and high - low >= spreads * spread
 
 
-def _is_shift(values: Array, cut: int, limits: Thresholds) -> bool:
-    """Whether steps that vary at random, as with batches of random lengths, are longer after the cut on average.
+@dataclass(frozen=True)
+class Shift:
+    """Steps that vary at random are longer from a cut on by a share, which is n_errors standard errors."""
 
-    Blocks of such steps overlap with the blocks before the cut, but their means differ by many standard errors. Steps
-    that resemble the step before (phases, drift) are not random.
+    cut: int
+    share: float
+    n_errors: float
+
+
+def unclear_shift(steps: StepTimes, limits: Thresholds) -> Shift | None:
+    """A shift of steps that vary at random, which chance explains in one of 40 healthy jobs; None without one."""
+    if steps.runs_ahead or len(steps.number) < 2 * steps.n_least:
+        return None
+    shift = _shift(steps.like_ns, limits)
+    return shift if shift is not None and shift.n_errors >= _UNCLEAR_ERRORS else None
+
+
+def n_steps_to_decide(shift: Shift, n_steps: int) -> int:
+    """How many steps show whether a shift is a change, if it remains as large."""
+    return int(np.ceil(n_steps * (_ERRORS / shift.n_errors) ** 2))
+
+
+def _shift(values: Array, limits: Thresholds) -> Shift | None:
+    """The cut after which steps that vary at random, as with batches of random lengths, are longer by the most errors.
+
+    Blocks of such steps overlap with the blocks before the cut, but their means differ. Steps that resemble the step
+    before (phases, drift) are not random. None where the steps do not become longer by a share that counts.
     """
-    if min(cut, len(values) - cut) < limits.slowdown_steps:  # too few steps for a standard error
-        return False
+    n, n_least = len(values), limits.slowdown_steps
+    if n < 2 * n_least:  # too few steps for a standard error
+        return None
     logs = np.log(np.maximum(values, 1.0))
     middle, spread = np.median(logs), 1.4826 * np.median(np.abs(logs - np.median(logs)))
     logs = np.clip(logs, middle - _OUTLIER_SPREADS * spread, middle + _OUTLIER_SPREADS * spread)
-    before, after = logs[:cut], logs[cut:]
-    more = float(after.mean() - before.mean())
-    if more < np.log1p(limits.change_share):
-        return False
-    left = np.concatenate([before - before.mean(), after - after.mean()])
-    variance = float((left * left).sum()) / (len(left) - 2)
-    memory = float((left[1:] * left[:-1]).mean()) / max(variance, 1e-12)
-    if memory > _MAX_MEMORY:
-        return False
-    error = (
-        variance * (1 / len(before) + 1 / len(after)) * (1 + max(memory, 0.0)) / (1 - max(memory, 0.0))
-    ) ** 0.5
-    return more >= _ERRORS * error
+    cuts = np.arange(n_least, n - n_least + 1)
+    total = np.cumsum(logs)
+    before = total[cuts - 1] / cuts
+    after = (total[-1] - total[cuts - 1]) / (n - cuts)
+    squares = float((logs * logs).sum()) - cuts * before**2 - (n - cuts) * after**2
+    variance = np.maximum(squares, 1e-12) / (n - 2)
+    n_errors = (after - before) / np.sqrt(variance * (1 / cuts + 1 / (n - cuts)))
+    best = int(np.argmax(n_errors))
+    cut, more = int(cuts[best]), float(after[best] - before[best])
+    left = np.concatenate([logs[:cut] - before[best], logs[cut:] - after[best]])
+    memory = float((left[1:] * left[:-1]).mean()) / float(variance[best])
+    if more < np.log1p(limits.change_share) or memory > _MAX_MEMORY:
+        return None
+    memory = max(memory, 0.0)
+    return Shift(cut, float(np.expm1(more)), float(n_errors[best]) * ((1 - memory) / (1 + memory)) ** 0.5)
 
 
 def _block_medians(values: Array, size: int) -> Array:

@@ -33,7 +33,10 @@ class Evidence:
     n_clocks_apart: nodes whose clocks could not be aligned. n_records: all rows; n_lost_records: lost by the capture.
     hosts_run_ahead: the hosts do not wait for their GPUs in most steps, and the source has no times of the GPUs.
     min_change_share: the smallest share by which the steps may become longer at some moment so that it is reported;
-    None where verdicts are reported, or where no steps are compared. coverage: limits of the source.
+    None where verdicts are reported, or where no steps are compared.
+    unclear_change_share: by how much the steps are longer on average from step unclear_change_step on, where their
+    variation may be the reason; n_steps_to_decide: steps that show whether it is. None without such a difference.
+    coverage: limits of the source.
     """
 
     n_ranks: int
@@ -50,6 +53,9 @@ class Evidence:
     n_lost_records: int = 0
     hosts_run_ahead: bool = False
     min_change_share: float | None = None
+    unclear_change_share: float | None = None
+    unclear_change_step: int | None = None
+    n_steps_to_decide: int | None = None
     coverage: Coverage = field(default_factory=Coverage)
 
     @property
@@ -77,6 +83,7 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
     errors = [part.clock_error_ms for part in parts if part.clock_error_ms is not None]
     of_matching = [part.matching_error_ms for part in parts if part.matching_error_ms is not None]
     of_change = [part.min_change_share for part in parts if part.min_change_share is not None]
+    unclear = max(parts, key=lambda part: part.unclear_change_share or 0.0, default=Evidence(n_ranks=0))
     return Evidence(
         n_ranks=sum(part.n_ranks for part in parts),
         n_ranks_unseen=sum(part.n_ranks_unseen for part in parts),
@@ -91,6 +98,9 @@ def joined(parts: Sequence[Evidence]) -> Evidence:
         n_lost_records=max((part.n_lost_records for part in parts), default=0),
         hosts_run_ahead=any(part.hosts_run_ahead for part in parts),
         min_change_share=max(of_change, default=None),
+        unclear_change_share=unclear.unclear_change_share,
+        unclear_change_step=unclear.unclear_change_step,
+        n_steps_to_decide=unclear.n_steps_to_decide,
         coverage=Coverage.joined(part.coverage for part in parts),
     )
 
@@ -176,6 +186,12 @@ def _of_records(evidence: Evidence, limits: Thresholds) -> Iterable[Gap]:
             f"the calls do not repeat: {evidence.n_steps} intervals between waits were examined, which may be parts of "
             "fewer steps",
             f"{_MORE_STEPS} Or annotate the steps (stallscope.annotate).",
+        )
+    if evidence.unclear_change_share is not None:
+        yield Gap(
+            f"the steps are {evidence.unclear_change_share:.0%} longer on average from step "
+            f"{evidence.unclear_change_step} on: the job has become slower, or this is the variation of its steps",
+            f"Examine about {evidence.n_steps_to_decide} steps in all: a change of this size shows in them.",
         )
     if evidence.hosts_run_ahead:
         yield Gap(

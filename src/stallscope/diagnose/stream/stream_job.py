@@ -39,7 +39,7 @@ from stallscope.diagnose.stream.window import (
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import Case, case_of
 from stallscope.diagnose.timeline.round_samples import in_common_sample
-from stallscope.diagnose.verdicts import claimed_rank, hang, inconclusive, mismatch, without_ledger
+from stallscope.diagnose.verdicts import change, claimed_rank, hang, inconclusive, mismatch, without_ledger
 from stallscope.diagnose.verdicts._owners import common_owner, owners_in
 from stallscope.diagnose.verdicts.failure import with_failures
 from stallscope.diagnose.verdicts.process_exit import with_deaths
@@ -243,7 +243,8 @@ class Job:
     def _note_state(self, result: Evaluation) -> None:
         """Keep the evidence of an evaluation, the ranks of the processes."""
         timeline = result.case.timeline
-        self.evidence = replace(of_case(result.case)[1], n_steps=result.examined.n_steps)
+        evidence = change.with_unclear_change(result.case, of_case(result.case)[1])
+        self.evidence = replace(evidence, n_steps=result.examined.n_steps)
         self.ranks |= {
             result.case.process_key(process): rank for process, rank in enumerate(timeline.rank.tolist())
         }
@@ -475,6 +476,7 @@ class Job:
             result, self.history, self.incidents, standstill=hang.verdicts(result.case)
         )
         counts, evidence = of_case(result.case)
+        evidence = change.with_unclear_change(result.case, evidence)
         whole = {
             "n_rounds": sum(result.examined.n_rounds.values()),
             "n_steps": result.examined.n_steps,

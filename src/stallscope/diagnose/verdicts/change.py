@@ -1,6 +1,6 @@
 """Verdicts on a change of the whole job, and on a slow link between some ranks: a fault without a rank to blame."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +13,12 @@ from stallscope.diagnose.lateness.slowdown import (
     Slowdown,
     StepTimes,
     min_visible_share,
+    n_steps_to_decide,
     part_slowdown,
     slowdown,
+    unclear_shift,
 )
+from stallscope.diagnose.report.evidence import Evidence
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.timeline.clocks import wall_ns
@@ -33,22 +36,41 @@ _COMPARE_GPUS = (
     "No GPU is later than the others. Compare clocks (nvidia-smi -q -d CLOCK,PERFORMANCE), and the counters of NVLink "
     "and network interfaces, with the time before."
 )
-_PARTLY = 2  # times the share that a change must reach where only the steps between late steps are compared
+_PARTLY = 2  # times the share that a change must reach where only the steps between many late steps are compared
+_FEW_LATE = 0.2  # share of the steps up to which late steps are few
 _ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold up a step
 
 
-def of_all_ranks(case: Case, known: Iterable[LateStep] = ()) -> list[Verdict]:
-    """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows."""
+def of_all_ranks(case: Case, known: Iterable[LateStep] = (), *, factor: float = 1.0) -> list[Verdict]:
+    """The verdict on a slowdown of all ranks. known: late steps of other verdicts, in which no other cause shows.
+
+    factor: times the share that a change must reach.
+    """
     if not _has_comparable_steps(case):
         return []
     late = list(known)
-    change = _of_quiet_steps(case, late) if late else case.change
+    change = case.change if not late and factor == 1.0 else _of_quiet_steps(case, late, factor)
     return [] if change is None else [_of_change(case, change)]
 
 
 def min_reported_share(case: Case) -> float | None:
     """The smallest share by which the job may become slower so that it is reported; None if no steps are compared."""
     return min_visible_share(case.step_times, case.limits) if _has_comparable_steps(case) else None
+
+
+def with_unclear_change(case: Case, evidence: Evidence) -> Evidence:
+    """The evidence with a difference of the later steps that may be a change of the job or chance."""
+    if not _has_comparable_steps(case):
+        return evidence
+    shift = unclear_shift(case.step_times, case.limits)
+    if shift is None:
+        return evidence
+    return replace(
+        evidence,
+        unclear_change_share=round(shift.share, 4),
+        unclear_change_step=int(case.step_times.number[shift.cut]),
+        n_steps_to_decide=n_steps_to_decide(shift, len(case.step_times.number)),
+    )
 
 
 def _has_comparable_steps(case: Case) -> bool:
@@ -103,22 +125,34 @@ def _of_change(case: Case, change: Slowdown) -> Verdict:
     )
 
 
-def _of_quiet_steps(case: Case, late: list[LateStep]) -> Slowdown | None:
+def _is_in_most_steps(case: Case, late: Sequence[LateStep]) -> bool:
+    n_late = len({late_step.step for late_step in late})
+    return n_late > case.limits.steady_share * len(np.unique(case.judged.step))
+
+
+def _of_quiet_steps(case: Case, late: list[LateStep], factor: float) -> Slowdown | None:
     """The change of the steps between late steps, or of the hosts' time or the transfers in all steps."""
-    limits = replace(case.limits, change_share=_PARTLY * case.limits.change_share)
-    quiet = StepTimes.of(case.timeline, _without(case, late), limits)
+    kept = _without(case, late) if late else case.judged
+    n_steps, n_kept = len(np.unique(case.judged.step)), len(np.unique(kept.step))
+    factor = max(factor, 1 if n_kept >= (1 - _FEW_LATE) * n_steps else _PARTLY)
+    limits = replace(case.limits, change_share=factor * case.limits.change_share)
+    quiet = StepTimes.of(case.timeline, kept, limits)
     found = slowdown(case.timeline, quiet, limits, is_whole=False)
     return found or part_slowdown(case.timeline, case.step_times, limits)
 
 
 def of_other_steps(findings: Findings) -> list[Verdict]:
     """The verdict on a slowdown of all ranks in the steps in which no rank or GPU with a verdict is late."""
+    case = findings.case
     known = [late for late in findings.late if late.process in findings.named]
     known += [
         late for gpus in (findings.device, findings.gpu_work) for gpu in gpus.values() for late in gpu.late
     ]
-    known += findings.uneven.late if findings.uneven else ()
-    case, found = findings.case, of_all_ranks(findings.case, known)
+    uneven = findings.uneven.late if findings.uneven else []
+    if _is_in_most_steps(case, uneven):  # uneven work is normal in this job, also before the change
+        found = of_all_ranks(case, known, factor=_PARTLY)
+    else:
+        found = of_all_ranks(case, [*known, *uneven])
     if not case.hosts_run_ahead:
         return found
     # A host that runs ahead is fast until its launch queue is full: a few steps do not show the pace of the job.
