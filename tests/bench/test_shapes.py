@@ -67,7 +67,11 @@ from shape_runs import Case, ran  # noqa: E402
         ),  # a host calls after the end of the collectives for many steps
         ("bucketed", "slow_gpu_at_times", 720_001),  # 14 of 79 steps, in runs
         ("rollouts", "host_compute", 740_008),  # on the CPU beyond its launches, which vary by as much
-        ("rollouts", "host_sleep", 500_023),  # four delays of a step, while rollouts differ by a fifth of that
+        (
+            "rollouts",
+            "host_sleep",
+            500_023,
+        ),  # four delays of a step, while rollouts differ by a fifth of that
         ("rollouts", "input", 725_003),  # four delays of a length that no other host is blocked
         ("host_end", "growing_delay", 725_004),  # just above the threshold in nearly all later steps
         ("evaluation", "slower_job", 725_009),  # by 7 %, next to a rank that is late in every 20th step

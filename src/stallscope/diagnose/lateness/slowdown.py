@@ -33,7 +33,9 @@ _BLOCK_STEPS, _FEWEST_BLOCKS, _MAX_BLOCKS = 5, 4, 40
 _MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
 _FEW_SPREADS = 8.0  # the same where fewer than six steps are before the change
-_ERRORS = 4.5  # standard errors that a shift of random steps must exceed: one healthy job in 3,000 at its best cut
+_ERRORS = (
+    4.5  # standard errors that a shift of random steps must exceed: one healthy job in 3,000 at its best cut
+)
 _UNCLEAR_ERRORS = 3.0  # ... from which it may be a change: one healthy job in 40
 _MAX_MEMORY = 0.25  # correlation of successive steps up to which they vary at random
 _OUTLIER_SPREADS = 3.0  # robust deviations beyond which a random step is clipped

@@ -36,7 +36,9 @@ _COMPARE_GPUS = (
     "No GPU is later than the others. Compare clocks (nvidia-smi -q -d CLOCK,PERFORMANCE), and the counters of NVLink "
     "and network interfaces, with the time before."
 )
-_PARTLY = 2  # times the share that a change must reach where only the steps between many late steps are compared
+_PARTLY = (
+    2  # times the share that a change must reach where only the steps between many late steps are compared
+)
 _FEW_LATE = 0.2  # share of the steps up to which late steps are few
 _ALSO_LATE = 0.5  # share of a process's typical lateness from which it may hold up a step
 
