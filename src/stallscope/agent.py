@@ -41,7 +41,7 @@ from stallscope.exporters.exporters import Outputs, outputs
 from stallscope.exporters.incident_finder import incident_finder
 from stallscope.exporters.node_health import Machine, NodeHealth
 from stallscope.exporters.verdict_journal import VerdictJournal
-from stallscope.serve.sidecar import serving_beside
+from stallscope.serve.sidecar import serving_process
 from stallscope.store.node import NodeTrace
 from stallscope.store.writer_lock import only_writer, set_aside_if_of_another_boot
 
@@ -191,7 +191,7 @@ def trace(options: Options, *, out: TextIO = sys.stderr, stop: threading.Event |
         )
         if options.serve:
             stack.enter_context(
-                serving_beside(
+                serving_process(
                     options.db, options.serve, node=options.node, words=options.serve_words, note=status.note
                 )
             )

@@ -70,7 +70,7 @@ def served(options: api.Options, **parts: object) -> Iterator[str]:
 
     def run() -> None:
         try:
-            api.serve(options, say=message.append, stop=stop, **parts)
+            api.serve(options, announce=message.append, stop=stop, **parts)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the test
             failed.append(error)
 

@@ -284,7 +284,7 @@ def test_a_request_after_many_idle_connections_is_answered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 12)
-    monkeypatch.setattr(server, "_LOOK_EVERY_S", 3600)  # only being crowded makes it look
+    monkeypatch.setattr(server, "_NOTIFY_EVERY_S", 3600)  # only a crowded server cuts off clients
     with house_in(tmp_path) as house:
         listener = RunningServer(
             create_app(context=house), bound("127.0.0.1:0", "--api"), context=None, name="api"

@@ -63,8 +63,8 @@ class Notice:
 
 def notice(key: str, incidents: Sequence[Incident], page_url: str) -> Notice:
     """The notice of an alert. incidents: its members, at least one; an alert describes the open members if any."""
-    open_ones = [incident for incident in incidents if incident.is_open]
-    ordered = sorted(open_ones or incidents, key=_urgency, reverse=True)
+    open_incidents = [incident for incident in incidents if incident.is_open]
+    ordered = sorted(open_incidents or incidents, key=_urgency, reverse=True)
     first, row = ordered[0], ordered[0].row
     also = f" ({counted(len(ordered) - 1, 'more incident')} in this alert)" if len(ordered) > 1 else ""
     ends = [incident.closed_ns for incident in incidents if incident.closed_ns is not None]
@@ -81,7 +81,7 @@ def notice(key: str, incidents: Sequence[Incident], page_url: str) -> Notice:
         nodes=tuple(dict.fromkeys(node for incident in ordered for node in incident.row["nodes"])),
         kind=row["kind"],
         begin_ns=min(incident.begin_ns for incident in incidents),
-        end_ns=None if open_ones else max(ends),
+        end_ns=None if open_incidents else max(ends),
         incidents=tuple(_member(incident) for incident in ordered),
     )
 

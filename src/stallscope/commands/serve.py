@@ -52,5 +52,8 @@ def serve(
     )
     parts, lifespan = assistant.parts(Node(chosen))
     api.serve(
-        options, say=lambda text: typer.echo(f"stallscope: {text}", err=True), parts=parts, lifespan=lifespan
+        options,
+        announce=lambda text: typer.echo(f"stallscope: {text}", err=True),
+        parts=parts,
+        lifespan=lifespan,
     )

@@ -307,12 +307,12 @@ def _show(options: Options, *, chosen: Settings, as_json: bool, stop: threading.
     """Trace, with a sidecar process that shows the new records."""
     from stallscope import agent
     from stallscope.capture.probes import preflight
-    from stallscope.live.viewer import beside
+    from stallscope.live.viewer import viewer_process
 
     # Refused before the page is drawn, which would cover the message.
     preflight.check()
     preflight.check_pids(options.pids)
-    with beside(
+    with viewer_process(
         chosen.db,
         is_json=as_json,
     ) as notes:

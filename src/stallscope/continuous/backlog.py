@@ -151,7 +151,7 @@ class Backlog:
         self._changed = threading.Condition()
         self._came: deque[tuple[Batch, float]] = deque()
         self._n_in = 0
-        self._lanes: dict[Key, _Queue] = {}
+        self._queues: dict[Key, _Queue] = {}
         self._order = _Order()
         self._samples: dict[Key, _Sample] = {}
         self._n_taken = 0
@@ -174,7 +174,7 @@ class Backlog:
         """Drop the waiting rows: they are stored, and will be read again."""
         with self._changed:
             self._came.clear()
-            self._lanes.clear()
+            self._queues.clear()
             self._order = _Order()
             self._n_in = 0
 
@@ -193,13 +193,13 @@ class Backlog:
     def n_waiting(self) -> int:
         """Rows that wait or are being examined."""
         with self._changed:
-            return self._n_in + self._n_taken + sum(lane.n_rows for lane in self._lanes.values())
+            return self._n_in + self._n_taken + sum(queue.n_rows for queue in self._queues.values())
 
     @property
     def lag_s(self) -> float:
         """Waiting time of the oldest row."""
         with self._changed:
-            firsts = [lane.parts[0].at_s for lane in self._lanes.values() if lane.parts]
+            firsts = [queue.parts[0].at_s for queue in self._queues.values() if queue.parts]
             firsts += [self._came[0][1]] if self._came else []
         return self._clock_s() - min(firsts) if firsts else 0.0
 
@@ -215,25 +215,25 @@ class Backlog:
             if not self._order:
                 return None
             key = self._order.pop()
-            lane = self._lanes[key]
+            queue = self._queues[key]
             now_s = self._clock_s()
-            wait_s = now_s - lane.parts[0].at_s
+            wait_s = now_s - queue.parts[0].at_s
             is_behind = wait_s > self._bounds.behind_s
-            lane.note_wait(wait_s, now_s, is_behind=is_behind)
-            every = self._sample(key, lane, is_behind=is_behind)
-            self._skip(lane)
+            queue.note_wait(wait_s, now_s, is_behind=is_behind)
+            every = self._sample(key, queue, is_behind=is_behind)
+            self._skip(queue)
             parts: list[_Part] = []
             n_rows = 0
-            while lane.parts and (not parts or n_rows + lane.parts[0].n_rows <= self._bounds.turn_rows):
-                parts.append(lane.parts.popleft())
+            while queue.parts and (not parts or n_rows + queue.parts[0].n_rows <= self._bounds.turn_rows):
+                parts.append(queue.parts.popleft())
                 n_rows += parts[-1].n_rows
-            lane.n_rows -= n_rows
+            queue.n_rows -= n_rows
             self._n_taken = n_rows
-            n_left_out, lane.n_left_out = lane.n_left_out, 0
-            if lane.parts:
+            n_left_out, queue.n_left_out = queue.n_left_out, 0
+            if queue.parts:
                 self._order.add(key)
             else:
-                del self._lanes[key]
+                del self._queues[key]
         return ClusterTurn(key, _joined(parts), n_rows, n_left_out, is_behind, every)
 
     def done(self) -> None:
@@ -253,34 +253,34 @@ class Backlog:
             with self._changed:
                 self._n_in -= count_rows(batch.tables)
                 for key, tables in parts.items():
-                    if key not in self._lanes:
+                    if key not in self._queues:
                         if self._order.n_of(key[0]) >= MAX_CLUSTERS:
                             self._skipped(key, count_rows(tables))
                             continue
-                        self._lanes[key] = _Queue()
+                        self._queues[key] = _Queue()
                         self._order.add(key)
-                    lane, sample = self._lanes[key], self._samples.get(key)
+                    queue, sample = self._queues[key], self._samples.get(key)
                     part = _sampled(_Part(tables, count_rows(tables), at_s), sample.every if sample else 1)
-                    lane.parts.append(part)
-                    lane.n_rows += part.n_rows
-                    lane.n_left_out += count_rows(tables) - part.n_rows
+                    queue.parts.append(part)
+                    queue.n_rows += part.n_rows
+                    queue.n_left_out += count_rows(tables) - part.n_rows
         with self._changed:
             self._bound_all()
 
-    def _sample(self, key: Key, lane: _Queue, *, is_behind: bool) -> int:
+    def _sample(self, key: Key, queue: _Queue, *, is_behind: bool) -> int:
         """Adapt the sample of a cluster to the waiting rows. Returns its k."""
         bounds, now_s = self._bounds, self._clock_s()
         sample = self._samples.get(key, _Sample())
-        is_growing = is_behind and now_s - lane.min_at_s >= bounds.patience_s
-        has_too_many = is_growing and lane.n_rows > bounds.turn_rows
-        while (has_too_many or lane.n_rows > bounds.max_rows) and sample.every < bounds.max_every:
+        is_growing = is_behind and now_s - queue.min_at_s >= bounds.patience_s
+        has_too_many = is_growing and queue.n_rows > bounds.turn_rows
+        while (has_too_many or queue.n_rows > bounds.max_rows) and sample.every < bounds.max_every:
             self._samples[key] = sample = _Sample(2 * sample.every, now_s)
-            n_before = lane.n_rows
-            lane.parts = deque(_sampled(part, sample.every) for part in lane.parts)
-            lane.n_rows = sum(part.n_rows for part in lane.parts)
-            lane.n_left_out += n_before - lane.n_rows
+            n_before = queue.n_rows
+            queue.parts = deque(_sampled(part, sample.every) for part in queue.parts)
+            queue.n_rows = sum(part.n_rows for part in queue.parts)
+            queue.n_left_out += n_before - queue.n_rows
             has_too_many = False
-            lane.min_wait_s = math.inf
+            queue.min_wait_s = math.inf
         if is_behind:
             sample.since_s = now_s
         every = sample.every
@@ -290,21 +290,22 @@ class Backlog:
                 del self._samples[key]
         return every
 
-    def _skip(self, lane: _Queue) -> None:
+    def _skip(self, queue: _Queue) -> None:
         """Skip the oldest rows of a cluster beyond the bound: other tables are not sampled."""
-        if lane.n_rows > self._bounds.max_rows:
-            _drop_oldest(lane, self._bounds.turn_rows)
+        if queue.n_rows > self._bounds.max_rows:
+            _drop_oldest(queue, self._bounds.turn_rows)
 
     def _bound_all(self) -> None:
         """Skip rows beyond the bound of all clusters, of the tenant with most rows."""
-        n_rows = sum(lane.n_rows for lane in self._lanes.values())
+        n_rows = sum(queue.n_rows for queue in self._queues.values())
         while n_rows > self._bounds.max_rows_all:
             of_tenant: Counter[str] = Counter()
-            for key, lane in self._lanes.items():
-                of_tenant[key[0]] += lane.n_rows
+            for key, queue in self._queues.items():
+                of_tenant[key[0]] += queue.n_rows
             ((tenant, _),) = of_tenant.most_common(1)
             largest = max(
-                (lane for key, lane in self._lanes.items() if key[0] == tenant), key=lambda lane: lane.n_rows
+                (queue for key, queue in self._queues.items() if key[0] == tenant),
+                key=lambda queue: queue.n_rows,
             )
             n_before = largest.n_rows
             _drop_oldest(largest, n_before // 2)
@@ -313,23 +314,23 @@ class Backlog:
             n_rows -= n_before - largest.n_rows
 
 
-def _drop_oldest(lane: _Queue, most: int) -> None:
+def _drop_oldest(queue: _Queue, most: int) -> None:
     """Drop the oldest rows until at most `most` are left, but none of small tables whose rows are sent only once."""
     kept: list[_Part] = []
-    n_before = lane.n_rows
-    while lane.parts and lane.n_rows > most:
-        part = lane.parts.popleft()
-        lane.n_rows -= part.n_rows
+    n_before = queue.n_rows
+    while queue.parts and queue.n_rows > most:
+        part = queue.parts.popleft()
+        queue.n_rows -= part.n_rows
         tables = {
             name: rows if name in _ALWAYS_KEPT else rows.slice(0, 0) for name, rows in part.tables.items()
         }
         kept.append(_Part(tables, count_rows(tables), part.at_s))
     if kept:
-        at_s = lane.parts[0].at_s if lane.parts else kept[-1].at_s
+        at_s = queue.parts[0].at_s if queue.parts else kept[-1].at_s
         whole = _Part(_joined(kept), sum(part.n_rows for part in kept), at_s)
-        lane.parts.appendleft(whole)
-        lane.n_rows += whole.n_rows
-    lane.n_left_out += n_before - lane.n_rows
+        queue.parts.appendleft(whole)
+        queue.n_rows += whole.n_rows
+    queue.n_left_out += n_before - queue.n_rows
 
 
 def _sampled(part: _Part, every: int) -> _Part:

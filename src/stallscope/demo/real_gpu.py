@@ -21,7 +21,7 @@ CUDART, NCCL, DRIVER = "libcudart.so.12", "libnccl.so.2", "libcuda.so.1"
 """The names under which Gpu opens the two libraries in its folder, for every version."""
 
 _INSTALL = "install PyTorch with CUDA, or `pip install nvidia-cuda-runtime-cu12 nvidia-nccl-cu12`"
-_BESIDE = "; without --gpu the demo runs on emulated GPUs"
+_WITHOUT_GPU = "; without --gpu the demo runs on emulated GPUs"
 
 _PYTHONS = (
     "/usr/lib/python3*/dist-packages",
@@ -86,11 +86,11 @@ def libraries(driver: str = DRIVER, folders: Sequence[str] | None = None) -> Gpu
     if not fitting:
         have = f", only {', '.join(map(str, runtimes.values()))}" if runtimes else ""
         raise NotFound(
-            f"no CUDA runtime for this driver (CUDA {version}) was found{have}: {_INSTALL}{_BESIDE}"
+            f"no CUDA runtime for this driver (CUDA {version}) was found{have}: {_INSTALL}{_WITHOUT_GPU}"
         )
     collectives = sorted(_libraries("libnccl.so.2*", folders), key=_version)
     if not collectives:
-        raise NotFound(f"NCCL ({NCCL}) was not found on this machine: {_INSTALL}{_BESIDE}")
+        raise NotFound(f"NCCL ({NCCL}) was not found on this machine: {_INSTALL}{_WITHOUT_GPU}")
     return GpuLibraries(runtimes[max(fitting)], collectives[-1], n_gpus)
 
 
@@ -100,13 +100,13 @@ def _driver(name: str) -> tuple[int, int]:
         cuda = ctypes.CDLL(name)
     except OSError:
         raise NotFound(
-            f"no NVIDIA driver ({DRIVER}) was found on this machine: --gpu needs a GPU{_BESIDE}"
+            f"no NVIDIA driver ({DRIVER}) was found on this machine: --gpu needs a GPU{_WITHOUT_GPU}"
         ) from None
     version, n_gpus = c_int(), c_int()
     code = cuda.cuInit(0) or cuda.cuDriverGetVersion(byref(version)) or cuda.cuDeviceGetCount(byref(n_gpus))
     if code or not n_gpus.value:
         why = f"the driver returns code {code}" if code else "none is visible (see CUDA_VISIBLE_DEVICES)"
-        raise NotFound(f"an NVIDIA driver is installed, but no GPU can be used: {why}{_BESIDE}")
+        raise NotFound(f"an NVIDIA driver is installed, but no GPU can be used: {why}{_WITHOUT_GPU}")
     return version.value // 1000, n_gpus.value
 
 

@@ -50,7 +50,7 @@ class Columns:
                 out[name] = column[rows]
         return out
 
-    def place(self, name: str, i: int) -> Array:
+    def element(self, name: str, i: int) -> Array:
         """The i-th element of an array field, as a column."""
         column = self.held.get(name)
         return column[i] if isinstance(column, tuple) else self._column(name, column)[:, i]

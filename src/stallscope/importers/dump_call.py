@@ -9,7 +9,7 @@ from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Datatype, Op
 from stallscope.importers.operation_names import TORCH_DATATYPES
 
-_NOT_ALIKE = (Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)  # ranks may give different counts
+_UNEVEN_OPS = (Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)  # ranks may give different counts
 _OPS = (  # the first entry that the name contains; longer names before their parts
     ("reduce_scatter", Op.REDUCE_SCATTER),
     ("all_reduce", Op.ALL_REDUCE),
@@ -95,7 +95,7 @@ def call_of(entry: dict[str, Any]) -> Call:
         seq=UNKNOWN if is_p2p else collective_seq,
         collective_seq=collective_seq,
         peer=peer,
-        count=UNKNOWN if op in _NOT_ALIKE else _count(entry.get("input_sizes")),
+        count=UNKNOWN if op in _UNEVEN_OPS else _count(entry.get("input_sizes")),
         datatype=datatype,
         is_p2p=is_p2p,
         is_complete=state == "completed" or bool(entry.get("retired")),

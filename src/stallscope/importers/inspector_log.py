@@ -148,11 +148,11 @@ def _round_numbers(rows: Array) -> Array:
         keys, key = np.unique(rows[["op", "seq"]][own], return_inverse=True)
         process = rows["process"][own]
         by_process = [key[process == number] for number in np.unique(process)]
-        out[own] = _places(by_process, len(keys))[key]
+        out[own] = _common_order(by_process, len(keys))[key]
     return out
 
 
-def _places(sequences: Sequence[Array], n_keys: int) -> Array:
+def _common_order(sequences: Sequence[Array], n_keys: int) -> Array:
     """The position of each key in an order that all sequences share: int64 (n_keys,)."""
     longest = max(sequences, key=len)
     index = np.full(n_keys, -1.0)

@@ -47,7 +47,7 @@ class _Rows:
     """The operations, sorted by step, rank and begin; int64 (n,) each.
 
     step counts from 0, file_step as in the file. begin_ns and end_ns on the axis of all steps. kind: row of
-    `kinds`, the distinct types. place: order of the rank in its stage and replica (tensor-parallel).
+    `kinds`, the distinct types. tensor_index: order of the rank in its stage and replica (tensor-parallel).
     """
 
     step: Array
@@ -55,7 +55,7 @@ class _Rows:
     rank: Array
     stage: Array
     replica: Array
-    place: Array
+    tensor_index: Array
     kind: Array
     begin_ns: Array
     end_ns: Array
@@ -109,7 +109,7 @@ def _rows(file: Path) -> _Rows:
         rank=rank,
         stage=stage,
         replica=replica,
-        place=_places(rank, stage, replica, file),
+        tensor_index=_tensor_indices(rank, stage, replica, file),
         kind=kind,
         begin_ns=begin_ns,
         end_ns=end_ns,
@@ -145,7 +145,7 @@ def _on_one_axis(step: Array, begin_s: Array, end_s: Array, *, n_steps: int) -> 
     return begin_ns, begin_ns + np.rint((end_s - begin_s) * 1e9).astype(np.int64)
 
 
-def _places(rank: Array, stage: Array, replica: Array, file: Path) -> Array:
+def _tensor_indices(rank: Array, stage: Array, replica: Array, file: Path) -> Array:
     """The order of each row's rank among the ranks of its stage and replica."""
     if min(stage.min(), replica.min(), rank.min()) < 0 or max(stage.max(), replica.max()) >= 1 << 20:
         raise BadTrace(f"{file}: a rank, stage or replica is out of range: check that it is a pipeline trace")
@@ -197,13 +197,13 @@ def _of_kind(rows: _Rows, kind: str, n_stages: int) -> Array:
     if op in (Op.SEND, Op.RECV):
         is_forward = not kind.startswith("backward")
         step = (1 if op == Op.SEND else -1) * (1 if is_forward else -1)
-        hashes = _hashes("forward" if is_forward else "backward", rows.replica, rows.place)
+        hashes = _hashes("forward" if is_forward else "backward", rows.replica, rows.tensor_index)
         own, size, peer = rows.stage, n_stages, (rows.stage + step) % max(n_stages, 1)
     elif op not in (Op.NONE, Op.COMPUTE) and kind.startswith(("params-", "grads-")):
-        hashes = _hashes(kind, rows.stage, rows.place)
+        hashes = _hashes(kind, rows.stage, rows.tensor_index)
         own, size = rows.replica, int(rows.replica.max(initial=0)) + 1
     elif op not in (Op.NONE, Op.COMPUTE) and kind.startswith("embedding-"):
-        hashes = _hashes(kind, rows.replica, rows.place)
+        hashes = _hashes(kind, rows.replica, rows.tensor_index)
         own, size = (rows.stage > 0).astype(np.int64), 2
     else:
         return layout.empty(layout.COLLECTIVES)

@@ -22,7 +22,7 @@ from stallscope.importers.operation_names import NCCL_OPS
 from stallscope.importers.ras_answer import IN_PROGRESS, Answer, Member, answers_of, is_answer
 from stallscope.importers.registry import Importer, Unread, each_readable
 
-_STANDS_STILL_NS = 10 * 10**9
+_MIN_STANDSTILL_NS = 10 * 10**9
 _RESULTS = {
     1: "unhandled CUDA error",
     2: "unhandled system error",
@@ -71,7 +71,7 @@ def _change(answers: list[Answer]) -> _Change:
     last = answers[-1]
     for answer in reversed(answers[:-1]):
         is_timed = answer.at_ns != UNKNOWN and last.at_ns != UNKNOWN
-        if is_timed and last.at_ns - answer.at_ns < _STANDS_STILL_NS:
+        if is_timed and last.at_ns - answer.at_ns < _MIN_STANDSTILL_NS:
             continue
         then, now = _counts(answer), _counts(last)
         still = {comm for comm, counts in now.items() if then.get(comm) == counts}

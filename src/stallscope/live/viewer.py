@@ -14,7 +14,7 @@ _END_S = 10.0
 
 
 @contextmanager
-def beside(db: Path, *, is_json: bool) -> Iterator[TextIO]:
+def viewer_process(db: Path, *, is_json: bool) -> Iterator[TextIO]:
     """Show the trace inside the with block. Lines written to the returned file appear as the agent's notes.
 
     The viewer ends by itself when the agent ends, in any way. The agent continues when the viewer ends.

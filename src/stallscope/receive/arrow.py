@@ -81,7 +81,7 @@ def read(body: bytes, *, limit: int) -> Request:
     at, n_decoded = 0, 0
     for name, n_bytes in tables:
         stream = buffer.slice(at, n_bytes)
-        out[name], n = _stream(stream, name, limit - n_decoded, n_place_bytes=len(node) + len(cluster))
+        out[name], n = _stream(stream, name, limit - n_decoded, n_origin_bytes=len(node) + len(cluster))
         n_decoded += n
         at += n_bytes
     batch_id, about = _text(head, "batch_id")[:200], _about(head.get("about"), node, cluster)
@@ -182,7 +182,7 @@ def _checked_tables(declared: Any) -> list[tuple[str, int]]:
     return out
 
 
-def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> tuple[pa.Table, int]:
+def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_origin_bytes: int) -> tuple[pa.Table, int]:
     """The rows of one Arrow IPC stream, and their decoded size in bytes. Raises BadInput, TooLarge before decoding."""
     try:
         messages, n_unpacked = messages_of(buffer, limit)
@@ -194,7 +194,7 @@ def _stream(buffer: pa.Buffer, name: str, limit: int, *, n_place_bytes: int) -> 
         batches, n_bytes, n_rows = [], 0, 0
         for batch in _record_batches(buffer, messages, columns):
             batch.validate(full=True)  # also checks that text is UTF-8: stored text must be readable
-            n_bytes += batch_bytes(batch, name, columns.wide) + batch.num_rows * n_place_bytes
+            n_bytes += batch_bytes(batch, name, columns.wide) + batch.num_rows * n_origin_bytes
             n_rows += batch.num_rows
             if n_bytes > limit or n_rows > _MAX_ROWS:
                 raise too_large(limit)

@@ -287,7 +287,7 @@ def _groups(resources: pa.StructArray, scopes: pa.StructArray, resource_of_scope
     resource_list = resources.field("resource").to_pylist()
     resource_urls = resources.field("schema_url").to_pylist()
     attributes = [_plain_dict((resource_fields or {}).get("attributes")) for resource_fields in resource_list]
-    scope_told = scopes.field("scope").to_pylist()
+    scope_fields = scopes.field("scope").to_pylist()
     scope_urls = scopes.field("schema_url").to_pylist()
     return [
         Group(
@@ -298,7 +298,7 @@ def _groups(resources: pa.StructArray, scopes: pa.StructArray, resource_of_scope
             url or resource_urls[parent] or "",
             parent,
         )
-        for scope, url, parent in zip(scope_told, scope_urls, resource_of_scope.tolist(), strict=True)
+        for scope, url, parent in zip(scope_fields, scope_urls, resource_of_scope.tolist(), strict=True)
     ]
 
 

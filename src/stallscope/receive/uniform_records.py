@@ -30,7 +30,7 @@ _WORD = 8
 _FEW_SHAPES, _FEWEST = 3, 256
 """Allowed shapes, plus one more per this many records: detecting a shape costs as much as decoding many records."""
 
-_FIRST, _SHAPES_AT_FIRST, _LOOK_BYTES = 64, 8, 1 << 17
+_FIRST, _SHAPES_AT_FIRST, _CHECKED_BYTES = 64, 8, 1 << 17
 """Checking the first records avoids scanning thousands of records that have too many shapes."""
 
 _RUN = 4
@@ -142,43 +142,45 @@ def _add_resource(
         if tag == tag_of(1, 2) and resource is None:
             resource = _attributes_of(body[begin:stop])
         elif tag == tag_of(2, 2):
-            scopes.append(_scope(body, begin, stop, look=not (number or scopes)))
+            scopes.append(_scope(body, begin, stop, is_checked=not (number or scopes)))
         elif tag == tag_of(3, 2):
             url = as_text(body[begin:stop])
         else:
             raise MixedShapes
     for scope, own_url, offsets in scopes:
-        name, version, attributes = _scope_told(scope)
+        name, version, attributes = _scope_fields(scope)
         groups.append(Group(resource or {}, attributes, name, version, own_url or url, number))
         places.append(offsets)
 
 
-def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, tuple[list[int], list[int]]]:
+def _scope(
+    body: bytes, at: int, end: int, *, is_checked: bool
+) -> tuple[bytes, str, tuple[list[int], list[int]]]:
     """The bytes of a ScopeLogs' scope, its schema URL, and the starts and ends of its records.
 
-    look: check the shapes of the first records if many follow.
+    is_checked: check the shapes of the first records if many follow.
     """
     scope, url = None, ""
     starts: list[int] = []
     ends: list[int] = []
-    record, n_alike, before = tag_of(2, 2), 0, 0
+    record, n_same, before = tag_of(2, 2), 0, 0
     while at < end:
         tag = body[at]
         begin, size = at + 2, body[at + 1] if at + 1 < end else 0
         if size >= 0x80 or begin + size > end:
             size, begin = _length(body, at + 1, end)
         if tag == record:
-            if look and len(starts) == _FIRST and end - at > _LOOK_BYTES:
-                _look_at_first(body, starts, ends)
+            if is_checked and len(starts) == _FIRST and end - at > _CHECKED_BYTES:
+                _check_first(body, starts, ends)
             starts.append(begin)
             ends.append(begin + size)
-            n_alike = n_alike + 1 if begin + size - at == before else 0
+            n_same = n_same + 1 if begin + size - at == before else 0
             before = begin + size - at
-            if n_alike == _RUN:
+            if n_same == _RUN:
                 n_more = _n_same(body, at, end, begin - at, before)
                 starts += range(begin + before, begin + before * (n_more + 1), before)
                 ends += range(begin + size + before, begin + size + before * (n_more + 1), before)
-                n_alike, begin = 0, begin + before * n_more
+                n_same, begin = 0, begin + before * n_more
         elif tag == tag_of(1, 2) and scope is None:
             scope = body[begin : begin + size]
         elif tag == tag_of(3, 2):
@@ -189,7 +191,7 @@ def _scope(body: bytes, at: int, end: int, *, look: bool) -> tuple[bytes, str, t
     return scope or b"", url, (starts, ends)
 
 
-def _look_at_first(body: bytes, starts: list[int], ends: list[int]) -> None:
+def _check_first(body: bytes, starts: list[int], ends: list[int]) -> None:
     """Raises MixedShapes if these records already have too many shapes."""
     at = np.array(starts, np.int64)
     _split(body, at, np.array(ends, np.int64) - at, most=_SHAPES_AT_FIRST)
@@ -223,7 +225,7 @@ def _resource(raw: bytes) -> dict[str, Any]:
         raise MixedShapes from error
 
 
-def _scope_told(raw: bytes) -> tuple[str, str, dict[str, Any]]:
+def _scope_fields(raw: bytes) -> tuple[str, str, dict[str, Any]]:
     """Name, version and attributes of a scope."""
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope

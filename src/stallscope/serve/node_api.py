@@ -41,7 +41,7 @@ _AT_ONCE = 4
 
 _BOOT_FILE = Path("/proc/sys/kernel/random/boot_id")
 
-_RENEW_LOOK_S = 3600.0
+_RENEWAL_CHECK_S = 3600.0
 _COMPRESSED_FROM_BYTES = 2000
 
 
@@ -189,7 +189,7 @@ def _state(options: Options) -> Mapping[str, object]:
 def serve(
     options: Options,
     *,
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
     stop: threading.Event | None = None,
     parts: list[BaseRoute] | None = None,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
@@ -218,7 +218,7 @@ def serve(
     app = application(options, audit, parts=parts, lifespan=lifespan)
     listening = RunningServer(app, listener, context=context, name="node-api")
     try:
-        say(_start_message(options, listening.port, files))
+        announce(_start_message(options, listening.port, files))
         with set_by_signals(stop or threading.Event()) as stop_event:
             _until_stopped(options, files, host, stop=stop_event)
     finally:
@@ -228,7 +228,7 @@ def serve(
 
 def _until_stopped(options: Options, files: NodeFiles, host: str, *, stop: threading.Event) -> None:
     """Check hourly whether the certificate is due for renewal; the server picks up the new certificate by itself."""
-    while not stop.wait(_RENEW_LOOK_S):
+    while not stop.wait(_RENEWAL_CHECK_S):
         if options.has_tls:
             try:
                 prepare_tls(files, [host] if host not in ("", "0.0.0.0", "::") else [])

@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 1000
 _ROOM = 0.75
 """Beyond this number idle connections are closed, so that new connections find room."""
 
-_LOOK_EVERY_S = 1
+_NOTIFY_EVERY_S = 1
 _STOP_S = 5
 
 
@@ -129,8 +129,8 @@ class RunningServer:
 
         self.port = int(listener.getsockname()[1])
         self._listener = listener
-        self._gate = _Gate(listener, make_room=self._look_soon)
-        self._is_look_due = False
+        self._gate = _Gate(listener, make_room=self._cut_off_soon)
+        self._is_cut_due = False
         config = uvicorn.Config(
             app,
             ssl_context_factory=(lambda config, default: context) if context else None,
@@ -141,8 +141,8 @@ class RunningServer:
             proxy_headers=False,
             ws="none",
             timeout_graceful_shutdown=_STOP_S,
-            callback_notify=self._look,
-            timeout_notify=_LOOK_EVERY_S,
+            callback_notify=self._notified,
+            timeout_notify=_NOTIFY_EVERY_S,
         )
         self._server = uvicorn.Server(config)
         self._since_s: dict[Any, tuple[tuple[int, bool], float]] = {}
@@ -159,19 +159,19 @@ class RunningServer:
         self._thread.join()
         self._listener.close()
 
-    async def _look(self) -> None:
+    async def _notified(self) -> None:
         """Runs once a second in the server's loop."""
         self._cut_off()
 
-    def _look_soon(self) -> None:
+    def _cut_off_soon(self) -> None:
         """Cut off idle clients now: until the next regular check, new connections would be refused in their favor."""
-        if not self._is_look_due:
-            self._is_look_due = True
+        if not self._is_cut_due:
+            self._is_cut_due = True
             asyncio.get_running_loop().call_soon(self._cut_off)
 
     def _cut_off(self) -> None:
         """Disconnect clients that have been silent for too long, and beyond the limit the longest silent clients."""
-        self._is_look_due = False
+        self._is_cut_due = False
         now_s = time.monotonic()
         connections = self._server.server_state.connections
         # A connection that was just lost no longer has a socket.

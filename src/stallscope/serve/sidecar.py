@@ -21,7 +21,7 @@ _END_S = 10.0
 
 
 @contextmanager
-def serving_beside(
+def serving_process(
     db: Path, listen: str, *, node: str, words: tuple[str, ...] = (), note: Callable[[str], None]
 ) -> Iterator[None]:
     """Serve the trace inside the with block. words: further options of `serve`; note: called with each output line.

@@ -43,7 +43,7 @@ FILE_NAME = "tokens.json"
 _FORMAT = 1
 _TOKEN = re.compile(r"sst_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-_NOBODY = hashlib.sha256(b"").hexdigest()
+_NO_TOKEN = hashlib.sha256(b"").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Tokens:
             self._refresh()
         entry = self._entries.get(match[1])
         # Compared even for an unknown id, so that the timing does not reveal which ids exist.
-        is_right = hmac.compare_digest(_sha256(match[2]), entry.sha256 if entry else _NOBODY)
+        is_right = hmac.compare_digest(_sha256(match[2]), entry.sha256 if entry else _NO_TOKEN)
         if not entry or not is_right:
             raise NotAuthenticated(f"the token is unknown; {self._remedy}")
         if (state := entry.state(self._now_s())) != "valid":

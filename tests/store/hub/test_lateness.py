@@ -15,7 +15,7 @@ from tests.store.hub.rows import NOW_NS, appended, collectives
 
 from stallscope.store.hub.file_sums import FileSums, split
 from stallscope.store.hub.journal import Segment
-from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS
+from stallscope.store.hub.lateness import DEFAULT_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import HubStore
 
@@ -52,15 +52,18 @@ def filled(store: HubStore) -> None:
 def expected(
     from_ns: int | None, to_ns: int | None, min_late_ns: int
 ) -> dict[int, tuple[int, float, int, int]]:
-    """By rank: rounds, mean and largest lateness, late rounds. Of two the earlier is usual, of three the middle."""
+    """By rank: rounds, mean and largest lateness, late rounds.
+
+    The typical arrival of two ranks is the earlier, of three the middle.
+    """
     result: dict[int, list[int]] = defaultdict(list)
     for seq in range(35):
         ranks = range(2 if seq == 29 else 3)
         arrivals = {rank: NOW_NS + seq * SECOND_NS + late_ns(seq, rank) for rank in ranks}
-        usual = min(arrivals.values()) if len(arrivals) == 2 else statistics.median(arrivals.values())
+        typical_ns = min(arrivals.values()) if len(arrivals) == 2 else statistics.median(arrivals.values())
         for rank, at_ns in arrivals.items():
             if (from_ns is None or at_ns >= from_ns) and (to_ns is None or at_ns < to_ns):
-                result[rank].append(int(at_ns - usual))
+                result[rank].append(int(at_ns - typical_ns))
     return {
         rank: (len(late), pytest.approx(statistics.mean(late)), max(late), sum(x > min_late_ns for x in late))
         for rank, late in result.items()
@@ -68,15 +71,15 @@ def expected(
 
 
 def asked(store: HubStore, **params: Any) -> dict[int, tuple[int, float, int, int]]:
-    usual = {"cluster": None, "from_ns": None, "to_ns": None, "min_late_ns": USUAL_MIN_LATE_NS}
-    rows = store.ask("lateness", tenant="a", params=usual | params).to_pylist()
+    defaults = {"cluster": None, "from_ns": None, "to_ns": None, "min_late_ns": DEFAULT_MIN_LATE_NS}
+    rows = store.ask("lateness", tenant="a", params=defaults | params).to_pylist()
     return {row["rank"]: (row["n_rounds"], row["lag_ns"], row["max_late_ns"], row["n_late"]) for row in rows}
 
 
 def test_every_window_and_limit_gets_the_same_answer_as_from_the_rows(store: HubStore):
     filled(store)
     windows = [(None, None), (0, 20), (5, 25), (20, 35), (12, 14), (10, None)]
-    for (first, end), min_late_ns in product(windows, (0, USUAL_MIN_LATE_NS, 4_000_000)):
+    for (first, end), min_late_ns in product(windows, (0, DEFAULT_MIN_LATE_NS, 4_000_000)):
         half_ns = SECOND_NS // 2  # between two rounds, so that the window cuts none
         from_ns = None if first is None else NOW_NS + first * SECOND_NS - half_ns
         to_ns = None if end is None else NOW_NS + end * SECOND_NS - half_ns

@@ -160,7 +160,7 @@ def test_without_the_bucket_rows_are_stored_in_postgres(start: Started, monkeypa
     monkeypatch.setattr(store.bucket, "_write", away)
     stored(store, Batch("b1", "a", {"events": events("c", "x")}))
     assert names(store) == ["x"] and n_asked == 1
-    monkeypatch.setattr(store.bucket, "look", lambda: None)  # in its own thread, at any time
+    monkeypatch.setattr(store.bucket, "probe", lambda: None)  # in its own thread, at any time
     stored(store, Batch("b2", "a", {"events": events("c", "y")}))
     assert names(store) == ["x", "y"] and n_asked <= 2, "only the first commit waits for the bucket"
     (slot_store,) = slot_stores(store)
@@ -199,7 +199,7 @@ def test_a_slot_opens_without_its_sealed_files_while_the_bucket_is_away(start: S
     stored(one, Batch("b2", "a", {"events": events("c", "hot")}))
     one.close()
     two = start("hub-b")
-    monkeypatch.setattr(two.bucket, "look", lambda: None)
+    monkeypatch.setattr(two.bucket, "probe", lambda: None)
     two.bucket._failed_s = time.monotonic()
     settled(two)
     assert stored(two, Batch("b2", "a", {"events": events("c", "hot")}))
@@ -577,7 +577,7 @@ def test_a_missing_object_is_set_aside_and_neither_answers_nor_new_rows_need_it(
         path in problem for problem in sweep.check(again.postgres, again.bucket, again._cache).problems
     ] == [True]
     again.bucket.put(path, content)
-    again._look_at_damaged()
+    again._check_damaged()
     assert names(again) == ["later", *(f"x{n}" for n in range(9))] and not again.damage.unreadable()
 
 

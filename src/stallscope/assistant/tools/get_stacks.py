@@ -82,7 +82,7 @@ def _positions(trace: Trace, params: StacksParams) -> list[PositionRow]:
         rows = rows[rows["pid"] == params.pid]
     rows = rows[np.argsort(rows["ts_ns"], kind="stable")]
     last = {(int(row["node"]), int(row["pid"]), int(row["tid"])): row for row in rows}
-    looks = Counter(rows[["node", "pid", "tid", "stack"]].tolist())
+    n_of_stack = Counter(rows[["node", "pid", "tid", "stack"]].tolist())
     ranks = rank_of(trace)
     ahead_ns = {clock.node: clock.wall_ns - clock.monotonic_ns for clock in trace.clocks}
     arrivals = trace.collectives[np.argsort(trace.collectives["ts_ns"], kind="stable")]
@@ -102,7 +102,7 @@ def _positions(trace: Trace, params: StacksParams) -> list[PositionRow]:
             tid=tid,
             rank=ranks.get((node, pid)),
             at_ms=(int(row["ts_ns"]) + ahead_ns.get(node, 0)) // 1_000_000,
-            n_looks=looks[node, pid, tid, int(row["stack"])],
+            n_looks=n_of_stack[node, pid, tid, int(row["stack"])],
             frames=_frames(trace, int(row["stack"]), params.frames),
         )
         for (node, pid, tid), row in ((key, last[key]) for key in sorted(last, key=order)[: params.limit])

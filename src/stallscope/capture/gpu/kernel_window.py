@@ -61,7 +61,7 @@ _PROFILERS = re.compile(
     r"/(libToolsInjection|libcuinj|libnsys|libInterceptorInjection|libsanitizer-collection)"
 )
 _LIBC = re.compile(r"/(libc|libdl)(\.so\.\d|-2\.\d+\.so)$")
-_PLACES = (
+_CUPTI_FOLDERS = (
     "nvidia/cuda_cupti/lib",
     "nvidia/cu{major}/lib",
     "/usr/local/cuda/extras/CUPTI/lib64",
@@ -182,9 +182,9 @@ def _cupti_of(pid: int, proc: Path) -> str:
 def _folders(mapped: list[str], majors: list[str]) -> Iterator[str]:
     """Folders of the process that may hold CUPTI: next to its other CUDA libraries first."""
     packages = dict.fromkeys(name.partition("/nvidia/")[0] for name in mapped if "/nvidia/" in name)
-    for place in _PLACES:
+    for pattern in _CUPTI_FOLDERS:
         for major in majors or [""]:
-            folder = place.format(major=major)
+            folder = pattern.format(major=major)
             yield from [folder] if folder.startswith("/") else (f"{package}/{folder}" for package in packages)
     yield from dict.fromkeys(str(Path(name).parent) for name in mapped if _CUDA_RUNTIME.search(name))
 
@@ -194,7 +194,7 @@ def _loaded(pid: int, library: Path, cupti: str, milliseconds: int) -> Iterator[
     """The memory of a window that has begun in the process."""
     with remote_thread(pid) as thread:
         functions = _libc_functions(pid)
-        address = _look_address(pid, library) or _load(thread, library, functions)
+        address = _function_address(pid, library) or _load(thread, library, functions)
         fd = thread.call(address, cupti.encode(), milliseconds)
         if fd < 0:
             raise CannotTrace(
@@ -216,7 +216,7 @@ def _load(thread: RemoteThread, library: Path, functions: dict[str, int]) -> int
     Path(f"/proc/{thread.pid}/fd/{fd}").write_bytes(data)
     thread.call(functions["dlopen"], f"/proc/self/fd/{fd}".encode(), _RTLD_NOW)
     thread.call(functions["close"], fd)
-    address = _look_address(thread.pid, library)
+    address = _function_address(thread.pid, library)
     if not address:
         raise CannotTrace(
             f"process {thread.pid} could not load the library: it needs glibc 2.34 or newer, and no"
@@ -229,7 +229,7 @@ def _memory_name(data: bytes) -> str:
     return f"stallscope-look-{hashlib.blake2b(data, digest_size=6).hexdigest()}"
 
 
-def _look_address(pid: int, library: Path) -> int:
+def _function_address(pid: int, library: Path) -> int:
     """The address of the library's function in the process; 0 if it is not loaded, or in another version."""
     name = f"/memfd:{_memory_name(library.read_bytes())} (deleted)"
     return _addresses(

@@ -57,7 +57,7 @@ class RowsInOrder:
         if element is None:
             return self.table[name][self.at(where)]
         if isinstance(self.table, Columns):
-            return self.table.place(name, element)[self.at(where)]
+            return self.table.element(name, element)[self.at(where)]
         return self.table[name][:, element][self.at(where)]
 
     def keeping(self, *names: str, for_rows: Callable[[slice, Array], None] | None = None) -> "RowsInOrder":

@@ -135,14 +135,14 @@ def delays_in_all(case: Case, late: Iterable[LateStep]) -> Delays:
     The others wait for the last late process in a step; earlier late processes add no cost.
     """
     late = sorted(late, key=lambda late_step: case.arrival_ns[late_step.peak_row])
-    last_ones = list(
+    last_delays = list(
         {
             late_step.step: late_step for late_step in sorted(late, key=lambda late_step: late_step.late_ns)
         }.values()
     )
-    counted = _of_all_sizes(last_ones, _n_counted(case, _MAX_TOTAL_WAITS))
-    costs = list(_costs(case, counted, last_ones, uneven=late).values())
-    all_ns = sum(late_step.late_ns for late_step in last_ones)
+    counted = _of_all_sizes(last_delays, _n_counted(case, _MAX_TOTAL_WAITS))
+    costs = list(_costs(case, counted, last_delays, uneven=late).values())
+    all_ns = sum(late_step.late_ns for late_step in last_delays)
     more = all_ns / sum(late_step.late_ns for late_step in counted)
     lost_ns = more * np.sum([spent.lost_ns for spent in costs], axis=0)
     if case.timeline.is_p2p.any():  # indirect waits are not all recorded

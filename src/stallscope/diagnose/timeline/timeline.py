@@ -202,7 +202,7 @@ def _rows(
     if isinstance(trace.collectives, Columns):
         rows = RowsInOrder(trace.collectives, order, {}).keeping(*_COLUMNS)
         spent = {
-            category: taken(trace.collectives.place("ledger_ns", category - 1), order)
+            category: taken(trace.collectives.element("ledger_ns", category - 1), order)
             for category in _MAY_WAIT_FOR_GPU
         }
         waited = spent[Category.WAIT_GPU]

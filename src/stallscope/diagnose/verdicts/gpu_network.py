@@ -10,9 +10,7 @@ from stallscope.events.layout import UNKNOWN
 from stallscope.events.trace import Trace
 
 _CONFIDENCE = 0.8  # the transfer itself is slow; which end, or which switch, is not known
-_LOOK_AT_INTERFACE = (
-    "Look for errors, drops and the link speed of the network interface that NCCL uses there: "
-)
+_CHECK_INTERFACE = "Look for errors, drops and the link speed of the network interface that NCCL uses there: "
 _TOOLS = "ethtool -S and ip -s link for Ethernet, ibstat and perfquery for InfiniBand, NCCL_DEBUG=INFO for its name."
 _PATH = "Compare with other pairs of these machines: cable, switch port, routing, congestion by other jobs."
 
@@ -44,7 +42,7 @@ def _verdict(trace: Trace, case: Case, slow: SlowConnections) -> Verdict:
         confidence=_CONFIDENCE,
         cost=between(case, 0.0, most, observed_ns=case.observed_ns),
         abstained_because=None if ranks else "the network between these ranks is slow",
-        advice=[_LOOK_AT_INTERFACE + _TOOLS, _PATH],
+        advice=[_CHECK_INTERFACE + _TOOLS, _PATH],
         evidence=VerdictEvidence(
             suspects=common if len(common) > 1 else ends,
             times_as_long=round(slow.times, 2),

@@ -20,7 +20,7 @@ from stallscope.store.hub import round_lateness
 from stallscope.store.hub.file_sums import FileSums
 from stallscope.store.hub.hot import CommittedRows, HotRows
 from stallscope.store.hub.journal import Journal, Segment
-from stallscope.store.hub.lateness import USUAL_MIN_LATE_NS
+from stallscope.store.hub.lateness import DEFAULT_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.owner_retention import OWNER_TABLES
 from stallscope.store.hub.segment_files import SegmentFiles
@@ -156,11 +156,11 @@ class Compactor:
         segment = self._sealer.sealed_table(tenant, table, rows, sealed_us=until_us)
         self.files.put(segment)
 
-        def put_in_place() -> None:
+        def replace_files() -> None:
             self.journal.seal(segment, until_us, medians=medians)
             self.hot.sealed(tenant, table, until_us, segment=segment)
 
-        self.writer.call(put_in_place).result()
+        self.writer.call(replace_files).result()
         if medians is not None:
             self._medians[tenant] = medians
         self.numbers.sealed_segments += 1
@@ -188,7 +188,7 @@ class Compactor:
         """Compute some of the sums that queries will need, newest files first."""
         for tenant in self.hot.tenants():
             segments = self.hot.segments(tenant).get("collectives", ())
-            for sums, params in ((self.lateness, {"min_late_ns": USUAL_MIN_LATE_NS}), (self.ledgers, {})):
+            for sums, params in ((self.lateness, {"min_late_ns": DEFAULT_MIN_LATE_NS}), (self.ledgers, {})):
                 due = sums.missing(segments, params)[:_SUMS_A_ROUND]
                 with suppress(duckdb.Error):  # a query reports the error of a damaged file
                     sums.sums(self._sealer.db, due, params)
@@ -234,11 +234,11 @@ class Compactor:
     def _replace(self, gone: Sequence[Segment], new: Sequence[Segment]) -> None:
         tenant, table = gone[0].tenant, gone[0].table
 
-        def put_in_place() -> None:
+        def replace_files() -> None:
             self.journal.replace_segments(gone, new)
             self.hot.replaced(tenant, table, tuple(gone), new=tuple(new))
 
-        self.writer.call(put_in_place).result()
+        self.writer.call(replace_files).result()
         self._retired += [(time.monotonic(), segment) for segment in gone]
 
     def _remove_retired(self) -> None:

@@ -15,7 +15,7 @@ from stallscope.store.hub import views
 from stallscope.store.hub.file_sums import FileSums, Split, split
 from stallscope.store.hub.journal import Segment
 
-USUAL_MIN_LATE_NS = 2_000_000
+DEFAULT_MIN_LATE_NS = 2_000_000
 """Default threshold for a late arrival: the sums for it are computed in advance."""
 
 NAME = "sealed_lateness"

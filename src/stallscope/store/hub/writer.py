@@ -346,7 +346,7 @@ class Writer:
         counters.duplicates += len(known)
         counters.commits += 1
         counters.commit_s += time.monotonic() - begin_s
-        self._tell([entry.batch for entry in fresh])
+        self._notify([entry.batch for entry in fresh])
 
     def _split(self, group: list[_Waiting]) -> tuple[list[_Waiting], list[tuple[_Waiting, int]]]:
         """The new batches, and the batches with a known id, with the time of their commit (0: now)."""
@@ -381,7 +381,7 @@ class Writer:
             if name != "nodes":
                 self._kept[name] = with_latest(name, self._kept[name], pieces)
 
-    def _tell(self, batches: list[Batch]) -> None:
+    def _notify(self, batches: list[Batch]) -> None:
         for batch in batches:
             for listener in self._listeners:
                 try:

@@ -123,7 +123,7 @@ class Bucket:
         failed_s = self._failed_s
         return 0.0 if failed_s is None else time.monotonic() - failed_s
 
-    def look(self) -> None:
+    def probe(self) -> None:
         """Ask the bucket once whether it answers, if the last request failed."""
         if self._failed_s is None:
             return

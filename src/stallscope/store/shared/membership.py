@@ -200,7 +200,7 @@ class Membership:
     def _turn(self) -> None:
         with self._changed:
             before = set(self._owned)
-        mine = self._leases.renew(self._state(), is_leaving=self._is_leaving)
+        epoch_of_slot = self._leases.renew(self._state(), is_leaving=self._is_leaving)
         now_s, before_s = time.monotonic(), self._last_renewed_s
         self._last_renewed_s = now_s
         lease_s = self._leases.lease_s
@@ -210,12 +210,12 @@ class Membership:
         ):  # a busy machine must not wait again and again
             self._back_since_s = now_s
         with self._changed:
-            for slot in mine.keys() - before - self._owned.keys():
+            for slot in epoch_of_slot.keys() - before - self._owned.keys():
                 # The answer to a take was lost, or a release failed: this hub renews the lease, so it must use it.
-                self._owned[slot] = _Owned(Lease(slot, self.member.name, mine[slot]), is_due=True)
+                self._owned[slot] = _Owned(Lease(slot, self.member.name, epoch_of_slot[slot]), is_due=True)
             owned = list(self._owned.values())
         for each in owned:
-            if mine.get(each.lease.slot) != each.lease.epoch:
+            if epoch_of_slot.get(each.lease.slot) != each.lease.epoch:
                 self._end(each, is_released=False)
             elif each.is_lost:
                 self._end(each, is_released=False, is_opened_again=True)

@@ -54,7 +54,7 @@ _UNLISTED_EVERY = 2880
 """Sweeps between two listings of the bucket: once a day."""
 _SQL_FETCH_S, _QUESTION_FETCH_S = 7.0, 30.0
 """Most time to fetch files before an answer: SQL has a time limit of 10 s, clients of tools wait longer."""
-_LOOK_S = 2.0
+_PROBE_S = 2.0
 """Between two requests that ask whether the bucket is back."""
 _FIRST_UNLISTED = 120
 """An hour after the start, so that a hub that is restarted every day also lists the bucket."""
@@ -136,8 +136,8 @@ class SharedStore:
         self._ended = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="bucket-sweep", daemon=True)
         self._sweeper.start()
-        self._looker = threading.Thread(target=self._look_for_bucket, name="bucket-look", daemon=True)
-        self._looker.start()
+        self._prober = threading.Thread(target=self._probe_bucket, name="bucket-probe", daemon=True)
+        self._prober.start()
 
     def _connect(self, sharing: Sharing, limits: Limits, stack: ExitStack) -> None:
         """Connect to PostgreSQL and the bucket, and open the port for other hubs."""
@@ -466,7 +466,7 @@ class SharedStore:
         self.membership.close()
         self._server.stop(2.0).wait()
         self._sweeper.join()
-        self._looker.join()
+        self._prober.join()
         self._peers.close()
         self._questions.close()
         self._cache.close()
@@ -474,9 +474,9 @@ class SharedStore:
         self.postgres.close()
         os.close(self._lock)
 
-    def _look_for_bucket(self) -> None:
-        while not self._ended.wait(_LOOK_S):
-            self.bucket.look()
+    def _probe_bucket(self) -> None:
+        while not self._ended.wait(_PROBE_S):
+            self.bucket.probe()
 
     def _sweep(self) -> None:
         n = 0
@@ -487,12 +487,12 @@ class SharedStore:
                 slots = self.membership.owned_slots()
                 sweep.remove_dropped(self.postgres, self.bucket, slots, grace_s=2 * self._limits.grace_s)
                 self._cache.trim()
-                self._look_at_damaged()
+                self._check_damaged()
                 if 0 in slots and n % _UNLISTED_EVERY == _FIRST_UNLISTED:  # one hub of all
                     n_removed = sweep.remove_unlisted(self.postgres, self.bucket)
                     _LOG.info("the bucket: %d unlisted objects removed", n_removed)
 
-    def _look_at_damaged(self) -> None:
+    def _check_damaged(self) -> None:
         """Serve files again that were restored, and forget files that no list names any more."""
         for bad in self.damage.unreadable():
             with self.postgres.transaction() as db:

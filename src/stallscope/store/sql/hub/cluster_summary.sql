@@ -1,6 +1,6 @@
--- Question: which clusters are there, how large is each, when did it last send something, and what is open?
+-- Question: which clusters exist, how large is each cluster, when did it last send rows, and which verdicts are open?
 -- Parameters: cluster (NULL: all).
--- Columns: cluster_id, n_nodes, n_ranks (different ranks seen), n_gpus (NULL where no node told), gpu_models (list),
+-- Columns: cluster_id, n_nodes, n_ranks (different ranks seen), n_gpus (NULL where no node reports it), gpu_models (list),
 --   providers (list), first_seen, last_seen (UTC), n_open_verdicts.
 WITH members AS (
     SELECT cluster_id, rank FROM collectives WHERE rank IS NOT NULL

@@ -1,7 +1,7 @@
--- Question: from what time on are there enough rows for a page of events, going back in time?
+-- Question: from which time on do enough rows exist for a page of events?
 -- Parameters: cluster, node, rank, op, name, causal_chain_id, from_ns, to_ns (NULL: any); before_ns: the newest time
---   to be shown, NULL: the newest there is; max_rows.
--- Columns: edge_ns: the oldest time of the page, NULL where there is no row; newest_ns.
+--   to be shown, NULL: the newest row; max_rows.
+-- Columns: edge_ns: the oldest time of the page, NULL without rows; newest_ns.
 SELECT min(ts_ns) AS edge_ns, max(ts_ns) AS newest_ns FROM (
     SELECT ts_ns FROM events
     WHERE ($cluster::VARCHAR IS NULL OR cluster_id = $cluster)

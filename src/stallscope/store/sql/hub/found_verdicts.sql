@@ -1,6 +1,6 @@
--- Question: what was found, the newest first?
+-- Question: which verdicts match, the newest first?
 -- Parameters: cluster, node, rank, kind, severity, state, verdict_id, from_ns, to_ns (NULL: any); max_rows.
--- Columns: those of verdicts.
+-- Columns: all columns of verdicts.
 SELECT * EXCLUDE (tenant) FROM verdicts
 WHERE ($cluster::VARCHAR IS NULL OR cluster_id = $cluster)
     AND ($node::VARCHAR IS NULL OR node_id = $node OR list_contains(from_json(nodes, '["VARCHAR"]'), $node))

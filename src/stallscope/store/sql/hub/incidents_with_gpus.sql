@@ -1,8 +1,8 @@
--- Question: what was lost in a time, and on which GPUs?
--- Parameters: cluster, from_ns, to_ns (NULL: any), now_ns: the end of what still lasts.
+-- Question: how much GPU time was lost in a window, and on which GPUs?
+-- Parameters: cluster, from_ns, to_ns (NULL: any), now_ns: the end of open incidents.
 -- Columns: verdict_id, cluster_id, node_id, rank, kind, cause, state, since_ns, until_ns, gpu_seconds, is_lower_bound,
---   at_most_gpu_seconds (NULL without a range), gpu_model, provider: of its machine, else of the whole cluster where
---   that is one kind; owner_...: labels of its owner; NULL where unknown.
+--   at_most_gpu_seconds (NULL without a range), gpu_model, provider: of its machine, otherwise of the whole cluster if
+--   the cluster has one kind; owner_...: labels of its owner; NULL where unknown.
 WITH incidents AS (
     SELECT verdict_id, coalesce(cluster_id, '') AS cluster_id, node_id, rank, kind, cause, state,
         coalesce(since_ns, epoch_ns(opened_at)) AS since_ns,

@@ -1,6 +1,6 @@
 -- Question: which jobs has the continuous diagnosis examined, and what is the answer on each?
 -- Parameters: cluster, from_ns, to_ns (NULL: any); max_rows.
--- Columns: those of jobs.
+-- Columns: all columns of jobs.
 SELECT * EXCLUDE (tenant) FROM jobs
 WHERE n_ranks > 0 -- 0: its processes have joined another job
     AND ($cluster::VARCHAR IS NULL OR cluster_id = $cluster)

@@ -1,10 +1,10 @@
 -- Question: how late was each rank in the rounds it shared with others?
--- Parameters: cluster (NULL: any), from_ns, to_ns (NULL: any), min_late_ns: what counts as late.
+-- Parameters: cluster (NULL: any), from_ns, to_ns (NULL: any), min_late_ns: from which lateness on a rank counts as late.
 -- Columns: cluster_id, node_id, rank, n_rounds, lag_ns: mean of arrival minus the round's typical arrival by the
 --   senders' clocks; max_late_ns; n_late: rounds in which it was late by more than min_late_ns.
 -- Of a file that lies in the window as a whole, sealed_lateness has the sums (store/hub/lateness.py), and unmatched the
 -- rows of rounds that were not complete; collectives has the other files and the hot rows. A round whose lateness was
--- set when it was complete is taken as it is. In the others the typical arrival is the mean without the first and the
+-- set when it was complete keeps its lateness. In other rounds the typical arrival is the mean without the first and the
 -- last to arrive (of two ranks: the earlier): a median of millions of rounds takes seconds.
 WITH rounds AS (
     SELECT cluster_id, node_id, rank, comm_hash, seq, ts_ns, late_ns FROM collectives

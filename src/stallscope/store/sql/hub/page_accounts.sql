@@ -1,4 +1,4 @@
--- Question: how far did the time ledger of each process of a job run in a window?
+-- Question: how much time did the ledger of each process of a job count in a window?
 -- Parameters: from_ns, to_ns (NULL: any).
 -- Columns: node_id, pid; elapsed_ns: between the first and the last account; one column for each category of the
 --   ledger: ns between the two; has_no_calls: the system calls of off-CPU time are unknown; has_offcpu: off-CPU

@@ -1,4 +1,4 @@
--- Question: what did the GPUs of a machine report last?
+-- Question: which values did the GPUs of a machine report last?
 -- Parameters: node; from_ns, to_ns (NULL: any); max_rows.
 -- Columns: gpu_uuid, name, unit, value.
 SELECT gpu_uuid, name, any_value(unit) AS unit, arg_max(value_double, ts_ns) AS value

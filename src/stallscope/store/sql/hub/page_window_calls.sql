@@ -1,4 +1,4 @@
 -- Question: which rows of calls does a job have in a short window?
 -- Parameters: from_ns, to_ns; max_rows.
--- Columns: those of calls.
+-- Columns: all columns of calls.
 SELECT * FROM calls WHERE ts_ns >= $from_ns AND ts_ns < $to_ns ORDER BY ts_ns LIMIT $max_rows

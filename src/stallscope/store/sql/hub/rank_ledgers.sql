@@ -1,4 +1,4 @@
--- Question: where did the time of each process of a cluster go?
+-- Question: in which states did each process of a cluster spend its time?
 -- Parameters: cluster, from_ns, to_ns (NULL: any).
 -- Columns: node_id, pid, rank, n_rounds: collectives it entered; first_ns, last_ns of them; one column for each
 --   category of the ledger: ns between the first and the last.

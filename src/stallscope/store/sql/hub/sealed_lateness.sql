@@ -1,5 +1,5 @@
 -- Question: in each sealed file, how late was each rank in the rounds whose lateness is known?
--- Parameters: min_late_ns: what counts as late.
+-- Parameters: min_late_ns: from which lateness on a rank counts as late.
 -- Columns: path, cluster_id, node_id, rank; n_rounds; late_ns: their sum; max_late_ns; n_late: rounds in which it was
 --   late by more than min_late_ns; n_unmatched: its rows of rounds that were not complete when they were sealed.
 -- sealed_files: the files' rows with their path (store/hub/lateness.py).
