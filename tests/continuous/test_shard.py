@@ -77,3 +77,12 @@ def test_a_diagnosis_that_ends_does_not_read_the_rest_of_the_stored_rows(
     streams.may_continue.set()
     made.close()
     assert len(streams.fed) == 1
+
+
+def test_rows_that_a_stream_drops_are_counted_and_reported(store: HubStore):
+    key, streams = (TENANT, "c1"), Recorded()
+    dropped = [AdvancedStream(n_jobs=1, n_left_out=600, every=4)]
+    streams.tick = lambda keys=None: {key: dropped.pop()} if dropped else {}  # type: ignore[method-assign]
+    with closing(Shard(store, streams, iter(()), owns=lambda _: True)) as made:
+        until(lambda: made.numbers.diagnosis_rows_left_out == 600)
+        assert "every 4th round" in store.unexamined.reason(*key)

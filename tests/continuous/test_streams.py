@@ -1,9 +1,14 @@
-"""The streams of one process: their number is bounded, in total and for each tenant."""
+"""The streams of one process: their number is bounded, in total and for each tenant, and the rows that they keep."""
 
 import pytest
 
 from stallscope.continuous import streams
-from stallscope.diagnose import Stream
+from stallscope.diagnose import Retention, Stream
+
+from ..diagnose.builders import dp_trace, where
+from .test_continuous_diagnosis import as_arrow
+
+ROWS = Retention(all_rows=400, min_rows=100)
 
 
 def test_the_clusters_of_one_tenant_cannot_take_all_streams(monkeypatch: pytest.MonkeyPatch):
@@ -13,3 +18,26 @@ def test_the_clusters_of_one_tenant_cannot_take_all_streams(monkeypatch: pytest.
     assert [made.feed(("b", f"c{number}"), {}) for number in range(2)] == [[], None]
     made.forget([("a", "c0")])
     assert made.feed(("b", "c1"), {}) == []
+
+
+def test_rows_that_wait_for_a_silent_rank_are_bounded_and_kept_in_whole_rounds():
+    trace = dp_trace(n_ranks=4, n_steps=600)
+    waiting = where(trace, trace.collectives["pid"] != trace.collectives["pid"].max())
+    made, key = streams.Streams(lambda: Stream(retention=ROWS)), ("a", "c1")
+    made.feed(key, as_arrow(waiting, "b1").tables)
+    (kept,) = (job.rows.tables["collectives"] for job in made._streams[key]._jobs.values() if job.rows.n)
+    assert 0 < len(kept) <= ROWS.all_rows
+    advance = made.tick()[key]
+    assert advance.n_left_out == len(waiting.collectives) - len(kept)
+    assert advance.every > 1 and (kept["seq"] % advance.every == 0).all()
+    assert made.tick()[key].n_left_out == 0, "each row is reported once"
+
+
+def test_the_largest_stream_gives_its_rows_up_first():
+    made = streams.Streams(lambda: Stream(retention=ROWS))
+    small, large = (dp_trace(n_steps=n_steps) for n_steps in (12, 600))
+    for cluster, trace in (("small", small), ("large", large)):
+        made.feed(("a", cluster), as_arrow(trace, cluster).tables)
+    advances = made.tick()
+    assert advances["a", "small"].n_left_out == 0 < advances["a", "large"].n_left_out
+    assert made._streams["a", "large"].n_rows <= ROWS.all_rows

@@ -15,6 +15,7 @@ from stallscope.diagnose.report.verdict import Answer, Verdict
 from stallscope.diagnose.stream import JobState, Retention, Stream
 from stallscope.diagnose.stream.history import quiet_steps
 from stallscope.diagnose.stream.incidents import UNCERTAIN, Candidate, Incidents
+from stallscope.diagnose.stream.stream_job import Job as StreamJob
 from stallscope.diagnose.stream.window import complete
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.diagnose.timeline.case import case_of
@@ -211,6 +212,37 @@ def test_ten_times_more_events_leave_no_more_rows_and_cost_is_counted_once():
         assert verdict.period_steps == 7
     between_looks = (SMALL.min_rows + ROWS_OF_A_LOOK) / 8
     assert max(kept) <= SMALL.min_rows + between_looks + 500 < len(few.collectives)
+
+
+def test_a_job_with_too_many_rows_is_evaluated_although_it_is_behind_or_has_few_steps():
+    """Only an evaluation drops old rows: with fewer evaluations they would become ever more."""
+    rows = layout.empty(layout.COLLECTIVES, 40_000)
+    rows["ts_ns"], rows["nranks"], rows["comm_hash"] = np.arange(len(rows)), 1, 1
+    job = StreamJob("job", Thresholds(), Retention(), None)
+    empty = {table.name: layout.empty(table) for table in layout.JOB_TABLES}
+    job.add(empty | {"collectives": rows}, at_ns=0)
+    job.trigger.is_due, job._n_since = False, 8_000
+    assert job.is_due(max_rows=80_000)
+    assert not job.is_due(max_rows=80_000, is_behind=True)
+    assert job.is_due(max_rows=40_000, is_behind=True)
+    job._enough_rows = 60_000
+    assert not job.is_due(max_rows=80_000)
+    assert job.is_due(max_rows=40_000)
+
+
+@pytest.mark.parametrize("name", ["two nodes", "healthy"])
+def test_rows_that_are_thinned_out_while_a_node_is_behind_give_the_blame_of_the_whole(name):
+    trace, clock, n_dropped = BUILT[name], Hand(), 0
+    stream = Stream(clock=clock, retention=SMALL)
+    for at_ns, batch in batches(trace, Cut(20, behind_ns={len(trace.nodes) - 1: 2 * SECOND})):
+        clock.now_ns = at_ns
+        stream.feed(batch)
+        if stream.n_rows > len(trace.collectives) // 3 and not n_dropped:
+            n_dropped, _ = stream.thin_out()
+    assert n_dropped
+    assert [ranks for _, ranks, *_ in blamed(stream.report())] == [
+        ranks for _, ranks, *_ in blamed(report_of(trace))
+    ]
 
 
 def test_each_row_is_looked_at_a_bounded_number_of_times():

@@ -8,6 +8,7 @@ rows that are left out are counted, and reported in the verdicts.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -45,6 +46,7 @@ from stallscope.store.hub.unexamined import OTHERS
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.25
 _MAX_PAUSE_S = 0.05
+_WARN_EVERY_S = 60.0
 _MIN_RUN_S = 60.0
 """If the process of the streams ends again within this time, the stored rows are not fed again."""
 _TAIL_S = 900.0
@@ -86,6 +88,7 @@ class Shard:
         self.numbers = ShardTotals()
         self._store, self._streams, self._owns = store, streams, owns
         self._left_out: dict[Key, tuple[int, int]] = {}
+        self._warned_s: dict[Key, float] = {}
         self._opened_us: dict[tuple[str, str], int] = {}
         self._pending: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any] | None]] = {}
         self._confirmed_ns: dict[Key, dict[str, int]] = {}
@@ -199,6 +202,8 @@ class Shard:
             if advance.failure:
                 self.numbers.diagnosis_failures += 1
                 self._store.unexamined.add(*key, failure=advance.failure)
+            if advance.n_left_out:
+                self._report_left_out(key, advance.n_left_out, every=advance.every)
             self._note(key, advance.changes)
             self._confirmed_ns[key] = {
                 self._continued.name(key[0], incident): at_ns
@@ -213,7 +218,7 @@ class Shard:
 
     def _feed(self, turn: ClusterTurn) -> None:
         if turn.n_left_out:
-            self._report_left_out(turn)
+            self._report_left_out(turn.key, turn.n_left_out, every=turn.every)
         tables = dict(turn.tables)
         if (rows := tables.pop(machine_incidents.TABLE, None)) is not None:
             self._note_stated(turn.key, rows)
@@ -230,20 +235,22 @@ class Shard:
         self._continued.rows_arrived(*turn.key, now_s=time.monotonic())
         self._note(turn.key, changes)
 
-    def _report_left_out(self, turn: ClusterTurn) -> None:
-        tenant, cluster = turn.key
-        self.numbers.diagnosis_rows_left_out += turn.n_left_out
-        self._store.unexamined.add(tenant, cluster, n_rows=turn.n_left_out, every=turn.every)
-        n_before, every_before = self._left_out.get(turn.key, (0, 0))
-        self._left_out[turn.key] = n_before + turn.n_left_out, turn.every
-        if turn.every != every_before:
+    def _report_left_out(self, key: Key, n_left_out: int, *, every: int) -> None:
+        tenant, cluster = key
+        self.numbers.diagnosis_rows_left_out += n_left_out
+        self._store.unexamined.add(tenant, cluster, n_rows=n_left_out, every=every)
+        n_before, every_before = self._left_out.get(key, (0, 0))
+        self._left_out[key] = n_before + n_left_out, every
+        now_s = time.monotonic()
+        if every != every_before and now_s - self._warned_s.get(key, -math.inf) >= _WARN_EVERY_S:
+            self._warned_s[key] = now_s
             _LOG.warning(
                 "cluster %r of tenant %r sends more than the diagnosis can examine: %d rows were left out, "
                 "the diagnosis continues with every %dth round",
                 cluster,
                 tenant,
-                turn.n_left_out,
-                turn.every,
+                n_left_out,
+                every,
             )
 
     def _note(self, key: Key, changes: list[Change]) -> None:

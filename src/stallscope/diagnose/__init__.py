@@ -25,6 +25,7 @@ from stallscope.diagnose.report.verdict import (
 )
 from stallscope.diagnose.stream import (
     NO_MORE_EVENTS,
+    SKIPPED,
     TRACE_ENDED,
     Change,
     JobState,
@@ -42,6 +43,7 @@ from stallscope.diagnose.verdicts.held_gpus import IdleHolder, idle_holders
 __all__ = [
     "LABELS",
     "NO_MORE_EVENTS",
+    "SKIPPED",
     "TRACE_ENDED",
     "Answer",
     "Change",

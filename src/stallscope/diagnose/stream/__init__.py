@@ -24,10 +24,12 @@ from stallscope.diagnose.stream.incidents import NO_MORE_EVENTS, TRACE_ENDED, Ch
 from stallscope.diagnose.stream.job_state import JobState, Member
 from stallscope.diagnose.stream.round_numbers import Numbering
 from stallscope.diagnose.stream.stream import Stream
+from stallscope.diagnose.stream.stream_job import SKIPPED
 from stallscope.diagnose.stream.window import Retention
 
 __all__ = [
     "NO_MORE_EVENTS",
+    "SKIPPED",
     "TRACE_ENDED",
     "Change",
     "JobState",

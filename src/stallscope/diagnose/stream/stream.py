@@ -87,8 +87,9 @@ class Stream:
             for job in touched:
                 if batch.lost and {member[0] for member in job.members} & numbers:
                     job.note_lost(batch.lost)
-                if job.is_due(is_behind=is_behind):
-                    changes += job.named(job.evaluate(self._nodes, at_ns, max_rows=self._rows_a_job()))
+                max_rows = self._rows_a_job()
+                if job.is_due(max_rows=max_rows, is_behind=is_behind):
+                    changes += job.named(job.evaluate(self._nodes, at_ns, max_rows=max_rows))
             if at_ns - self._passed_ns >= _PASS_NS:
                 changes += self._passed(at_ns)
             return changes
@@ -97,6 +98,12 @@ class Stream:
         """Returns the changes that follow from passing time: hangs, ended jobs. now_ns: by the stream's clock."""
         with self._lock:
             return self._passed(self.clock() if now_ns is None else now_ns)
+
+    def thin_out(self) -> tuple[int, int]:
+        """Keep at most half of the rows of the largest job, see Job.thin_out()."""
+        with self._lock:
+            largest = max(self._jobs.values(), key=lambda job: job.rows.n_all, default=None)
+            return largest.thin_out() if largest else (0, 1)
 
     def report(self) -> Report:
         """The report on all jobs, including recently ended jobs."""

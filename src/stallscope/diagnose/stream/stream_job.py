@@ -59,6 +59,10 @@ _MAX_ONE_OFF_DELAYS = 8  # long delays of a rank that happened once
 _MAX_ROWS_WITHOUT_ROUNDS = 1 << 14  # rows of other tables, of a job without collectives
 _SILENT_LAGS = 2  # times the longest wait for a node that is behind, after which its agent is silent
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
+_MAX_SAMPLE = 64  # the largest k of every k-th round
+
+SKIPPED = "skipped_by_hub"
+"""The kind of lost records that were received, but not examined."""
 
 
 @dataclass
@@ -131,6 +135,27 @@ class Job:
             self._n_arrived += len(arrived)
             self._allowance += self.retention.max_evaluations * len(arrived)
 
+    def thin_out(self) -> tuple[int, int]:
+        """Keep at most half of the rows: the rows of every k-th round, or the newest rows if most have no round.
+
+        An evaluation drops old rows of complete rounds only. Other rows pile up while nodes send at different times.
+        Returns the number of dropped collectives, and k; 1 if the oldest rows were dropped.
+        """
+        self.rows.fold()
+        rows, every = self.rows.tables["collectives"], 1
+        kept = np.ones(len(rows), bool)
+        while every < _MAX_SAMPLE and 2 * np.count_nonzero(kept) > len(rows):
+            every *= 2
+            kept = (rows["seq"] % every == 0) | (rows["seq"] == UNKNOWN)
+        if 2 * np.count_nonzero(kept) > len(rows):
+            every, kept = 1, _newest_half(rows)
+        self.rows.keep(kept, max_side_rows=self.rows.n_all // 8)
+        self._n_since = min(self._n_since, self.rows.n)
+        n_dropped = len(rows) - self.rows.n
+        if every == 1:
+            self.note_lost({SKIPPED: n_dropped})
+        return n_dropped, every
+
     def add_host_events(self, rows: Array) -> None:
         """Take host events on this job's processes."""
         if len(rows):
@@ -167,15 +192,17 @@ class Job:
                 self._note_life(node, ns)
         self.note_lost(other.lost)
 
-    def is_due(self, *, is_behind: bool = False) -> bool:
+    def is_due(self, *, max_rows: int, is_behind: bool = False) -> bool:
         """Whether the job needs an evaluation now, within its budget.
 
+        max_rows: see evaluate(). Beyond it evaluations are not fewer, because only an evaluation drops old rows.
         is_behind: rows wait, so periodic evaluations are fewer.
         """
         n = self.rows.n
-        if not self._n_since or n < max(_MIN_ROWS * max(len(self.members), 1), self._enough_rows):
+        enough = min(self._enough_rows, max_rows)
+        if not self._n_since or n < max(_MIN_ROWS * max(len(self.members), 1), enough):
             return False
-        every = _EVERY_BEHIND if is_behind else _EVERY
+        every = _EVERY_BEHIND if is_behind and n < max_rows else _EVERY
         is_worth = self.trigger.is_due or self._n_since * every >= n + _FIXED_ROWS
         return is_worth and self._allowance >= n + _FIXED_ROWS
 
@@ -655,6 +682,15 @@ class Job:
             case.timeline.process, case.arrival_ns, until, case.timeline.rows["ts_ns"]
         ):
             history.settled_ns[case.process_key(process)] = ts
+
+
+def _newest_half(rows: Array) -> Array:
+    """The newer half of the rows of each process: bool (n,). rows: COLLECTIVES sorted by node, pid, time."""
+    keys = process_keys(rows)
+    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    sizes = np.diff(first, append=len(rows))
+    newest: Array = np.arange(len(rows)) >= np.repeat(first + -(-sizes // 2), sizes)
+    return newest
 
 
 def _before_step_at(case: Case, cut: float) -> Array:
