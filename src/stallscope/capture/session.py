@@ -1,7 +1,7 @@
 """The public interface of the capture: probes in the kernel at one end, rows in a sink at the other.
 
     capture = Capture.open(Options(pids=(4711,)), note=print)
-    capture.start(sink, node=0, waking=descriptor)
+    capture.start(sink, node=0, wake_fd=descriptor)
     while ...:
         capture.poll()
         capture.wait(stop)
@@ -162,7 +162,7 @@ class Capture:
         return machine_facts | _cloud_facts(self._options.cloud)
 
     def start(self, sink: Sink, *, node: int, wake_fd: int) -> None:
-        """Start the threads. node: the number of this machine in the rows. waking: readable at a signal.
+        """Start the threads. node: the number of this machine in the rows. wake_fd: readable at a signal.
 
         Raises NotFound for an unknown group of annotate_group, BadInput if the port for spans is taken.
         """

@@ -26,7 +26,7 @@ class Process:
 
 @dataclass(frozen=True)
 class TraceContext:
-    """trace, line, met: events, process timeline, rounds. begin_ns, end_ns: of all records, on the common clock.
+    """A trace on one clock. matched: its rounds. begin_ns, end_ns: of all records, on the common clock.
 
     shift_ns: by node, the offset by wall times, for nodes whose clock the job's rounds could not align.
     """

@@ -57,7 +57,7 @@ ATTRIBUTES = {"stallscope.incident": "id of the incident, constant while the inc
 def incident_line(change: Change) -> dict[str, Any]:
     """The change of an incident for the agent, which stores and exports it. Times are wall-clock ns.
 
-    attributes: attributes of the incident's span.
+    The item `attributes` has the attributes of the incident's span.
     """
     row = verdict_row(change.verdict)
     begin_ns = row["since_ns"] if row["since_ns"] is not None else change.at_ns

@@ -54,7 +54,7 @@ class Records(NamedTuple):
 class MmapWatch:
     """The records of all CPUs, from open() to close(). Raises OSError where the kernel refuses.
 
-    waking: a descriptor that ends wait() at each write to it.
+    wake_fd: a descriptor that ends wait() at each write to it.
     """
 
     def __init__(self, wake_fd: int | None = None) -> None:

@@ -30,7 +30,7 @@ class EndedCommunicators(NamedTuple):
 
 
 def tables(arrivals: Array, events: Array, *, node: int, splits: Splits | None = None) -> dict[str, Array]:
-    """Rows by table name: collectives, calls, call_arguments, offcpu, communicators; processes: see identity.py.
+    """Rows by table name: collectives, calls, call_arguments, offcpu, communicators.
 
     arrivals: kernel.ARRIVAL (n,). events: kernel.EVENT (m,), of any kinds. splits: split communicators of earlier
     batches; without it their ranks are found only within one batch.

@@ -127,7 +127,7 @@ class Silence(NamedTuple):
 class Gpu:
     """The GPU of a process as its driver reports it, averaged over the time examined; None where not reported.
 
-    busy_range: the 80 % interval of `busy`, see _busy_range().
+    busy_range: the 80 % interval of `busy`, see _busy().
     sm_active, memory_bandwidth: shares of its multiprocessors and of its memory's bandwidth in use.
     is_power_limited: its power limit is below its default. Dense work reaches the default limit, which is normal.
     """

@@ -124,7 +124,7 @@ class Report:
     evidence: how complete the data is. gaps: why the answer is inconclusive if no fault is reported, and
     may hide a further fault otherwise.
     budget: the job's time by category of the time ledger.
-    activity: the time budget of each process as data, see processes/summary.py.
+    activity: the time budget of each process as data, see processes/budget_summary.py.
     """
 
     source: str

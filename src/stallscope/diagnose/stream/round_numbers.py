@@ -24,7 +24,7 @@ Unit = tuple[int, ...]
 class Numbering:
     """The shifts of a job's rounds.
 
-    found: by unit the shift of seq, the communicator and its size. n_rows: number of rows from which they follow.
+    shifts: by unit, the shift of seq, the communicator and its size. n_rows: number of rows from which they follow.
     """
 
     shifts: dict[Unit, tuple[int, int, int]] = field(default_factory=dict)

@@ -18,9 +18,9 @@ Process = tuple[int, int]
 
 @dataclass(frozen=True)
 class AbsentRanks:
-    """line: the timeline, with the processes without any call appended: they have no rows. members: by number of the
-    communicator, int64 numbers of the processes without a call on it. n_unseen: by number of the communicator, how many
-    of its ranks have no record: they are on machines that were not traced.
+    """timeline: the timeline, with the processes without any call appended: they have no rows. members: by number of
+    the communicator, int64 numbers of the processes without a call on it. n_unseen: by number of the communicator, how
+    many of its ranks have no record: they are on machines that were not traced.
     """
 
     timeline: Timeline

@@ -193,7 +193,7 @@ def _by_turns(trace: Trace, done: Work, uneven: UnevenWork, *, usd_per_gpu_hour:
 def _steps(done: Work, n_late: int, loss: Array) -> VerdictEvidence:
     """The evidence on the steps: late and examined steps, and the slowdown.
 
-    slowdown: time of the steps divided by the longest possible time without the loss.
+    The slowdown is the time of the steps divided by the longest possible time without the loss.
     """
     slowdown = float(done.length_ns.sum() / max(float((done.length_ns - loss).sum()), 1.0))
     return VerdictEvidence(

@@ -92,7 +92,7 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """Where the shared data is, and how this hub takes part. peer, ingest: HOST:PORT, see leases.Member."""
+    """Where the shared data is, and how this hub takes part. peer_listen, ingest: HOST:PORT, see leases.Member."""
 
     postgres: str
     bucket: str
