@@ -46,7 +46,7 @@ from stallscope.serve.tokens import Identity, Tokens, checked_tenant
 from stallscope.settings import Settings
 from stallscope.shared_hub import SlotDiagnoses
 from stallscope.store.hub.limits import Limits
-from stallscope.store.hub.memory_size import default_bytes
+from stallscope.store.hub.memory_size import choose_arrow_pool, default_bytes
 from stallscope.store.hub.store import HubStore
 from stallscope.store.hub.store_protocol import Store
 
@@ -87,6 +87,7 @@ def run(options: Options, *, out: TextIO = sys.stderr) -> None:
 
     Raises BadInput, StorageFailed, NewerSchema before anything listens.
     """
+    choose_arrow_pool()
     os.umask(0o077)  # new files of the engine, like the write-ahead log, are private from the first byte on
     stop = threading.Event()
     with set_by_signals(stop), started(options, out=out):

@@ -89,3 +89,28 @@ def test_freed_memory_below_used_memory_is_returned_to_the_system(step):
     )
     n_returned = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert n_returned > 50_000_000
+
+
+def test_tables_that_another_thread_frees_leave_no_memory_behind():
+    """In a new process, as the pool of this process is in use."""
+    code = (
+        "import os, threading\n"
+        "import pyarrow as pa\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from stallscope.store.hub.memory_size import choose_arrow_pool, return_freed_memory\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "choose_arrow_pool()\n"
+        "together = threading.Barrier(8)\n"
+        "def made(_):\n"
+        "    together.wait()\n"
+        "    return [pa.nulls(1_000, pa.binary(100)).fill_null(b'x' * 100) for _ in range(200)]\n"
+        "with ThreadPoolExecutor(8) as threads:\n"
+        "    before, tables = resident(), list(threads.map(made, range(8)))\n"
+        "    held = resident() - before\n"
+        "    del tables\n"
+        "    return_freed_memory()\n"
+        "    print(held, resident() - before)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    held, kept = map(int, out.split())
+    assert held > 150 * MB > 5 * kept
