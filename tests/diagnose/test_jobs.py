@@ -7,6 +7,7 @@ import pytest
 
 from stallscope.diagnose.stream import Stream
 from stallscope.diagnose.timeline.job_separation import job_of, parts
+from stallscope.diagnose.timeline.late_jobs import late_jobs
 from stallscope.diagnose.views.by_process import process_rows
 from stallscope.events import layout
 from stallscope.events.layout import HOST_EVENTS, UNKNOWN, Array, empty
@@ -101,8 +102,8 @@ def attached_late(trace: Trace) -> Trace:
 def test_two_jobs_of_one_size_that_were_attached_late_are_two():
     """Their processes take turns, and only their pids distinguish them."""
     both = side_by_side(
-        attached_late(dp_trace(every(2, 5, DELAY_NS))),
-        attached_late(another(dp_trace(), pids_from=100, later_ns=MS)),
+        attached_late(dp_trace(every(2, 5, DELAY_NS), n_steps=100)),
+        attached_late(another(dp_trace(n_steps=100), pids_from=100, later_ns=MS)),
     )
     jobs = job_of(both)
     assert {jobs[0, pid] for pid in range(1000, 1004)} == {0}
@@ -220,3 +221,13 @@ def test_a_stream_reports_the_failed_rank_after_the_end_of_the_job():
 
 def test_a_trace_without_processes_is_one_job():
     assert job_of(replace(dp_trace(), processes=layout.empty(layout.PROCESSES))) == {}
+
+
+def test_jobs_of_two_machines_that_were_attached_late_are_two():
+    """Their ranks are equal, and no releases of theirs can be compared."""
+    jobs = late_jobs(
+        [(0, 10), (0, 11), (1, 10), (1, 11), (1, 12)],
+        {(0, 10): 0, (0, 11): 1, (1, 10): 0, (1, 11): 1, (1, 12): 2},
+        dict.fromkeys([(0, 10), (0, 11), (1, 10), (1, 11), (1, 12)], np.zeros(0, np.int64)),
+    )
+    assert sorted(map(sorted, jobs)) == [[(0, 10), (0, 11)], [(1, 10), (1, 11), (1, 12)]]

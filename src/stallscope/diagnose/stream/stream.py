@@ -80,7 +80,7 @@ class Stream:
             self._drivers.add(batch)
             self._idle.add(batch, at_ns)
             self._engines.add(batch)
-            self._join(self._members.add(batch))
+            self._join(self._members.add(batch, at_ns))
             changes: list[Change] = []
             touched = self._routed(batch, at_ns)
             self._note_lost(lost or {})
@@ -116,6 +116,7 @@ class Stream:
         """End the stream: judge the remaining rows, and close all incidents. Returns the changes."""
         with self._lock:
             at_ns = self.clock()
+            self._join(self._members.decided(at_ns, is_last=True))
             idle = [
                 *self._idle.changes(self._nodes, at_ns, is_last=True),
                 *self._engines.changes(self._nodes, at_ns, self._identities, is_last=True),
@@ -214,16 +215,20 @@ class Stream:
                 # Host events of descendants of the job's processes are not evaluated.
                 members = np.array([node << 32 | pid for node, pid in sorted(job.members)], np.int64)
                 job.add_host_events(_of(batch.host_events, members))
-            jobs.append(job)
+            if not self._members.is_undecided(group):
+                jobs.append(job)
         return jobs
 
     def _passed(self, at_ns: int) -> list[Change]:
         self._passed_ns = at_ns
+        self._join(self._members.decided(at_ns))
         changes = [
             *self._idle.changes(self._nodes, at_ns),
             *self._engines.changes(self._nodes, at_ns, self._identities),
         ]
         for group, job in list(self._jobs.items()):
+            if self._members.is_undecided(group):
+                continue
             passed: list[Change] = []
             if job.is_quiet(at_ns):
                 passed += job.evaluate(self._nodes, at_ns, max_rows=self._rows_a_job(), is_exact=True)

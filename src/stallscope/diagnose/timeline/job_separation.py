@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from stallscope.diagnose.timeline.clocks import wall_ns
+from stallscope.diagnose.timeline.late_jobs import Process, late_jobs, releases_ns
 from stallscope.events.layout import JOB_TABLES, UNKNOWN, Array, process_keys
 from stallscope.events.trace import Trace
-
-Process = tuple[int, int]
-"""A process: node and pid."""
 
 
 @dataclass
@@ -34,7 +32,7 @@ def job_of(trace: Trace) -> dict[Process, int]:
     ranks = trace.launcher_ranks()
     if len(set(ranks.values())) == len(ranks):
         return {}
-    groups = _joined(_connected(trace, ranks))
+    groups = _joined(_late_jobs(trace, ranks, _connected(trace, ranks)))
     return (
         {process: number for number, group in enumerate(groups) for process in group.members}
         if groups[1:]
@@ -85,11 +83,42 @@ def _connected(trace: Trace, ranks: dict[Process, int]) -> list[_Group]:
     return list({id(group): group for group in group_of.values()}.values())
 
 
+def _late_jobs(trace: Trace, ranks: dict[Process, int], groups: list[_Group]) -> list[_Group]:
+    """The groups, with those joined whose communicators are older than the capture, where ranks are claimed twice."""
+    rows = _columns(trace.collectives, "node", "pid", "comm_hash", "wait_leave_ns")
+    named = set(map(tuple, rows[rows["comm_hash"] != 0][["node", "pid"]].tolist()))
+    late = sorted((g for g in groups if len(g.members) == 1 and not g.members & named), key=_order)
+    sizes = {(node, pid): size for node, pid, size in trace.processes[["node", "pid", "nranks"]].tolist()}
+    out = [group for group in groups if group not in late]
+    for key in dict.fromkeys(sizes.get(min(group.members), UNKNOWN) for group in late):
+        of_size = [group for group in late if sizes.get(min(group.members), UNKNOWN) == key]
+        if not _is_contested(of_size):
+            out += of_size
+            continue
+        members = [min(group.members) for group in of_size]
+        releases = {
+            (node, pid): releases_ns(rows[(rows["node"] == node) & (rows["pid"] == pid)])
+            for node, pid in members
+        }
+        of_process = dict(zip(members, of_size, strict=True))
+        for first, *others in late_jobs(members, {p: ranks[p] for p in members if p in ranks}, releases):
+            for process in others:
+                _join(of_process[first], of_process[process])
+            out.append(of_process[first])
+    return out
+
+
+def _is_contested(groups: list[_Group]) -> bool:
+    """Whether two of these groups have a rank in common, and all run at the same time."""
+    ranks = [rank for group in groups for rank in group.ranks]
+    begin_ns, end_ns = max(group.begin_ns for group in groups), min(group.end_ns for group in groups)
+    return len(set(ranks)) < len(ranks) and begin_ns <= end_ns
+
+
 def _joined(groups: Iterable[_Group]) -> list[_Group]:
     """Merge groups whose ranks differ and whose times overlap into one job.
 
-    Single processes, whose communicators are older than the capture, come in order of their pids: a launcher starts
-    the processes of a job one after the other.
+    Single processes come in order of their pids: a launcher starts the processes of a job one after the other.
     """
     out: list[_Group] = []
     for group in sorted(groups, key=_order):
