@@ -5,7 +5,7 @@ victim: the waits are followed to the ranks that wait for no other rank, or to a
 no hang is reported before a limit has passed, unless a missing rank's process has ended.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import CATEGORY_NAMES, Category, Op, word
 from stallscope.events.trace import Trace
 
-_SEVERAL = 2
+_SEVERAL = 2  # missing ranks: a single missing rank has stopped
 _NO_PROCESSES = np.zeros(0, np.int64)
 
 
@@ -86,21 +86,7 @@ def stuck(
     ]
     if not overdue:
         return None
-    blocked_in = {
-        int(process): open_round
-        for open_round in overdue
-        for process in open_round.present
-        if _is_blocked(timeline, trace, int(process))
-    }
-    missing = {int(process) for open_round in overdue for process in open_round.missing}
-    is_circle = missing <= blocked_in.keys()
-    roots = sorted(
-        process
-        for process in missing
-        if is_circle or (process not in blocked_in and not waits_for_gpu(timeline, trace, process))
-    )
-    if sum(trace.lost.values()):
-        roots = [process for process in roots if not _may_have_entered(timeline, trace, process)]
+    roots, is_circle = _roots(timeline, trace, overdue)
     if not roots:
         return None  # all wait in rounds that all have entered: no rank is missing
     first = min(
@@ -110,7 +96,7 @@ def stuck(
     here = np.array([process for process in first.missing.tolist() if process in roots], np.int64)
     chosen = np.array(roots, np.int64) if is_circle else here
     present = {int(p) for open_round in overdue for p in open_round.present}
-    waiting = sorted((present | _in_gpu_waits(timeline, trace)) - set(roots) - set(chosen.tolist()))
+    waiting = sorted((present | _in_gpu_waits(timeline, trace)) - set(roots))
     states = tuple(
         doing(timeline, trace, process, end_ns, has_hung=end_ns - first.since_ns >= patience)
         for process, end_ns in zip(chosen.tolist(), ended[chosen].tolist(), strict=True)
@@ -130,6 +116,26 @@ def stuck(
         is_ahead=len(chosen) >= max(len(waiting), _SEVERAL)
         and all(state.exit_status == 0 for state in states),
     )
+
+
+def _roots(timeline: Timeline, trace: Trace, overdue: Sequence[_Open]) -> tuple[list[int], bool]:
+    """The missing processes that wait for no other process, or that wait for each other; whether they do the latter."""
+    is_blocked = {
+        int(process)
+        for open_round in overdue
+        for process in open_round.present
+        if _is_blocked(timeline, trace, int(process))
+    }
+    missing = {int(process) for open_round in overdue for process in open_round.missing}
+    is_circle = missing <= is_blocked
+    roots = sorted(
+        process
+        for process in missing
+        if is_circle or (process not in is_blocked and not waits_for_gpu(timeline, trace, process))
+    )
+    if sum(trace.lost.values()):
+        roots = [process for process in roots if not _may_have_entered(timeline, trace, process)]
+    return roots, is_circle
 
 
 def _unwatched_since_ns(timeline: Timeline, clocks: Clocks, trace: Trace) -> Array:
