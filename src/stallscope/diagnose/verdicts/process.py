@@ -250,24 +250,15 @@ def _slow_or_more_work(
     )
 
 
-def _judged(
-    trace: Trace, steps: Steps, limits: Thresholds, usd_per_gpu_hour: float | None, *, is_busy: bool
-) -> tuple[list[Verdict], list[dict[str, object]]]:
-    usual_ns = typical_ns(steps.length_ns)
-    is_late = steps.length_ns > limits.late_factor_alone * usual_ns + limits.min_late_ns
-    late_ns = float(steps.length_ns[is_late].sum())
-    if 2 * is_late.sum() > len(is_late):
-        return [], []  # a minority is not typical
-    if is_late.sum() < limits.min_late_steps or late_ns < limits.moving_time_share * steps.length_ns.sum():
-        return [], []
-    usual = np.median(steps.spent_ns[~is_late], axis=0) if not is_late.all() else 0.0
-    ledger = (steps.spent_ns[is_late] - usual).sum(axis=0)
-    loaders = loader_workers(trace, steps)
-    if loaders:
+def _excess(trace: Trace, steps: Steps, is_late: Array, *, has_loaders: bool) -> Excess:
+    """The time ledger of the late steps beyond the median of the other steps. has_loaders: see loader_workers()."""
+    other_ns = np.median(steps.spent_ns[~is_late], axis=0) if not is_late.all() else 0.0
+    ledger = (steps.spent_ns[is_late] - other_ns).sum(axis=0)
+    if has_loaders:
         for category in (Category.ON_CPU, Category.OTHER_OFF, Category.LOCK, Category.NET):
             ledger[Category.CHILD - 1] += max(ledger[category - 1], 0.0)
             ledger[category - 1] = 0.0
-    excess = Excess(
+    return Excess(
         total_ns=float(np.maximum(ledger, 0).sum()),
         ledger_ns=ledger,
         n_steps=int(is_late.sum()),
@@ -276,11 +267,25 @@ def _judged(
         host=rows_in_late_steps(trace.host_events, steps, is_late),
         symbols=trace.symbols,
     )
+
+
+def _judged(
+    trace: Trace, steps: Steps, limits: Thresholds, usd_per_gpu_hour: float | None, *, is_busy: bool
+) -> tuple[list[Verdict], list[dict[str, object]]]:
+    """The verdicts on the late steps of a process, and the remarks. is_busy: its GPU is busy all the time."""
+    step_ns = typical_ns(steps.length_ns)
+    is_late = steps.length_ns > limits.late_factor_alone * step_ns + limits.min_late_ns
+    late_ns = float(steps.length_ns[is_late].sum())
+    if 2 * is_late.sum() > len(is_late):
+        return [], []  # a minority is not typical
+    if is_late.sum() < limits.min_late_steps or late_ns < limits.moving_time_share * steps.length_ns.sum():
+        return [], []
+    loaders = loader_workers(trace, steps)
+    excess = _excess(trace, steps, is_late, has_loaders=bool(loaders))
     causes = [
         replace(part, evidence=loaders or CauseEvidence()) if part.cause.name == "input_starvation" else part
         for part in explained(excess, limits.cause_share)
     ]
-    first = int(np.flatnonzero(is_late)[0])
     process = command_of(trace, steps)
     in_calls = float(steps.spent_ns[is_late][:, _IN_CALLS].sum() / max(late_ns, 1))
     evidence = VerdictEvidence(
@@ -288,12 +293,12 @@ def _judged(
         command=process[1],
         n_late_steps=int(is_late.sum()),
         n_steps=len(steps.length_ns),
-        typical_step_ms=round(usual_ns / 1e6, 3),
+        typical_step_ms=round(step_ns / 1e6, 3),
         step_ms_late=round(float(np.median(steps.length_ns[is_late])) / 1e6, 3),
         in_gpu_calls_share=round(in_calls, 4),
     )
     if causes and causes[0].cause.name == _MORE_GPU_WORK:
-        period = period_steps(np.flatnonzero(is_late), steps.length_ns[is_late] - usual_ns)
+        period = period_steps(np.flatnonzero(is_late), steps.length_ns[is_late] - step_ns)
         if period is None and not is_busy:
             return [_slow_or_more_work(trace, steps, process, evidence)], []
         what = f"Process {steps.pid} waited longer for its GPU in some steps: its GPU had more work, or was slower"
@@ -302,35 +307,46 @@ def _judged(
         because = f": it {causes[0].title}" if causes else ""
         remark = {"what": f"Process {steps.pid} left its GPU idle in some steps{because}"}
         return [], [remark | evidence_fields.as_json(evidence)]
-    since = int(steps.begin_ns[first])
-    lost_s = excess.total_ns / 1e9
-    usd = None if usd_per_gpu_hour is None else lost_s / 3600 * usd_per_gpu_hour
-    observed_h = float(steps.length_ns.sum()) / 3.6e12
-    verdict = Verdict(
+    cost = VerdictCost.of(
+        excess.total_ns / 1e9,
+        usd_per_gpu_hour,
+        is_lower_bound=True,
+        observed_ns=float(steps.length_ns.sum()),
+    )
+    return [_late_verdict(trace, steps, is_late, causes, evidence=evidence, cost=cost)], []
+
+
+def _late_verdict(
+    trace: Trace,
+    steps: Steps,
+    is_late: Array,
+    causes: list[Explained],
+    *,
+    evidence: VerdictEvidence,
+    cost: VerdictCost,
+) -> Verdict:
+    rank, _ = command_of(trace, steps)
+    late = np.flatnonzero(is_late)
+    longer_ns = steps.length_ns - typical_ns(steps.length_ns)
+    return Verdict(
         kind="process",
         summary="",
-        ranks=[process[0]] if process[0] >= 0 else [],
+        ranks=[rank] if rank >= 0 else [],
         nodes=[name] if (name := trace.nodes[steps.node]) else [],
-        n_late_rounds=int(is_late.sum()),
+        n_late_rounds=len(late),
         n_rounds=len(steps.length_ns),
         late_ms={
-            "median": round(float(np.median(steps.length_ns[is_late]) - usual_ns) / 1e6, 3),
-            "max": round(float(steps.length_ns.max() - usual_ns) / 1e6, 3),
+            "median": round(float(np.median(longer_ns[late])) / 1e6, 3),
+            "max": round(float(longer_ns.max()) / 1e6, 3),
         },
-        since_ns=wall_ns(trace, steps.node, since),
-        n_incidents=1 + int((np.diff(np.flatnonzero(is_late)) > 1).sum()),
+        since_ns=wall_ns(trace, steps.node, int(steps.begin_ns[late[0]])),
+        n_incidents=1 + int((np.diff(late) > 1).sum()),
         causes=causes,
-        confidence=round(min(0.9, 0.6 + 0.05 * int(is_late.sum())) * min(1.0, causes[0].share / 0.8), 2),
-        cost=VerdictCost(
-            round(lost_s, 3),
-            None if usd is None else round(usd, 4),
-            None if usd is None or not observed_h else round(usd / observed_h, 4),
-            True,
-        ),
+        confidence=round(min(0.9, 0.6 + 0.05 * len(late)) * min(1.0, causes[0].share / 0.8), 2),
+        cost=cost,
         advice=causes[0].cause.advice(causes[0].evidence),
         evidence=evidence,
     )
-    return [verdict], []
 
 
 def _first_calls(trace: Trace, calls: Array) -> list[dict[str, object]]:
