@@ -62,7 +62,7 @@ def test_columns_give_the_rows_back(trace: Trace) -> None:
     assert columns[7] == rows[7]
     assert (columns[rows["seq"] > 3] == rows[rows["seq"] > 3]).all()
     assert (columns["ledger_ns"] == rows["ledger_ns"]).all()
-    assert (columns.place("ledger_ns", 2) == rows["ledger_ns"][:, 2]).all()
+    assert (columns.element("ledger_ns", 2) == rows["ledger_ns"][:, 2]).all()
 
 
 def test_a_field_without_a_column_is_unknown_everywhere() -> None:
