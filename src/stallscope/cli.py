@@ -1,6 +1,5 @@
 """The command line: the list of commands, and the handling of errors."""
 
-import errno
 import io
 import os
 import sys
@@ -30,6 +29,7 @@ from stallscope.commands.merge import merge
 from stallscope.commands.plugin import plugin_app
 from stallscope.commands.query import query
 from stallscope.commands.rates_command import rates
+from stallscope.commands.refused_values import check_commands
 from stallscope.commands.report_cost import report_app
 from stallscope.commands.report_job import job
 from stallscope.commands.serve import serve
@@ -93,6 +93,7 @@ app.command()(stress)
 app.command()(rates)
 app.command()(settings)
 app.command()(version)
+check_commands(app)
 
 
 @app.command("help", hidden=True)
@@ -107,8 +108,7 @@ def main() -> None:
     # gRPC reports failures to its callers, and would print them on stderr as well.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _open_closed_streams()
-    _write_all_of_it()
-    with _one_line_errors():
+    with _one_line_errors(_write_all_of_it()):
         try:
             sys.exit(_exit_code())
         finally:
@@ -159,19 +159,38 @@ def _open_closed_streams() -> None:
         setattr(sys, name, stream)
 
 
-def _write_all_of_it() -> None:
-    """Put a buffer before standard output if PYTHONUNBUFFERED has removed it.
+class _Output(io.FileIO):
+    """Standard output that remembers a failed write: the error of a full disk does not name its file."""
+
+    has_failed = False
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        """Write as FileIO does. Raises OSError."""
+        try:
+            return super().write(data)
+        except OSError:
+            self.has_failed = True
+            raise
+
+
+def _write_all_of_it() -> _Output | None:
+    """Put a buffer before standard output, even if PYTHONUNBUFFERED has removed it. None for an output in memory.
 
     Without a buffer Python ignores partial writes to a pipe: long output would lose its end.
     """
-    raw = getattr(sys.stdout, "buffer", None)
-    if isinstance(raw, io.RawIOBase):
-        encoding, errors = sys.stdout.encoding, sys.stdout.errors
-        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=True)
+    buffer = getattr(sys.stdout, "buffer", None)
+    if not isinstance(getattr(buffer, "raw", buffer), io.FileIO):
+        return None
+    sys.stdout.flush()
+    output = _Output(sys.stdout.fileno(), "w", closefd=False)
+    is_by_line = bool(sys.stdout.line_buffering) or buffer is getattr(buffer, "raw", buffer)
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(output), encoding, errors, line_buffering=is_by_line)
+    return output
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def _one_line_errors(output: _Output | None) -> Iterator[None]:
     try:
         yield
     except StallscopeError as error:
@@ -192,9 +211,10 @@ def _one_line_errors() -> Iterator[None]:
             _leave_without_reader()
         raise
     except OSError as error:  # of the machine, where no command expected it
-        is_of_output = _output_is_lost() or (error.filename is None and error.errno == errno.ENOSPC)
-        subject = "standard output" if is_of_output else error.filename or sys.argv[0]
-        print(masked(f"stallscope: {subject}: {error.strerror or error}"), file=sys.stderr)
+        is_of_output = _output_is_lost() or (error.filename is None and output and output.has_failed)
+        subject = "standard output" if is_of_output else error.filename
+        parts = ("stallscope", subject, error.strerror or error)
+        print(masked(": ".join(str(part) for part in parts if part)), file=sys.stderr)
         sys.exit(StorageFailed.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

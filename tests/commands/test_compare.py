@@ -174,7 +174,9 @@ def test_an_inconclusive_job_before_shows_no_regression(run, traces):
     assert (code, out.splitlines()[-1]) == (21, "Inconclusive: before: nothing was examined.")
 
 
-@pytest.mark.parametrize("words", [("compare", "", "x.db"), ("report", "job", "--trace", "")])
+@pytest.mark.parametrize(
+    "words", [("compare", "", "x.db"), ("compare", "@..14:03", "x.db"), ("report", "job", "--trace", "")]
+)
 def test_an_empty_path_is_refused(run, words):
     code, _, err = run(*words)
-    assert (code, "path of a trace is empty" in err) == (2, True)
+    assert (code, "empty; check the variable" in err) == (2, True)

@@ -96,3 +96,45 @@ def test_an_unusable_value_is_one_line(run, words: tuple[str, ...], named: tuple
     assert (code, out) == (2, "") and err.count("\n") == 1, err
     for text in named:
         assert text in err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("explain", ""), "the argument file is empty"),
+        (("explain", "--db", ""), "the value of --db is empty"),
+        (("explain", "--db="), "the value of --db is empty"),
+        (("explain", "--nodes", ""), "the value of --nodes is empty"),
+        (("merge", "a.db", "", "-o", "b.db"), "the argument sources is empty"),
+        (("report", "cost", "--job", ""), "the value of --job is empty"),
+        (("hub", "--db", ""), "the value of --db is empty"),
+        (("hub", "check", ""), "the argument folder is empty"),
+        (("trace", "--db", "-"), "the value of --db is -"),
+        (("merge", "a.db", "b.db", "-o", "-"), "the value of --out is -"),
+        (("import", "a.json", "--db", "-"), "the value of --db is -"),
+        (("explain", "a.db", "--html", "-"), "the value of --html is -"),
+        (("check", "--bundle", "-"), "the value of --bundle is -"),
+    ],
+)
+def test_an_empty_value_and_a_stream_as_a_file_are_refused(run, monkeypatch, tmp_path, words, named):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*words)
+    assert (code, out) == (2, "") and err.startswith(f"stallscope: {named}") and err.count("\n") == 1, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_of_a_job_are_not_checked(run):
+    assert "the command was not found" in run("trace", "--", "no-such-program", "", "-")[2]
+
+
+@pytest.mark.parametrize(
+    "words", [("query", "SELECT 1 AS x", "--db"), ("report", "job", "--trace"), ("export", "--db")]
+)
+def test_a_minus_is_standard_output(db, tmp_path, words):
+    done = subprocess.run(
+        [sys.executable, "-c", "from stallscope.cli import main; main()", *words, db, "-o", "-"],
+        capture_output=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0 and done.stdout and not list(tmp_path.iterdir()), done.stderr

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from stallscope.commands.options import STDOUT
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.events.counted import counted
+from stallscope.store import file_modes
 
 if TYPE_CHECKING:  # importing these here would slow every command
     from stallscope.query.sql import Answer
@@ -48,7 +50,7 @@ def print_answer(
         if missing is not None:
             rows = f'{{"missing": {json.dumps(missing)},\n"rows": {rows.rstrip()}}}\n'
         _write(rows.encode(), out)
-    elif out is None and sys.stdout.isatty():
+    elif out in (None, STDOUT) and sys.stdout.isatty():
         _draw(answer)
     else:
         _write(plain(answer).encode(), out)
@@ -148,9 +150,9 @@ def _parquet(answer: Answer) -> bytes:
 
 
 def _write(data: bytes, out: Path | None) -> None:
-    if out is not None:
+    if out is not None and out != STDOUT:
         try:
-            out.write_bytes(data)
+            file_modes.replace(out, data, 0o644)
         except OSError as error:
             raise StorageFailed(
                 f"cannot write {out}: {error.strerror}; choose another path with --out"

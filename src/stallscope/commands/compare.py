@@ -104,13 +104,13 @@ def report_on(trace: Any, settings: Settings) -> dict[str, Any]:
 
 def _window(text: str) -> tuple[Path, str | None, str | None]:
     """PATH@FROM..TO; either end may be empty. An @ in the name of an existing file starts no window."""
-    if not text.strip():
-        raise BadInput("the path of a trace is empty; check the variable that contains it")
     name, at, window = text.rpartition("@")
-    if not at or ".." not in window or Path(text).exists():
-        return Path(text), None, None
+    has_window = at and ".." in window and not Path(text).exists()
+    path, window = (name, window) if has_window else (text, "")
+    if not path.strip():
+        raise BadInput(f"{text!r}: the path of the trace is empty; check the variable that contains it")
     begin, _, end = window.partition("..")
-    return Path(name), begin or None, end or None
+    return Path(path), begin or None, end or None
 
 
 def _saved(path: Path) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from stallscope.commands.fleet import (
     is_fleet,
     refuse_partial,
 )
-from stallscope.commands.options import Db, SettingsFile, check_output, settings_from
+from stallscope.commands.options import STDOUT, Db, SettingsFile, check_output, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.events.counted import counted
@@ -48,9 +47,6 @@ class ExportFormat(StrEnum):
 
 
 _ENDINGS = {ExportFormat.PERFETTO: ".pftrace", ExportFormat.CHROME: ".json"}
-
-
-_STDOUT = Path("-")
 
 
 def export(
@@ -108,12 +104,12 @@ def _trace_of_nodes(chosen: Settings, fleet: FleetOptions, since_ns: int | None)
 
 def _export(chosen: Settings, form: ExportFormat, out: Path | None, part: Part) -> None:
     if form in _ENDINGS:
-        target = Path("/dev/stdout") if out == _STDOUT else out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
+        target = Path("/dev/stdout") if out == STDOUT else out or Path(f"{chosen.db.stem}{_ENDINGS[form]}")
         check_output(target, [chosen.db])
         n_bytes = _write_timeline(chosen, form, target, part)
         typer.echo(f"{target}: {n_bytes:,} bytes; open it in https://ui.perfetto.dev", err=True)
         return
-    if out == _STDOUT:
+    if out == STDOUT:
         raise BadInput(f"--format {form} writes several files; name their folder with --out")
     folder = out or Path(f"{chosen.db.stem}-{form}")
     for path, n_rows in _write_tables(chosen.db, form, folder, part):
@@ -155,26 +151,9 @@ def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Ite
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new file that replaces `target` when it is complete. Raises StorageFailed.
-
-    A pipe or device (/dev/stdout, /dev/null) is written in place: a new file would take its name. The target of an own
-    link is replaced; a link of another user is replaced itself, because it may name any file.
-    """
-    final = target.resolve() if target.is_symlink() and target.lstat().st_uid == os.geteuid() else target
-    if file_modes.is_stream(target):
-        with _writing(target):
-            yield target
-        return
-    with _writing(target):
-        fd, name = tempfile.mkstemp(suffix=target.suffix, prefix=f".{target.stem}.", dir=final.parent)
-        os.close(fd)
-        part = Path(name)
-        try:
-            yield part
-            part.chmod(0o644)
-            part.rename(final)
-        finally:
-            part.unlink(missing_ok=True)
+    """A new file that replaces `target` when it is complete. Raises StorageFailed."""
+    with _writing(target), file_modes.replacing(target) as new:
+        yield new
 
 
 @contextmanager

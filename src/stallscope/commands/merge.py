@@ -14,7 +14,7 @@ from stallscope.errors import BadInput
 
 def merge(
     sources: Annotated[list[Path], typer.Argument(help="Traces, or any importable files.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The trace to write; must not exist yet.")],
+    trace: Annotated[Path, typer.Option("--out", "-o", help="The trace to write; must not exist yet.")],
     force_node: Annotated[
         bool, typer.Option("--force-node", help="Rename a node whose name occurs in two sources.")
     ] = False,
@@ -28,7 +28,7 @@ def merge(
 
     if len(sources) < 2:
         raise BadInput("merge needs at least two traces; list them one after the other")
-    done = merged(sources, out, force_node=force_node)
+    done = merged(sources, trace, force_node=force_node)
     if as_json:
         summaries = [
             {"source": str(source.source), "nodes": source.nodes, "rows": dict(source.n_rows)}
@@ -39,4 +39,4 @@ def merge(
     for source in done:
         rows = ", ".join(f"{name} {n:,}" for name, n in source.n_rows.items())
         typer.echo(f"{source.source} ({', '.join(source.nodes)}): {rows or 'no rows'}")
-    typer.echo(f"next: stallscope explain --db {out}")
+    typer.echo(f"next: stallscope explain --db {trace}")

@@ -36,6 +36,8 @@ TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with 
 CaFile = Annotated[
     Path | None, typer.Option("--ca-cert", help="Authority that signed the hub's certificate (PEM).")
 ]
+STDOUT = Path("-")
+"""The value of an option for an output file that means standard output."""
 OutputFile = Annotated[Path | None, typer.Option("--output", "-o", help="File (default: standard output).")]
 JobName = Annotated[
     str | None, typer.Option("--job", help="Only this job: its id, or its number or name in the scheduler.")

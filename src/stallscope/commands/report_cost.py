@@ -13,6 +13,7 @@ import typer
 
 from stallscope.commands.ask import DEFAULT_HUB, client_from
 from stallscope.commands.options import (
+    STDOUT,
     CaFile,
     HubUrl,
     JobName,
@@ -25,6 +26,7 @@ from stallscope.commands.options import (
 )
 from stallscope.errors import BadInput, StorageFailed
 from stallscope.events.owner import SUM_LABELS
+from stallscope.store import file_modes
 from stallscope.terminal_text import echo_text
 
 report_app = typer.Typer(
@@ -128,6 +130,8 @@ def _chosen(job: str | None, owner: str | None, namespace: str | None) -> dict[s
 
 def print_or_write(text: str, output: Path | None, *, is_fitted: bool) -> None:
     """Print a report, or write it to a file. Raises StorageFailed. is_fitted: fit its lines to a terminal."""
+    if output == STDOUT:
+        output = None
     if output is None and is_fitted:
         echo_text(text, newline=False)
         return
@@ -135,7 +139,7 @@ def print_or_write(text: str, output: Path | None, *, is_fitted: bool) -> None:
         typer.echo(text, nl=False)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        file_modes.replace(output, text.encode(), 0o644)
     except OSError as error:
         raise StorageFailed(f"{output} cannot be written ({error.strerror}); choose another file") from None
 
