@@ -54,3 +54,12 @@ def test_a_replaced_file_has_the_given_mode(tmp_path):
     file.chmod(0o644)
     file_modes.replace(file, b"new")
     assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"new", 0o600)
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path):
+    file = tmp_path / "report.html"
+    file.write_bytes(b"old")
+    with pytest.raises(OSError, match="full"), file_modes.replacing(file) as new:
+        new.write_bytes(b"half")
+        raise OSError("the disk is full")
+    assert file.read_bytes() == b"old" and list(tmp_path.iterdir()) == [file]

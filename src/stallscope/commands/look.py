@@ -11,6 +11,7 @@ import typer
 
 from stallscope.commands.options import AsJson
 from stallscope.errors import StorageFailed
+from stallscope.store import file_modes
 
 if TYPE_CHECKING:
     from stallscope.capture.gpu import KernelWindow
@@ -72,7 +73,7 @@ def _write_timeline(window: KernelWindow, pid: int, path: Path) -> None:
         wall_ns=window.begin_wall_ns,
     )
     try:
-        with path.open("wb") as file:
+        with file_modes.replacing(path) as new, new.open("wb") as file:
             file.writelines(perfetto_bytes(tracks))
     except OSError as error:
         raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --timeline") from error

@@ -2,6 +2,8 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -32,15 +34,31 @@ def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
 
     It has this mode from its first byte on, independent of the old file. A stream is written in place. Raises OSError.
     """
-    if is_stream(path):
-        path.write_bytes(content)
-        return
-    temporary = path.with_name(f".{path.name}.part-{os.getpid()}-{threading.get_ident()}")
-    temporary.unlink(missing_ok=True)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(fd, "wb") as file:
+    with replacing(path, mode) as new, new.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(fd)
-    give_to_owner_of_folder(temporary)
-    temporary.replace(path)
+        if new != path:
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[Path]:
+    """The path of a new file with this mode, which replaces `path` at the end of the block, and is deleted on errors.
+
+    A stream is written in place: its own path is returned. The target of an own link is replaced; a link of another
+    user is replaced itself, because it may name any file. Raises OSError.
+    """
+    if is_stream(path):
+        yield path
+        return
+    is_own_link = path.is_symlink() and path.lstat().st_uid == os.geteuid()
+    final = path.resolve() if is_own_link else path
+    temporary = final.with_name(f".part-{os.getpid()}-{threading.get_ident()}{final.suffix[:16]}")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+        yield temporary
+        give_to_owner_of_folder(temporary)
+        temporary.replace(final)
+    finally:
+        temporary.unlink(missing_ok=True)
