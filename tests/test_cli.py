@@ -269,6 +269,16 @@ def test_a_full_output_is_one_error(db):
         )
 
 
+def test_a_full_disk_that_no_error_names_is_not_standard_output(run, monkeypatch):
+    def full(*_: object) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as file:
+            file.write(b"row")
+
+    monkeypatch.setattr("stallscope.commands.export._export", full)
+    code, _, err = run("export", "--db", "x.db")
+    assert (code, err) == (4, "stallscope: No space left on device\n")
+
+
 def test_closed_standard_streams_are_no_error(db):
     program = "from stallscope.cli import main; main()"
     line = f"exec {shlex.quote(sys.executable)} -c '{program}' \"$@\" <&- >&-"
