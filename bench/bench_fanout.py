@@ -32,7 +32,7 @@ stop = threading.Event()
 for name in names:
     options = api.Options(db=Path(db), listen="127.0.0.1:0", node=name, files=Path(folder) / "api")
     output = lambda text: (sys.stdout.write(text + "\\n"), sys.stdout.flush())
-    threading.Thread(target=api.serve, args=(options,), kwargs={"say": output, "stop": stop}).start()
+    threading.Thread(target=api.serve, args=(options,), kwargs={"announce": output, "stop": stop}).start()
 sys.stdin.read()
 stop.set()
 """

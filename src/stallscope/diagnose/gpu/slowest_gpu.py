@@ -24,8 +24,8 @@ _FEWEST_STEPS = 16
 _DEVIATIONS = (
     4.5  # standard deviations of a mean order, for any GPU and beginning: one job in 2,000 by chance
 )
-_CHANCE = 1e-4  # of a GPU that is the slowest this often: work may resemble the work of the step before
-_ALL_BUT = 0.75  # of one GPU, which may be as slow as the slowest
+_CHANCE = 1e-4  # that a GPU is the slowest this often: low, since successive steps may have similar work
+_FROM_END = 0.75  # GPUs from the end of the order: the slowest is at 0.5, two equal GPUs are at 1.0
 _MIN_SLOWER = 0.1  # share of its own work by which a GPU is slower: GPUs of a model differ by up to 3 %
 _SIMILAR = 0.04  # share of a step's typical work by which two GPUs may differ by manufacture
 _MAX_MEMORY = 0.99
@@ -95,7 +95,7 @@ def _slowest_at_times(order: Array) -> Array:
     if order.shape[1] < _FEWEST_STEPS or n < _FEWEST_GPUS:
         return is_slowest
     known = np.isfinite(order)
-    is_slowest[known] = order[known] >= 0.5 - _ALL_BUT / n
+    is_slowest[known] = order[known] >= 0.5 - _FROM_END / n
     apart = np.where(known, is_slowest - 1.0 / n, 0.0)
     both, alone = (apart[:, 1:] * apart[:, :-1]).sum(axis=1), (apart * apart).sum(axis=1)
     counts = is_slowest.sum(axis=1)

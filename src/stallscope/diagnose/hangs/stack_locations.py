@@ -24,10 +24,10 @@ _ODD_SHARE = 1 / 3  # of the ranks may be elsewhere
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks at one location. place: the innermost frame of their own code; frames: of the first rank."""
+    """Ranks at one location. location: the innermost frame of their own code; frames: of the first rank."""
 
     ranks: tuple[int, ...]
-    place: str
+    location: str
     waits: bool
     frames: tuple[str, ...]
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from stallscope.events.layout import Array
 
-_REGULAR_SHARE = 0.75
-_COMPARABLE = 0.3
+_REGULAR_SHARE = 0.75  # of the distances that must be multiples of the period
+_COMPARABLE = 0.3  # share of the median delay below which a delay does not count
 
 
 def period_steps(steps: Array, sizes: Array) -> int | None:

@@ -13,7 +13,7 @@ from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 
 _CLEAR, _CLEAR_IN_MOST = 2.0, 1.5  # factors of the threshold, for delays in some steps and in most steps
-_MAX_STEPS = 0.5
+_IN_MOST = 0.5  # share of the steps
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def moving(
         by_step[late.step] = max(by_step.get(late.step, 0.0), late.late_ns)
     size = float(np.median(list(by_step.values())))
     # Delays in most steps raise the noise threshold.
-    is_clear = size >= (_CLEAR if n_late < _MAX_STEPS * n_steps else _CLEAR_IN_MOST) * min_ns
+    is_clear = size >= (_CLEAR if n_late < _IN_MOST * n_steps else _CLEAR_IN_MOST) * min_ns
     begin, end = (
         timeline.ts_ns[timeline.first[table.process[0]]],
         timeline.ts_ns[timeline.first[table.process[0] + 1] - 1],

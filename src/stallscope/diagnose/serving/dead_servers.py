@@ -21,8 +21,12 @@ from stallscope.events.layout import UNKNOWN, Array
 from stallscope.events.names import Category, RequestFlag
 from stallscope.events.trace import Trace
 
-_WORKS = 0.2
-_FACTOR = 3
+_IN_STATE = 0.2
+"""A process is at work, or at a lock, if it spends more than this share of its time so."""
+
+_LONGEST_PAUSES = 3
+"""An engine is silent from this many times its longest time without progress on."""
+
 _IDLE = re.compile(
     r"^(epoll_p?wait|p?poll|p?select|accept4?)\b|/selectors\.py:|/asyncio/|/socketserver\.py:|/queue\.py:|/anyio/"
     r"|/uvicorn/|/concurrent/futures/thread\.py:|/threading\.py:\d+ (\w+\.)?wait"
@@ -73,7 +77,7 @@ def dead_servers(trace: Trace, node: int, pids: tuple[int, ...], limits: Thresho
     own = trace.requests[(trace.requests["node"] == node) & np.isin(trace.requests["pid"], pids)]
     same = own[own["path"] == row["oldest_path"]]
     since_ns = _waiting_since_ns(same, row, progress_ns=int(stuck["progress_ns"].max()))
-    if last_ns - since_ns >= max(limits.dead_server_ns, _FACTOR * _longest_ns(same)):
+    if last_ns - since_ns >= max(limits.dead_server_ns, _LONGEST_PAUSES * _longest_ns(same)):
         return _held(trace, node, pids, row, since_ns, last_ns)
     return _dead_process(trace, pids, own, stuck, limits)
 
@@ -95,7 +99,7 @@ def _dead_process(
             last_ns = int(row["ts_ns"])
             is_answered = (same["ts_ns"] > since_ns) & (same["first_ns"] != UNKNOWN)
             if (
-                last_ns - since_ns < max(limits.dead_server_ns, _FACTOR * _longest_ns(same))
+                last_ns - since_ns < max(limits.dead_server_ns, _LONGEST_PAUSES * _longest_ns(same))
                 or is_answered.sum() < _MANY_ANSWERED
             ):
                 continue
@@ -110,7 +114,7 @@ def _is_blocked(trace: Trace, dead: DeadServer) -> bool:
     states = trace.snapshots[
         (trace.snapshots["node"] == dead.node) & (trace.snapshots["ts_ns"] >= dead.since_ns)
     ]
-    is_at_lock = _share(states, dead.pid, (Category.LOCK, Category.OTHER_OFF)) > _WORKS
+    is_at_lock = _share(states, dead.pid, (Category.LOCK, Category.OTHER_OFF)) > _IN_STATE
     return is_at_lock and is_python(user_line(dead.stack)) and not _TRANSFER.search(dead.stack[0])
 
 
@@ -137,7 +141,7 @@ def _held(
     waited_ns = last_ns - since_ns
     if stopped:
         return DeadServer(node, stopped[0], row, since_ns, waited_ns, "process_stopped", ())
-    if any(_share(spent, pid, _AT_WORK) > _WORKS for pid in pids):
+    if any(_share(spent, pid, _AT_WORK) > _IN_STATE for pid in pids):
         return None
     pid, stack = _blocked_at(trace, node, pids, since_ns) or (int(row["pid"]), ())
     return DeadServer(node, pid, row, since_ns, waited_ns, _cause_of(stack), stack)

@@ -44,7 +44,9 @@ _MAX_SAMPLE_NS = 3 * _SECOND_NS
 
 BUSY = (Category.ON_CPU, Category.PREEMPTED)
 _ON_GPU = (Category.LAUNCH, Category.COPY, Category.ALLOC, Category.DEVICE, Category.WAIT_GPU)
-_MAX_SECONDS = 0.7
+_ALWAYS_BUSY = 0.7
+"""A thread that is busy in more than this share of the seconds is always busy, like the loop of an engine."""
+
 _HABIT = 0.3
 """A thread that spends this share of the time also outside late intervals in the same way does not cause them."""
 
@@ -185,7 +187,7 @@ class Threads:
         ]
         tids = np.unique(rows["tid"])
         n_seconds = _seconds(rows)
-        return [tid for tid in tids.tolist() if _seconds(rows[rows["tid"] == tid]) > _MAX_SECONDS * n_seconds]
+        return [tid for tid in tids.tolist() if _seconds(rows[rows["tid"] == tid]) > _ALWAYS_BUSY * n_seconds]
 
     def busy_ns(self, begin_ns: int, end_ns: int, *, pid: int, tid: int) -> int:
         """The time that a thread ran, wanted a CPU or used the GPU, by its samples that overlap this interval."""

@@ -2,8 +2,8 @@
 
 The parts: `pickup` (in the socket until the server reads it), `first` (until the first token, or the first byte) and
 `gap` (the longest time between two tokens). A request with a longer prompt may take longer until its first token, and a
-response that is not streamed takes longer if it has more bytes. Requests that arrived before the first answer on their
-path do not begin late: the engine loads, compiles and warms up then. Their gaps count after the first whole response.
+response that is not streamed takes longer if it has more bytes. Of requests that arrived before the first answer on
+their path, only the gaps after the first complete response count: before it, the engine loads, compiles and warms up.
 """
 
 from dataclasses import dataclass

@@ -13,6 +13,7 @@ from stallscope.events.layout import UNKNOWN
 from stallscope.events.names import Category
 
 _MOST = 0.75
+"""Where another program had the CPU for this share of the wait for a lock, the lock is not the reason."""
 
 
 def interpreter_lock(delay: Delay) -> Reason | None:

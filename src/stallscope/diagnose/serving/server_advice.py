@@ -3,7 +3,7 @@
 from stallscope.diagnose.causes._registry import Cause
 from stallscope.diagnose.evidence_fields import CauseEvidence, RequestPart
 
-_HALF = 0.5
+_MOSTLY = 0.5  # share of the late time
 
 _ADVICE = {
     "host_compute": (
@@ -51,6 +51,6 @@ def advice(cause: Cause, evidence: CauseEvidence, parts: list[RequestPart] | Non
     out = list(own) if own else cause.advice(evidence)
     times_ms = {each.part: each.ms for each in parts or []}
     is_of_code = cause.name in ("host_compute", "host_sleep", "gil", "full_pipe")
-    if is_of_code and times_ms.get("front_end", 0.0) > _HALF * sum(times_ms.values()):
+    if is_of_code and times_ms.get("front_end", 0.0) > _MOSTLY * sum(times_ms.values()):
         out.append(_FRONT_END)
     return out

@@ -142,7 +142,9 @@ def _remarks(trace: Trace) -> list[dict[str, object]]:
 
 
 def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
-    groups = [StackLocation(list(group.ranks[:64]), group.place, group.waits) for group in odd.groups[:_MOST]]
+    groups = [
+        StackLocation(list(group.ranks[:64]), group.location, group.waits) for group in odd.groups[:_MOST]
+    ]
     n_ranks = sum(len(group.ranks) for group in odd.groups)
     evidence = VerdictEvidence(stack_groups=groups, n_ranks=n_ranks)
     if not odd.odd:
@@ -172,7 +174,7 @@ def _stack_verdict(trace: Trace, odd: OddRanks) -> Verdict | None:
         confidence=0.6 if n_ranks > 2 else 0.5,
         victims=sorted(rank for group in odd.groups for rank in group.ranks if rank not in odd.odd),
         advice=[f"Look at {doing[0].at} first."],
-        evidence=replace(evidence, doing=doing, by_stacks=True, others_at=majority.place),
+        evidence=replace(evidence, doing=doing, by_stacks=True, others_at=majority.location),
     )
 
 
