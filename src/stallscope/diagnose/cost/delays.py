@@ -31,12 +31,10 @@ _SECOND_NS = 1_000_000_000
 _MAX_WAITS = 1 << 21  # late steps x processes examined for the cost: some seconds of work
 _MAX_TOTAL_WAITS = 1 << 18  # the same for a sum only, which a sample of all sizes estimates
 _MOST = 0.5  # share of a delay
-_UNSEEN = (
-    3.0  # a GPU's delay, as a multiple of the part that its host shows: work after the last arrival is hidden
-)
-_AFTER_CALLS = (
-    1.5  # a GPU's delay, as a multiple of its delays before calls: the work after the last call is hidden
-)
+_UNSEEN = 3.0
+"""A GPU's delay, as a multiple of the part that its host shows: work after the last arrival is hidden."""
+_AFTER_CALLS = 1.5
+"""A GPU's delay, as a multiple of its delays before calls: the work after the last call is hidden."""
 _APART_STEPS = 2  # late steps with at most one good step between them are one incident
 
 N = TypeVar("N", int, float)

@@ -19,9 +19,8 @@ from stallscope.events.trace import Trace
 _TIMES_AS_LONG = 2.0  # times the other connections of the round
 _MIN_CONNECTIONS = 3  # in a round: with two, either may be the fast one
 _MIN_ROUNDS = 8
-_LASTING = (
-    0.25  # share of the rounds since the first slow round that must be slow: a path may be slow in bursts
-)
+_LASTING = 0.25
+"""Share of the rounds since the first slow round that must be slow: a path may be slow in bursts."""
 _PAUSE_NS = 1_000_000_000  # a longer time without rounds is a pause of the plugin
 
 

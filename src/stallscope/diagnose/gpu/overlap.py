@@ -19,9 +19,8 @@ from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.diagnose.timeline.timeline import Timeline
 from stallscope.events.layout import Array
 
-_BLOCKED_NS = (
-    50_000  # a start within this time after the end of the previous collective had to wait for that end
-)
+_BLOCKED_NS = 50_000
+"""A start within this time after the end of the previous collective had to wait for that end."""
 _FEWEST_PROCESSES = 4  # with fewer, the median of the others is not robust against one slow GPU
 _FEWEST_SAMPLES = 8
 _FEW_COMPARED = 0.2  # share of a GPU's work up to which the compared part does not show how slow it is

@@ -21,9 +21,8 @@ from stallscope.events.layout import Array
 
 _FEWEST_GPUS = 4
 _FEWEST_STEPS = 16
-_DEVIATIONS = (
-    4.5  # standard deviations of a mean order, for any GPU and beginning: one job in 2,000 by chance
-)
+_DEVIATIONS = 4.5
+"""Standard deviations of a mean order, for any GPU and beginning: one job in 2,000 by chance."""
 _CHANCE = 1e-4  # that a GPU is the slowest this often: low, since successive steps may have similar work
 _FROM_END = 0.75  # GPUs from the end of the order: the slowest is at 0.5, two equal GPUs are at 1.0
 _MIN_SLOWER = 0.1  # share of its own work by which a GPU is slower: GPUs of a model differ by up to 3 %

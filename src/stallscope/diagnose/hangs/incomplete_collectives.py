@@ -22,9 +22,8 @@ from stallscope.events.names import SYNCHRONISING_OPS, CollectiveFlag, Op
 from stallscope.events.trace import Trace
 
 _OPEN = CollectiveFlag.OPEN | CollectiveFlag.NOT_STARTED
-_MAX_BEHIND = (
-    0.5  # share of the ranks behind their peers' completions from which on the counters are considered wrong
-)
+_MAX_BEHIND = 0.5
+"""Share of the ranks behind their peers' completions from which on the counters are considered wrong."""
 _MAX_SILENT_SHARE = 0.5  # share of the ranks without a dump from which on a missing dump is not evidence
 _SEVERAL = 2
 

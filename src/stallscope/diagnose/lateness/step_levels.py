@@ -15,12 +15,10 @@ from stallscope.events.layout import Array
 
 _LIKE = 0.035  # difference of logarithms up to which two steps have a similar length: GPUs vary by 1.5 %
 _MAX_STEPS = 400  # steps that are compared, each with each
-_MAX_COMMON = (
-    0.55  # share of the steps of a part with a similar length in the other part; 0.77 without a change
-)
-_MIN_LIKE = (
-    0.85  # share of the steps with a similar length in their own part, and in the other part times the factor
-)
+_MAX_COMMON = 0.55
+"""Share of the steps of a part with a similar length in the other part; 0.77 without a change."""
+_MIN_LIKE = 0.85
+"""Share of the steps with a similar length in their own part, and in the other part times the factor."""
 _MIN_SHIFTED = 0.5  # share of the earlier steps that occur later with the factor: some lengths are rare
 _MAX_FACTOR = 2.0
 _FACTOR_STEP = 0.005

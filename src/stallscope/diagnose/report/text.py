@@ -15,9 +15,8 @@ __all__ = ["headline", "report", "summary"]
 
 _MAX_STACKS = 4
 _MAX_IN_SHORT = 4
-_HIDDEN_CHANGE = (
-    0.08  # a smaller share of a step that a change needs is not printed: it is near the threshold
-)
+_HIDDEN_CHANGE = 0.08
+"""The smallest change that shows is printed from this share of a step on; below, it is near the threshold."""
 _COLUMNS, _LINES = 80, 20  # of a small terminal, without the prompt and the command
 
 

@@ -21,9 +21,8 @@ _SAME_PAIRS = 0.9  # share of pairs of successive calls that two processes of on
 _SAME_COUNTS = 0.05  # and how far the shares of each call may differ (relative)
 _FEW = 3  # calls that may be missing by chance, as lost records
 _LOST, _BY_CHANCE = 0.02, 4  # or this share of lost records, times this many standard deviations
-_MAX_SINGLE_PROCESSES = (
-    256  # more single processes are not a coincidence, and each would be compared with all
-)
+_MAX_SINGLE_PROCESSES = 256
+"""More single processes are not a coincidence, and each would be compared with all."""
 _COUNTED = 20  # calls rarer than this are not compared by share
 _MIN_REPEATS = 6
 _MAX_PERIOD = 4096

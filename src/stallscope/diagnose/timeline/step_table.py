@@ -15,9 +15,8 @@ _STRETCHES_AT_ONCE = 1 << 12
 _FEW = 0.05  # share of the rows up to which they are examined individually
 _STEPS_AHEAD = 64
 """A host that runs further ahead waits in its launches for room in the queue (1,024 entries)."""
-_WITHOUT_WAIT = (
-    0.4  # share of the steps without a wait from which hosts run ahead, as with a wait in every other step
-)
+_WITHOUT_WAIT = 0.4
+"""Share of the steps without a wait from which hosts run ahead, as with a wait in every other step."""
 
 
 @dataclass(frozen=True)
