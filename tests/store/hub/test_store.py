@@ -9,11 +9,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from stallscope.errors import BadInput, NotFound, Overloaded, StorageFailed
 from stallscope.store.hub import schema
+from stallscope.store.hub.hot import HotRows
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.store import Batch, HubStore
 
@@ -464,3 +466,17 @@ def test_owners_expire_by_their_own_age_and_the_jobs_stay(place: Place):
             ("lasting", "ann"),
             ("old", None),
         ]
+
+
+def test_a_seal_takes_at_most_the_rows_that_are_sorted_in_memory():
+    hot, n = HotRows(), 20_000
+    for number in range(4):
+        hot.add("a", "events", pa.table({"ts_ns": np.arange(n)}), received_us=number)
+    for max_rows, max_bytes, n_pieces in (
+        (5 * n, 17 * n, 2),
+        (3 * n, 80 * n, 3),
+        (5 * n, 1, 1),
+        (5 * n, 80 * n, 4),
+    ):
+        now, later = hot.begin_seal("a", "events", None, max_rows=max_rows, max_bytes=max_bytes)
+        assert (len(now), len(later)) == (n_pieces, 4 - n_pieces)

@@ -141,10 +141,15 @@ class Compactor:
     def _seal(self, tenant: str, table: str, *, settle_s: float | None) -> int:
         """Seal rows committed settle_s ago or earlier (None: all): by then the other ranks of a round have arrived.
 
-        Seals at most one file's rows, because more would not be sorted in memory. Returns the number of rows.
+        Seals at most one file's rows, and at most the rows that are sorted in memory. Returns the number of rows.
         """
-        max_rows = _FILE * self.limits.seal_rows
-        now, later = self.hot.begin_seal(tenant, table, settle_s, max_rows=max_rows)
+        now, later = self.hot.begin_seal(
+            tenant,
+            table,
+            settle_s,
+            max_rows=_FILE * self.limits.seal_rows,
+            max_bytes=self._sealer.max_sorted_bytes,
+        )
         if not now:
             return 0
         until_us = now[-1].last_us

@@ -105,20 +105,24 @@ class HotRows:
         return self._bytes_of[tenant]
 
     def begin_seal(
-        self, tenant: str, table: str, settle_s: float | None, *, max_rows: int
+        self, tenant: str, table: str, settle_s: float | None, *, max_rows: int, max_bytes: int
     ) -> tuple[tuple[CommittedRows, ...], tuple[CommittedRows, ...]]:
         """The oldest rows committed at least settle_s ago (None: all rows), and the later rows, until sealed().
 
-        max_rows: at most this many rows at a time, but always a piece.
+        max_rows, max_bytes: at most this many rows, of this memory, at a time, but always a piece.
         Pieces are not joined across this border afterwards, so that sealed() finds it again.
         """
         with self._lock:
             data = self._tenants.get(tenant, _Tenant())
             pieces = data.pieces.get(table, [])
             settled_s = time.monotonic() - (settle_s or 0.0)
-            n_now = sum(settle_s is None or piece.last_s <= settled_s for piece in pieces)
-            while n_now > 1 and sum(len(piece.rows) for piece in pieces[:n_now]) > max_rows:
-                n_now -= 1
+            n_now = n_rows = n_bytes = 0
+            for piece in pieces:
+                n_rows, n_bytes = n_rows + len(piece.rows), n_bytes + piece.rows.nbytes
+                is_settled = settle_s is None or piece.last_s <= settled_s
+                if not is_settled or (n_now and (n_rows > max_rows or n_bytes > max_bytes)):
+                    break
+                n_now += 1
             if n_now:
                 data.borders[table] = pieces[n_now - 1].last_us
             return tuple(pieces[:n_now]), tuple(pieces[n_now:])

@@ -34,7 +34,7 @@ class Sealer:
     def __init__(self, folder: Path, *, prefix: str = "", memory_bytes: int = 1 << 30):
         """prefix: of the name of each file."""
         self.folder, self._prefix, self._number = folder, prefix, 0
-        self._memory_bytes = memory_bytes
+        self.max_sorted_bytes = memory_bytes // 3
         self._db = duckdb.connect(
             config={
                 "memory_limit": f"{memory_bytes}B",
@@ -59,10 +59,10 @@ class Sealer:
     def sealed_table(self, tenant: str, table: str, rows: pa.Table, *, sealed_us: int) -> Segment:
         """Write rows as a new segment, ordered by time. Raises StorageFailed.
 
-        Rows that need little memory are sorted here: the engine sorts a table of dozens of columns as slowly as it
+        Rows of at most max_sorted_bytes are sorted here: the engine sorts a table of dozens of columns as slowly as it
         writes it, but within its memory limit.
         """
-        is_small = rows.nbytes <= self._memory_bytes // 4
+        is_small = rows.nbytes <= self.max_sorted_bytes
         self._db.register("rows_to_seal", _in_order_of_time(rows) if is_small else rows)
         try:
             select = "SELECT * FROM rows_to_seal"
