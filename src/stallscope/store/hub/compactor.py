@@ -22,6 +22,7 @@ from stallscope.store.hub.hot import CommittedRows, HotRows
 from stallscope.store.hub.journal import Journal, Segment
 from stallscope.store.hub.lateness import DEFAULT_MIN_LATE_NS
 from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.memory_size import process_memory
 from stallscope.store.hub.owner_retention import OWNER_TABLES
 from stallscope.store.hub.segment_files import SegmentFiles
 from stallscope.store.hub.segments import Sealer
@@ -87,6 +88,7 @@ class Compactor:
 
     def _run(self) -> None:
         while not self._ended.wait(self.limits.maintenance_s):
+            process_memory().return_early(self.limits.max_memory_bytes)
             try:
                 self.round()
             except StallscopeError as error:

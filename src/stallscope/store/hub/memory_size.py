@@ -16,6 +16,7 @@ _MIN_BYTES = 1 << 30
 _MAX_AGE_S, _CHILDREN_MAX_AGE_S = 0.2, 2.0
 """Listing the children reads a file for each thread of the hub, so it is done less often than the sum."""
 
+_EARLY_SHARE = 0.85
 _RETURN_S = 1.0
 """Freed memory is returned at most this often, not for each refused request: it takes some 100 ms for each GB."""
 
@@ -51,11 +52,22 @@ class ProcessMemory:
         """
         if max_bytes is None or self.total() <= max_bytes:
             return False
+        self._return_freed()
+        return True
+
+    def return_early(self, max_bytes: int | None) -> None:
+        """Return freed memory if the total comes near a limit, so that only used memory reaches it.
+
+        max_bytes: None for no limit.
+        """
+        if max_bytes is not None and self.total() > _EARLY_SHARE * max_bytes:
+            self._return_freed()
+
+    def _return_freed(self) -> None:
         now_s = self._clock_s()
         if now_s - self._returned_s >= _RETURN_S:
             self._returned_s = now_s
             return_freed_memory()
-        return True
 
 
 @cache
