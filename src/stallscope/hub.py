@@ -20,7 +20,7 @@ from stallscope import rates, shared_hub
 from stallscope.alerts import service as alerts
 from stallscope.alerts.config import load as load_alerts
 from stallscope.alerts.state import AlertState, state_path
-from stallscope.continuous import ContinuousDiagnosis
+from stallscope.continuous import BacklogLimits, ContinuousDiagnosis
 from stallscope.diagnose import Retention, Stream, thresholds_of
 from stallscope.ending import set_by_signals
 from stallscope.errors import BadInput, StallscopeError
@@ -119,7 +119,14 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         if shared is None:
             store = stack.enter_context(closing(HubStore.open(options.db, limits)))
             diagnosis = stack.enter_context(
-                closing(ContinuousDiagnosis(store, streams, n_processes=_n_processes()))
+                closing(
+                    ContinuousDiagnosis(
+                        store,
+                        streams,
+                        bounds=BacklogLimits.within(memory // 4 // _n_processes()),
+                        n_processes=_n_processes(),
+                    )
+                )
             )
         else:
             store, diagnosis = stack.enter_context(closing(shared)).store, shared.diagnosis

@@ -203,6 +203,12 @@ def test_rows_that_do_not_fit_are_counted(backlog: Backlog):
     assert [backlog.add(batch(400, "c")) for _ in range(3)] == [0, 0, 400]
 
 
+def test_waiting_rows_fit_into_their_share_of_the_memory():
+    few, many = BacklogLimits.within(40_000_000), BacklogLimits.within(64 << 30)
+    assert (few.max_rows, few.max_rows_in, few.max_rows_all) == (100_000, 100_000, 100_000)
+    assert many == BacklogLimits()
+
+
 def test_stored_rows_are_divided_by_the_time_of_their_commits_without_loss():
     def rows(times_us: list[int]) -> pa.Table:
         at = pa.array(times_us, pa.timestamp("us", "UTC"))

@@ -12,6 +12,7 @@ machine_incidents  incidents that machines have judged themselves, as rows of th
 verdict_rows       the change of an incident as rows of the hub
 """
 
+from stallscope.continuous.backlog import BacklogLimits
 from stallscope.continuous.diagnosis import ContinuousDiagnosis
 
-__all__ = ["ContinuousDiagnosis"]
+__all__ = ["BacklogLimits", "ContinuousDiagnosis"]

@@ -33,6 +33,9 @@ MAX_CLUSTERS = 1_000
 _ALWAYS_KEPT = ("processes", "communicators", "owners", "idle_gpus", traces.LOSSES, machine_incidents.TABLE)
 """Small tables whose rows are sent only once."""
 
+_BYTES_A_ROW = 400
+"""Memory of a waiting collective, by measurement 345 to 375 bytes; the hub's queries use the same memory at first."""
+
 _SHORTER = 0.95
 """A wait is shorter if it is this share of the shortest wait before: otherwise chance would make it shorter."""
 
@@ -58,6 +61,16 @@ class BacklogLimits:
     max_rows: int = 600_000
     max_rows_in: int = 2_000_000
     max_rows_all: int = 2_000_000
+
+    @classmethod
+    def within(cls, memory_bytes: int) -> "BacklogLimits":
+        """The limits of a backlog whose rows may use this memory."""
+        n_rows = memory_bytes // _BYTES_A_ROW
+        return cls(
+            max_rows=min(cls.max_rows, n_rows),
+            max_rows_in=min(cls.max_rows_in, n_rows),
+            max_rows_all=min(cls.max_rows_all, n_rows),
+        )
 
 
 @dataclass(frozen=True)
