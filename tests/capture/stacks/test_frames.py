@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from stallscope.capture.stacks.codes import Codes
-from stallscope.capture.stacks.frames import InvalidFrames, frames, thread_states, threads_of
+from stallscope.capture.stacks.frames import (
+    InvalidFrames,
+    frames,
+    interpreter_lock_holder,
+    thread_states,
+    threads_of,
+)
 from stallscope.capture.stacks.interpreter import interpreter_in
 from stallscope.capture.stacks.memory import Memory, Unreadable, read_restriction
 
+from ...patience import until
 from .interpreters import EACH_VERSION, INTERPRETERS, at_rest, running
 
 Stack = list[tuple[str, str, int | None]]
@@ -63,6 +70,17 @@ def test_the_main_interpreter_is_read_when_there_are_subinterpreters(minor):
     assert [function for _, function, _ in us[process.pid]] == ["waits", "<module>"]
 
 
+@pytest.mark.parametrize("minor", EACH_VERSION)
+def test_the_holder_of_the_interpreter_lock_is_read_while_it_sleeps(minor):
+    with running(INTERPRETERS[minor], "sleeping_holder.py") as process:
+        python, memory = interpreter_in(process.pid), Memory(process.pid)
+        state_of = thread_states(memory, python, threads_of(process.pid))
+        (holder,) = (state for tid, state in state_of.items() if tid != process.pid)
+        until(lambda: interpreter_lock_holder(memory, python) == holder)
+    with at_rest(INTERPRETERS[minor], "everywhere.py") as process:
+        assert interpreter_lock_holder(Memory(process.pid), interpreter_in(process.pid)) == 0
+
+
 def test_qualified_names_are_reported_if_the_version_has_them():
     with at_rest(INTERPRETERS[11], "everywhere.py") as process:
         python, memory = interpreter_in(process.pid), Memory(process.pid)
@@ -83,8 +101,8 @@ def test_a_thread_that_moves_is_refused_or_right():
         python, memory = interpreter_in(process.pid), Memory(process.pid)
         codes = Codes(memory, python)
         (state,) = thread_states(memory, python, threads_of(process.pid)).values()
-        until = time.monotonic() + 2
-        while time.monotonic() < until and n_right < 200:
+        end_s = time.monotonic() + 2
+        while time.monotonic() < end_s and n_right < 200:
             try:
                 names = [codes.name_frame(frame).function for frame in frames(memory, python, state)]
             except (InvalidFrames, Unreadable):

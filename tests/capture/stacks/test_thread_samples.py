@@ -12,11 +12,12 @@ import pytest
 
 from stallscope.capture.probes.program import State
 from stallscope.capture.stacks.memory import Memory, Unreadable
-from stallscope.capture.stacks.thread_samples import Samples
+from stallscope.capture.stacks.thread_samples import INTERPRETER_LOCK, Samples
 from stallscope.events import kernel
 from stallscope.events.names import Category, SampleRole
 
 from ...patience import until
+from .interpreters import running
 
 _JOB = """
 import threading
@@ -88,6 +89,19 @@ def test_a_blocked_gpu_thread_is_sampled_with_the_thread_that_runs(job: int):
         key for key in others if key.role == SampleRole.SAME_PROCESS and key.category == Category.ON_CPU
     ]
     assert any("spin" in frame for key in running for frame in key.words)
+
+
+def test_a_thread_that_sleeps_while_it_holds_the_interpreter_lock_is_sampled_as_its_holder():
+    with running(sys.executable, "sleeping_holder.py") as process:
+        samples = Samples(lambda: state_of(process.pid, Category.LOCK))
+
+        def holders() -> list[Any]:
+            return [key for key in samples_of(samples) if key.object == INTERPRETER_LOCK]
+
+        until(lambda: holders())
+        (holder,) = holders()
+    assert (holder.role, holder.category) == (SampleRole.SAME_PROCESS, Category.SLEEP)
+    assert any("poll_device" in frame for frame in holder.words)
 
 
 def test_a_running_gpu_thread_is_sampled_alone(job: int):

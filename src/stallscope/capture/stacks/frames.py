@@ -53,6 +53,19 @@ def thread_states(memory: Memory, python: Interpreter, tids: Mapping[int, int]) 
     return state_of
 
 
+def interpreter_lock_holder(memory: Memory, python: Interpreter) -> int:
+    """The address of the state of the thread that holds the interpreter lock; 0 if no thread holds it.
+
+    Of the main interpreter, by two readings: the lock may change its holder between them. Raises Unreadable.
+    """
+    layout = python.layout
+    lock = python.runtime
+    if layout.interpreter_lock != NONE:
+        lock = memory.word(memory.word(lock + layout.main_interpreter) + layout.interpreter_lock)
+    is_locked = int.from_bytes(memory.read(lock + layout.lock_locked, 4), "little") == 1
+    return memory.word(lock + layout.lock_holder) if is_locked else 0
+
+
 def _chain(memory: Memory, head: int, next_offset: int, limit: int) -> Iterator[int]:
     """The members of a linked list. head: address of the first pointer; next_offset: offset of each next pointer."""
     at = memory.word(head)

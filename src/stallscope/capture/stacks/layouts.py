@@ -27,7 +27,9 @@ class Layout(NamedTuple):
 
     cframe: in 3.11 and 3.12, the thread state points to a structure that holds the current frame.
     first_unowned: frames with this owner value or more belong to the interpreter and are not Python code. ascii_data,
-    other_data: offset of the characters of a compact string.
+    other_data: offset of the characters of a compact string. interpreter_lock: from 3.12 on, each interpreter points
+    to its lock; before, the lock is a part of the runtime. lock_holder, lock_locked: offsets in the lock, or in the
+    runtime.
     """
 
     minor: int
@@ -52,6 +54,9 @@ class Layout(NamedTuple):
     code_instructions: int
     ascii_data: int
     other_data: int
+    interpreter_lock: int = NONE
+    lock_holder: int = 0
+    lock_locked: int = 0
 
     @property
     def main_interpreter(self) -> int:
@@ -69,9 +74,13 @@ class Layout(NamedTuple):
 _TABLE = {
     10: Layout(
         10, 32, 0, 8, 8, 176, NONE, 24, NONE, 24, 32, 96, NONE, 104, 255, 104, 112, 120, 40, NONE, 48, 72
-    ),
-    11: Layout(11, 40, 0, 16, 8, 152, 160, 8, 56, 48, 32, 56, 69, 80, 255, 112, 128, 136, 72, 184, 48, 72),
-    12: Layout(12, 40, 0, 72, 8, 136, 144, 0, 56, 8, 0, 56, 70, 80, 3, 112, 128, 136, 68, 192, 40, 56),
+    )._replace(lock_holder=360, lock_locked=368),
+    11: Layout(
+        11, 40, 0, 16, 8, 152, 160, 8, 56, 48, 32, 56, 69, 80, 255, 112, 128, 136, 72, 184, 48, 72
+    )._replace(lock_holder=368, lock_locked=376),
+    12: Layout(
+        12, 40, 0, 72, 8, 136, 144, 0, 56, 8, 0, 56, 70, 80, 3, 112, 128, 136, 68, 192, 40, 56
+    )._replace(interpreter_lock=384, lock_holder=8, lock_locked=16),
 }
 
 _SECTIONS_13 = {
@@ -138,6 +147,9 @@ def _layout_from_description(minor: int, data: bytes) -> Layout:
         code_instructions=offsets["code.co_code_adaptive"],
         ascii_data=40,
         other_data=56,
+        interpreter_lock=offsets["interpreter.ceval_gil"],
+        lock_holder=offsets["interpreter.holder"] - offsets["interpreter.gil"],
+        lock_locked=offsets["interpreter.locked"] - offsets["interpreter.gil"],
     )
     _check(layout, offsets)
     return layout

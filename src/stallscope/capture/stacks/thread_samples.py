@@ -28,7 +28,13 @@ from stallscope.capture.process.process_identity import small_file, stat_fields
 from stallscope.capture.process.wait_objects import BlockedCall, WaitObjects
 from stallscope.capture.stacks.code_map import Files, MappedCode
 from stallscope.capture.stacks.codes import Codes
-from stallscope.capture.stacks.frames import InvalidFrames, frames_once, thread_states, threads_of
+from stallscope.capture.stacks.frames import (
+    InvalidFrames,
+    frames_once,
+    interpreter_lock_holder,
+    thread_states,
+    threads_of,
+)
 from stallscope.capture.stacks.interpreter import Interpreter, interpreter_in
 from stallscope.capture.stacks.layouts import UnknownLayout
 from stallscope.capture.stacks.memory import Memory, Unreadable
@@ -52,6 +58,9 @@ costs 1 to 10 us, including clearing the page.
 
 _MIN_TICKS = 3
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+INTERPRETER_LOCK = "holds the interpreter lock"
+"""The object of a sample of a thread that holds Python's interpreter lock, while it runs or waits."""
 
 LEFT = -2
 """System call of a sample whose thread left its wait before the call could be read; -1 is a page fault."""
@@ -291,9 +300,13 @@ class Samples:
         now_ns = time.monotonic_ns()
         process, by_tid = self._python(pid, now_ns)
         other_tids = [other_tid for other_tid in by_tid if other_tid != tid][:64]
-        sampled_tids = [other_tid for other_tid in other_tids if self._state(pid, other_tid) == b"R"][
-            :_MAX_THREADS
-        ]
+        holder = _lock_holder(process, by_tid)
+        sampled_tids = [holder] if holder and holder != tid else []
+        sampled_tids += [
+            other_tid
+            for other_tid in other_tids
+            if other_tid != holder and self._state(pid, other_tid) == b"R"
+        ][:_MAX_THREADS]
         if not sampled_tids:
             sampled_tids = (
                 [waker_tid] if waker_tid in by_tid and waker_tid != tid else other_tids[:_MAX_CHILDREN]
@@ -302,10 +315,10 @@ class Samples:
             blocked_on = self._objects.blocked_call(
                 pid, other_tid, process.target.memory if process else None
             )
-            words = self._words(process, other_tid, by_tid)
-            yield self._key(
-                pid, SampleRole.SAME_PROCESS, pid, other_tid, _category(blocked_on), blocked_on, words
-            )
+            category, words = _category(blocked_on), self._words(process, other_tid, by_tid)
+            if other_tid == holder:
+                blocked_on = BlockedCall(blocked_on.nr if blocked_on else UNKNOWN, INTERPRETER_LOCK)
+            yield self._key(pid, SampleRole.SAME_PROCESS, pid, other_tid, category, blocked_on, words)
         yield from self._child_samples(pid, by_tid, now_ns)
 
     def _child_samples(self, pid: int, tids: Iterable[int], now_ns: int) -> Iterator[_Key]:
@@ -386,6 +399,17 @@ class Samples:
         except UnknownLayout:
             return None
         return _SampledProcess(Target(pid, memory, code, python, Codes(memory, python) if python else None))
+
+
+def _lock_holder(process: _SampledProcess | None, by_tid: dict[int, int]) -> int:
+    """The thread that holds the interpreter lock of a process; 0 if there is none, or if it is not known."""
+    if process is None or process.target.python is None:
+        return 0
+    try:
+        holder = interpreter_lock_holder(process.target.memory, process.target.python)
+    except Unreadable:
+        return 0
+    return next((tid for tid, state in by_tid.items() if state == holder), 0)
 
 
 def _category(blocked: BlockedCall | None) -> Category:

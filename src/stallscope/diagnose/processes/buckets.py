@@ -129,6 +129,14 @@ LOCK = "lock on"
 """How the object of a wait for a file lock begins, as the capture writes it, also of a sleep between two attempts."""
 
 
+_NEW_PAGES = "page faults"
+"""How the object of a sample in page faults begins: of a thread that runs, or that waits for a CPU."""
+
+INTERPRETER_LOCK = "holds the interpreter lock"
+"""The object of a sample of a thread that holds Python's interpreter lock, as the capture writes it."""
+
+_PREEMPTED = "cpu_preemption"
+
 SHARED_LOCK = "a lock shared with other processes"
 """The object of a wait for a lock or a semaphore in shared memory, as the capture writes it."""
 
@@ -519,13 +527,19 @@ def _blocked_reason(item: str, nr: int, name: str, frames: tuple[str, ...], thre
 def _holds_interpreter_lock(activity: Activity) -> bool:
     """Whether other threads run Python code for most of the time that the GPU thread waits for locks.
 
-    A thread that sleeps or waits for the network has given the interpreter lock back.
+    A thread that sleeps or waits for the network has given the interpreter lock back, unless the sample shows that it
+    holds the lock: native code may wait without releasing it.
     """
     waits, others = activity.of_role(SampleRole.GPU), activity.of_role(SampleRole.SAME_PROCESS)
-    is_running = np.isin(others["category"], (Category.ON_CPU, Category.PREEMPTED))
+    is_running = np.isin(others["category"], (Category.ON_CPU, Category.PREEMPTED)) | is_lock_holder(others)
     n_running = sum(int(row["n"]) for row in others[is_running] if is_python(user_line(activity.frames(row))))
     n_waits = int(waits["n"][waits["category"] == Category.LOCK].sum())
     return n_running > 0 and n_running >= _MIN_HOLDING * n_waits
+
+
+def is_lock_holder(samples: Array) -> Array:
+    """Whether the thread of each sample held Python's interpreter lock."""
+    return np.asarray(samples["object"] == INTERPRETER_LOCK.encode())
 
 
 def _reason_of_event_loop(threads: Threads) -> str:

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from stallscope.diagnose.evidence_fields import CauseEvidence, merged
 from stallscope.diagnose.processes.activity import Activity
-from stallscope.diagnose.processes.buckets import SHARED_LOCK, TERMINAL, text_of
+from stallscope.diagnose.processes.buckets import SHARED_LOCK, TERMINAL, is_lock_holder, text_of
 from stallscope.diagnose.processes.code_locations import is_own, short, user_line
 from stallscope.diagnose.processes.fault import Case, Fault, sampled
 from stallscope.diagnose.processes.loader_workers import workers_of
+from stallscope.events.layout import Array
 from stallscope.events.names import Category, HostKind, OffCpuFlag, SampleRole
 
 
@@ -127,8 +128,11 @@ def checkpoint(case: Case) -> Fault | None:
 
 
 def interpreter_lock(case: Case) -> Fault | None:
-    bucket = case.bucket("gil")
-    holder = _other_threads(case.activity, is_running=True)
+    bucket, others = case.bucket("gil"), case.activity.of_role(SampleRole.SAME_PROCESS)
+    is_holder = is_lock_holder(others)
+    holder = _most_frequent_line(
+        case.activity, others[is_holder if is_holder.any() else others["category"] == Category.ON_CPU]
+    )
     if not bucket.share or not holder:
         return None
     return Fault(
@@ -141,12 +145,12 @@ def interpreter_lock(case: Case) -> Fault | None:
     )
 
 
-def _other_threads(activity: Activity, *, is_running: bool) -> str:
-    """The most frequent line of the threads that the GPU thread waits for."""
+def _most_frequent_line(activity: Activity, samples: Array, *, is_own_only: bool = False) -> str:
+    """The line with most of these samples; empty without samples."""
     lines: Counter[str] = Counter()
-    for row in activity.of_role(SampleRole.SAME_PROCESS):
+    for row in samples:
         line = user_line(activity.frames(row))
-        if row["category"] == Category.ON_CPU if is_running else is_own(line):
+        if is_own(line) or not is_own_only:
             lines[line] += int(row["n"])
     return next((line for line, _ in lines.most_common(1)), "")
 
@@ -164,7 +168,8 @@ def thread_lock(case: Case) -> Fault | None:
             ["Hold the lock for a shorter time in the other processes, or give each process its own."],
             sampled(bucket),
         )
-    other = _other_threads(case.activity, is_running=False)
+    others = case.activity.of_role(SampleRole.SAME_PROCESS)
+    other = _most_frequent_line(case.activity, others, is_own_only=True)
     at = f", which is at {short(other)}" if other else ""
     return Fault(
         "lock_contention",
