@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from stallscope.diagnose.processes.activity import activities
-from stallscope.diagnose.processes.buckets import CLIENT, LEFT, NEW_CONNECTIONS, SHARED_LOCK, TIMER
+from stallscope.diagnose.processes.buckets import (
+    CLIENT,
+    INTERPRETER_LOCK,
+    LEFT,
+    NEW_CONNECTIONS,
+    SHARED_LOCK,
+    TIMER,
+)
 from stallscope.diagnose.processes.budget_summary import as_data, lines
 from stallscope.diagnose.report import text
 from stallscope.diagnose.report.verdict import Answer, as_json
@@ -152,6 +159,72 @@ def test_the_holder_of_the_interpreter_lock_is_named():
     verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
     assert verdict.causes[0].cause.name == "gil"
     assert "spin" in str(verdict.evidence.line)
+
+
+def test_a_thread_that_sleeps_while_it_holds_the_interpreter_lock_is_named():
+    held = "/job/train.py:81 poll_device"
+    samples = [
+        gpu(Category.LOCK, "/job/train.py:5 step", nr=202),
+        (SampleRole.SAME_PROCESS, Category.SLEEP, 230, INTERPRETER_LOCK, (held,), SAMPLES_PER_S - 3),
+        (SampleRole.SAME_PROCESS, Category.ON_CPU, -1, "", ("/job/train.py:90 heartbeat",), 3),
+    ]
+    verdict = only(report_of(process(BLOCKED | {Category.LOCK: 0.7}, samples)))
+    assert (verdict.causes[0].cause.name, verdict.evidence.line) == ("gil", held)
+
+
+CALL = "/job/train.py:12 main"
+
+
+def preempted(budget: dict[Category, float], *work: Sampled, n: int) -> Trace:
+    """A process that waits for a CPU in n of its samples a second, all at the call that leads to the work."""
+    waits = gpu(Category.PREEMPTED, "/job/train.py:31 churn", CALL, n=n)
+    return process(budget, [*work, waits, gpu(Category.DEVICE, "/job/train.py:11 main", n=2)])
+
+
+def test_a_fault_has_the_waits_for_a_cpu_in_its_function():
+    allocation = gpu(Category.ALLOC, "/job/train.py:30 churn", CALL, n=2)
+    trace = preempted({Category.ALLOC: 0.2, Category.PREEMPTED: 0.5, Category.DEVICE: 0.3}, allocation, n=6)
+    verdict = only(report_of(trace))
+    (first,) = verdict.causes
+    assert (first.cause.name, first.share) == ("cuda_alloc", pytest.approx(0.7, abs=0.01))
+    assert first.evidence.cpu_wait == pytest.approx(0.5, abs=0.01)
+    assert "including 50% in which it waits for a CPU" in text.summary(verdict)
+
+
+def test_necessary_computation_that_waits_for_a_cpu_is_not_the_first_fault():
+    compute = gpu(Category.ON_CPU, "/job/train.py:30 churn", CALL, n=2)
+    trace = preempted({Category.ON_CPU: 0.2, Category.PREEMPTED: 0.5, Category.DEVICE: 0.3}, compute, n=6)
+    causes = only(report_of(trace)).causes
+    assert [each.cause.name for each in causes] == ["cpu_preemption", "host_compute"]
+    assert causes[1].share == pytest.approx(0.2, abs=0.02)
+
+
+def test_waits_for_a_cpu_at_other_calls_are_not_part_of_a_fault():
+    sleep = gpu(Category.SLEEP, "/job/train.py:40 back_off", "/job/train.py:13 main", nr=230, n=3)
+    compute = gpu(Category.ON_CPU, "/job/train.py:32 churn", CALL, n=1)
+    budget = {Category.SLEEP: 0.3, Category.ON_CPU: 0.1, Category.PREEMPTED: 0.4, Category.DEVICE: 0.2}
+    causes = only(report_of(preempted(budget, sleep, compute, n=4))).causes
+    assert [each.cause.name for each in causes][:2] == ["cpu_preemption", "host_sleep"]
+    assert causes[1].evidence.cpu_wait is None
+
+
+def test_a_thread_that_waits_for_a_cpu_while_it_touches_new_memory_is_in_page_faults():
+    touch = "/job/train.py:30 touch", CALL
+    on_cpu = gpu(Category.ON_CPU, *touch, waits_for="page faults of new memory", n=2)
+    waits = gpu(Category.PREEMPTED, *touch, waits_for="page faults of new memory", n=6)
+    budget = {Category.ON_CPU: 0.2, Category.PREEMPTED: 0.6, Category.DEVICE: 0.2}
+    verdict = only(report_of(process(budget, [on_cpu, waits, gpu(Category.DEVICE, n=2)])))
+    assert (verdict.causes[0].cause.name, verdict.causes[0].share) == (
+        "page_fault",
+        pytest.approx(0.8, abs=0.02),
+    )
+
+
+def test_other_programs_do_not_hide_a_fault():
+    budget = {Category.SLEEP: 0.05, Category.PREEMPTED: 0.6, Category.DEVICE: 0.35}
+    sleep = gpu(Category.SLEEP, "/job/train.py:40 back_off", "/job/train.py:13 main", nr=230, n=3)
+    causes = only(report_of(preempted(budget, sleep, n=4))).causes
+    assert [each.cause.name for each in causes] == ["cpu_preemption", "host_sleep"]
 
 
 def test_a_loop_in_a_function_that_is_named_after_checkpoints_does_not_save_all_the_time():

@@ -241,6 +241,7 @@ class CauseEvidence:
     parts: list[str] | None = None  # of the time, with their shares
     at: str | None = None  # the innermost frame of the user's code
     share_of_line: float | None = None  # part of the time in that line
+    cpu_wait: float | None = None  # part of the share in which the thread waited for a CPU
     work: str | list[str] | None = None  # kinds of work that took longer
 
     # Time off the CPU, and slow calls

@@ -283,7 +283,7 @@ class Samples:
             blocked = self._objects.blocked_call(
                 pid, tid, process.target.memory if process else None
             ) or BlockedCall(LEFT, "")
-        elif category == Category.ON_CPU and self._is_in_faults(pid, tid):
+        elif category in (Category.ON_CPU, Category.PREEMPTED) and self._is_in_faults(pid, tid):
             blocked = BlockedCall(UNKNOWN, "page faults of new memory")
         return self._key(pid, SampleRole.GPU, pid, tid, category, blocked, words)
 

@@ -16,6 +16,7 @@ import numpy as np
 from stallscope.diagnose.processes import code_locations
 from stallscope.diagnose.processes.activity import BUDGET, Activity, item_of, standard_error
 from stallscope.diagnose.processes.code_locations import function, is_own, is_python, matches, user_line
+from stallscope.diagnose.processes.cpu_waits import CpuWaits
 from stallscope.events.layout import Array
 from stallscope.events.names import Category, SampleRole
 
@@ -72,7 +73,8 @@ class Bucket:
 
     by_state: the part of the share in each state of the ledger. variance: of the share. The ledger is exact for the
     time examined, so two things are uncertain: the division of a state among several buckets, and whether the time
-    examined is typical of the process.
+    examined is typical of the process. cpu_waits: by line, the additional time in which the thread waited for a CPU at
+    the lines of this bucket; that time is in the bucket cpu_preemption as well.
     """
 
     share: float = 0.0
@@ -81,6 +83,7 @@ class Bucket:
     lines: Shares = field(default_factory=Shares)
     objects: Shares = field(default_factory=Shares)
     parts: Shares = field(default_factory=Shares)
+    cpu_waits: Shares = field(default_factory=Shares)
     n_samples: int = 0
     seconds: set[int] = field(default_factory=set)
 
@@ -149,6 +152,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     at_line: dict[str, tuple[str, str]] = {}
     polls_lock_at = _polls_lock_at(activity)
     is_import_work = _imports_continue(activity)
+    waits = CpuWaits()
     rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
     for row, weight in rows:
         frames = activity.frames(row)
@@ -169,10 +173,20 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         if line := user_line(frames):
             bucket.lines.add(line, weight)
         text = text_of(row, "object")
-        is_other = text in (TIMER, NEW_CONNECTIONS) or (text.startswith(LOCK) and name != "file_lock")
+        is_other = (
+            text in (TIMER, NEW_CONNECTIONS)
+            or text.startswith(_NEW_PAGES)
+            or (text.startswith(LOCK) and name != "file_lock")
+        )
         if text and not is_other:
             bucket.objects.add(text, weight)
         bucket.parts.add(part, weight)
+        if name != _PREEMPTED:
+            waits.add_work(frames, name, user_line(frames), weight)
+        elif text.startswith(_NEW_PAGES):
+            waits.add_wait(frames, weight, of="page_fault")
+        else:
+            waits.add_wait(frames, weight)
     for item, share in _unsampled(activity).items():
         bucket = out.setdefault(_BY_ITEM.get(item, item), Bucket())
         bucket.share += share
@@ -181,6 +195,7 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     _join_compilers(out)
     _join_lines(out)
     _join_serialisation(out, loops)
+    _divide_cpu_waits(out, waits)
     _add_variances(activity, out)
     return out
 
@@ -262,6 +277,15 @@ def _join_serialisation(out: dict[str, Bucket], loops: frozenset[tuple[str, str]
     for line, share in list(faults.lines.by_name.items()):
         if function(line) == saving and faults.by_state.of("on_cpu") >= share:
             _move_line(line, share, faults, checkpoint, part="serialise")
+
+
+def _divide_cpu_waits(out: dict[str, Bucket], waits: CpuWaits) -> None:
+    """Add the waits for a CPU to the buckets of the work that they delay."""
+    for name, line, share in waits.divided():
+        # The work on the CPU at a line may have been counted as part of another bucket.
+        at_line = max(out, key=lambda each: out[each].lines.of(line) if each != _PREEMPTED else 0.0)
+        is_moved = not out[name].lines.of(line) and out[at_line].lines.of(line) > 0
+        out[at_line if is_moved else name].cpu_waits.add(line, share)
 
 
 def _move_line(line: str, share: float, source: Bucket, target: Bucket, *, part: str) -> None:
@@ -476,7 +500,7 @@ def _reason(
     """The bucket of a sample of the GPU thread, and the activity within it."""
     item, nr = item_of(int(row["category"])), int(row["syscall_nr"])
     name = text_of(row, "object")
-    if item == "on_cpu" and name.startswith("page faults"):
+    if item == "on_cpu" and name.startswith(_NEW_PAGES):
         return "page_fault", "new pages"
     if matches(frames, code_locations.IMPORTS):
         return "imports", item

@@ -3,7 +3,8 @@
 import re
 
 _LIBRARY = re.compile(
-    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen |^<string>|^<stdin>|^\.\.\.|/_python_runtime/)"
+    r"(/site-packages/|/dist-packages/|/lib/python3\.\d+/|^<frozen |^<string>|^<stdin>|^\.\.\.|/_python_runtime/"
+    r"|/stallscope/demo/gpu\.py:)"
 )
 _NATIVE = re.compile(r"^\S.* \([^()]+\)$")
 _PYTHON = re.compile(r"^(?P<file>.+):(?P<line>\d+|\?) (?P<function>\S+)$")

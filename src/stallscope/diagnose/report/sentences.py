@@ -114,9 +114,11 @@ def _process(verdict: Verdict) -> str:
     if (gain := facts.gain_at_most) is not None and verdict.causes:
         at = short_frame(facts.line or "")
         line = f", at {at}" if at.strip() and at not in verdict.causes[0].title else ""
+        waits = verdict.causes[0].evidence.cpu_wait
+        of_cpu = f", including {waits:.0%} in which it waits for a CPU" if waits else ""
         return (
             f"Process {facts.pid} ({facts.command}){where} {verdict.causes[0].title}{line}: "
-            f"{facts.share:.0%} of its time; at most {gain:.1f} times faster without it."
+            f"{facts.share:.0%} of its time{of_cpu}; at most {gain:.1f} times faster without it."
         )
     return (
         f"Process {facts.pid} ({facts.command}){where} keeps its GPU waiting: "
