@@ -172,7 +172,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         api = stack.enter_context(bound(options.api, "--api"))
         http = stack.enter_context(bound(options.otlp_http, "--otlp-http"))
         credentials = certificates.grpc() if certificates else None
-        grpc, grpc_port_number = _grpc_server(receiver, options.otlp_grpc, credentials)
+        grpc = _grpc_server(receiver, options.otlp_grpc, credentials)
         page = stack.enter_context(
             opened(
                 store,
@@ -194,13 +194,13 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
         ]
         app = create_app(routes, context=context, lifespan=lifespan)
         grpc.start()
-        stack.callback(lambda: grpc.stop(_GRACE_S).wait())
+        stack.callback(lambda: grpc.stop(_GRACE_S))
         served = [
             stack.enter_context(_served(http_port.app(receiver), http, certificates, "otlp-http")),
             stack.enter_context(_served(app, api, for_api, "api")),
         ]
         stack.callback(page.stop)
-        ports = Ports(grpc_port_number, *(entry.port for entry in served))
+        ports = Ports(grpc.port, *(entry.port for entry in served))
         _announce(out, options, ports, tokens, certificates)
         if shared:
             stack.callback(shared.store.drain)  # first of all: the ports forward what still arrives
@@ -309,14 +309,14 @@ def _provider(settings: Settings) -> IdentityProvider | None:
     )
 
 
-def _grpc_server(receiver: Receiver, text: str, credentials: Any) -> tuple[Any, int]:
-    """The gRPC server, not started, and its port. Raises BadInput for an unavailable address."""
+def _grpc_server(receiver: Receiver, text: str, credentials: Any) -> grpc_port.Server:
+    """The gRPC server, not started. Raises BadInput for an unavailable address."""
     host, port = address(text, "--otlp-grpc")
     if not host:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     address_text = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        return grpc_port.server(receiver, address_text, credentials=credentials)
+        return grpc_port.Server(receiver, address_text, credentials=credentials)
     except OSError as error:
         raise BadInput(f"--otlp-grpc: cannot listen at {text}: choose another address") from error
 

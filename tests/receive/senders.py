@@ -96,11 +96,11 @@ def running(
     """A hub's store and receivers, until the end of the with block."""
     with closing(HubStore.open(folder, limits)) as store:
         receiver = Receiver(store, authenticate, bounds=bounds)
-        server, port = grpc_port.server(receiver, "127.0.0.1:0")
+        server = grpc_port.Server(receiver, "127.0.0.1:0")
         server.start()
         with served(http_port.app(receiver)) as web_port:
-            yield Hub(store, receiver, port, web_port)
-        server.stop(grace=2).wait()
+            yield Hub(store, receiver, server.port, web_port)
+        server.stop(2)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Room for requests: bounded for each tenant, given in order of arrival, and refused after the wait."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -100,3 +101,51 @@ def test_no_room_is_lost_when_requests_give_up_while_room_is_given():
     with ThreadPoolExecutor(32) as threads:
         list(threads.map(request, range(2_000)))
     assert limit.n_held == 0 and waiting(limit) == 0
+
+
+def test_a_request_in_an_event_loop_waits_without_blocking_the_loop():
+    async def in_order() -> list[str]:
+        limit, order = SharedLimit(1, "messages"), []
+        limit.take("a")
+
+        async def wait(name: str) -> None:
+            await limit.take_in_loop("a", patience_s=60.0)
+            order.append(name)
+            limit.give("a")
+
+        first, gone, last = (asyncio.create_task(wait(name)) for name in ("first", "gone", "last"))
+        await asyncio.sleep(0)
+        assert waiting(limit) == 3
+        gone.cancel()
+        limit.give("a")
+        await asyncio.gather(first, last)
+        assert limit.n_held == 0 and gone.cancelled()
+        return order
+
+    assert asyncio.run(in_order()) == ["first", "last"]
+
+
+def test_a_request_in_an_event_loop_that_gets_no_room_in_time_is_refused():
+    async def wait(limit: SharedLimit) -> None:
+        with pytest.raises(Overloaded, match="no room for more messages"):
+            await limit.take_in_loop("a", patience_s=0.0)
+
+    limit = SharedLimit(1, "messages")
+    limit.take("a")
+    asyncio.run(wait(limit))
+    assert waiting(limit) == 0 and limit.n_held == 1
+
+
+def test_a_request_cancelled_after_it_got_room_gives_the_room_back():
+    async def cancelled() -> SharedLimit:
+        limit = SharedLimit(1, "messages")
+        limit.take("a")
+        task = asyncio.create_task(limit.take_in_loop("a", patience_s=60.0))
+        await asyncio.sleep(0)
+        limit.give("a")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return limit
+
+    assert asyncio.run(cancelled()).n_held == 0

@@ -3,15 +3,25 @@
 A tenant never has more than three quarters of a bound, so the requests of one tenant cannot shut out another tenant.
 """
 
+import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
 
 from stallscope.errors import Overloaded
 
 _TENANT_SHARE = 0.75
+
+
+class _Signal(Protocol):
+    """A threading.Event, or the same for a request that waits in an event loop."""
+
+    def set(self) -> None: ...
+
+    def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +29,27 @@ class _Waiter:
     """A request that waits for room. has_room: set once it holds n."""
 
     n: int
-    has_room: threading.Event = field(default_factory=threading.Event)
+    has_room: _Signal
+
+
+class _LoopSignal:
+    """Created and awaited in an event loop; set in any thread."""
+
+    def __init__(self) -> None:
+        self._loop, self._event, self._is_set = asyncio.get_running_loop(), asyncio.Event(), False
+
+    def set(self) -> None:
+        self._is_set = True
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    async def wait(self, timeout_s: float) -> None:
+        """Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._event.wait()
 
 
 class SharedLimit:
@@ -40,20 +70,50 @@ class SharedLimit:
     def take(self, tenant: str, n: int = 1, *, patience_s: float = 0.0) -> None:
         """Hold n until give(). patience_s: longest wait for room. Raises Overloaded."""
         with self._lock:
-            if tenant not in self._waiting and self._has_room(tenant, n):
-                self._held[tenant] += n
+            if self._took(tenant, n):
                 return
             if patience_s <= 0.0:
                 raise self._overloaded()
-            waiter = _Waiter(n)
-            self._waiting.setdefault(tenant, deque()).append(waiter)
-        if waiter.has_room.wait(patience_s):
-            return
+            has_room = threading.Event()
+            waiter = self._queued(tenant, n, has_room)
+        if not has_room.wait(patience_s) and not self._has_left_with_room(tenant, waiter):
+            raise self._overloaded()
+
+    async def take_in_loop(self, tenant: str, n: int = 1, *, patience_s: float) -> None:
+        """take() for a request in an event loop, which goes on meanwhile."""
+        with self._lock:
+            if self._took(tenant, n):
+                return
+            has_room = _LoopSignal()
+            waiter = self._queued(tenant, n, has_room)
+        try:
+            await has_room.wait(patience_s)
+        except TimeoutError:
+            if not self._has_left_with_room(tenant, waiter):
+                raise self._overloaded() from None
+        except asyncio.CancelledError:
+            if self._has_left_with_room(tenant, waiter):
+                self.give(tenant, n)
+            raise
+
+    def _took(self, tenant: str, n: int) -> bool:
+        if tenant in self._waiting or not self._has_room(tenant, n):
+            return False
+        self._held[tenant] += n
+        return True
+
+    def _queued(self, tenant: str, n: int, has_room: _Signal) -> _Waiter:
+        waiter = _Waiter(n, has_room)
+        self._waiting.setdefault(tenant, deque()).append(waiter)
+        return waiter
+
+    def _has_left_with_room(self, tenant: str, waiter: _Waiter) -> bool:
+        """End the wait of a request; True if it got room at the last moment."""
         with self._lock:
             if waiter.has_room.is_set():
-                return
+                return True
             self._leave(tenant, waiter)
-        raise self._overloaded()
+            return False
 
     def give(self, tenant: str, n: int = 1) -> None:
         """Release the quantity that take() held."""

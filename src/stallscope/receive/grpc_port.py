@@ -1,26 +1,30 @@
-"""The gRPC port: OTLP's three services and the Arrow endpoint, as plain bytes, on grpcio's threads.
+"""The gRPC port: OTLP's three services and the Arrow endpoint, as plain bytes, in one event loop.
 
 Handlers are generic (no generated stubs), because the bytes go directly to the decoder. The sender is authenticated
-and a slot is reserved when the headers arrive. Handlers are declared as streaming, because grpcio (1.85, `_server.py`)
-gives a unary handler to a thread that then waits for the message: a sender without a token could block every thread.
-A streaming handler runs before the message is read, and a refusal never reads it. Both are the same on the wire.
+and a slot is reserved when the headers arrive. Handlers are declared as streaming, because grpcio (1.85,
+`aio/server.pyx.pxi`) reads the message of a unary call before it calls the handler. A streaming handler runs before the
+message is read, and a refusal never reads it. Both are the same on the wire.
+
+grpcio's server with a thread for each request needs about twice the processor time for a small request: the thread
+waits for the message and again for the commit, and each wait costs two switches.
 """
 
+import asyncio
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
+import grpc.aio
 from grpc_status import rpc_status
 
 from stallscope import health
 from stallscope.errors import BadInput, Overloaded
 from stallscope.receive import arrow
+from stallscope.receive.completions import Completions
 from stallscope.receive.error_status import status
 from stallscope.receive.receiver import Accepted, Receiver
 
@@ -30,25 +34,52 @@ _OTLP = {
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export": "traces",
 }
 _OVERHEAD_BYTES = 1 << 16
-_REFUSING_THREADS = 2
-_CHECK_EVERY_S = 0.5
 
-Handler = Callable[[Iterator[bytes], grpc.ServicerContext], bytes]
+Answer = Callable[[str, bytes], Awaitable[bytes]]
+"""From the tenant and the message to the response."""
 
 
-def server(
-    receiver: Receiver, address: str, *, credentials: grpc.ServerCredentials | None = None
-) -> tuple[grpc.Server, int]:
-    """A gRPC server, not yet started, and its port. address: HOST:PORT; credentials: None for clear text.
+class Server:
+    """A gRPC server with an event loop in a thread of its own; not listening until start()."""
 
-    Raises OSError if the address is unavailable.
-    """
-    bounds = receiver.bounds
-    made = grpc.server(
-        ThreadPoolExecutor(bounds.max_requests, thread_name_prefix="otlp-grpc"),
+    def __init__(
+        self, receiver: Receiver, address: str, *, credentials: grpc.ServerCredentials | None = None
+    ):
+        """address: HOST:PORT; credentials: None for clear text. Raises OSError if the address is unavailable."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="otlp-grpc", daemon=True)
+        self._thread.start()
+        try:
+            self._server, self.port = self._result(_bound(receiver, address, credentials))
+        except RuntimeError as error:
+            self._end()
+            raise OSError(f"cannot listen on {address}") from error
+
+    def start(self) -> None:
+        """Accept connections."""
+        self._result(self._server.start())
+
+    def stop(self, grace_s: float) -> None:
+        """Accept no more calls, answer the pending calls for this long, then end."""
+        self._result(self._server.stop(grace_s))
+        self._end()
+
+    def _result(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _bound(
+    receiver: Receiver, address: str, credentials: grpc.ServerCredentials | None
+) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(
         handlers=[_Handlers(receiver)],
         options=[
-            ("grpc.max_receive_message_length", bounds.max_bytes + _OVERHEAD_BYTES),
+            ("grpc.max_receive_message_length", receiver.bounds.max_bytes + _OVERHEAD_BYTES),
             ("grpc.max_metadata_size", 16 << 10),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -59,136 +90,107 @@ def server(
             ("grpc.max_concurrent_streams", 128),
         ],
     )
-    try:
-        port = (
-            made.add_insecure_port(address)
-            if credentials is None
-            else made.add_secure_port(address, credentials)
-        )
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}") from error
-    return made, port
+    if credentials is None:
+        return server, server.add_insecure_port(address)
+    return server, server.add_secure_port(address, credentials)
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """grpcio calls service() for each call when its headers have arrived, in one thread."""
+    """grpcio calls the handler of a method when the headers of a call have arrived, in the event loop."""
 
     def __init__(self, receiver: Receiver):
         self._receiver = receiver
-        self._deadlines = _Deadlines(receiver.bounds.max_reading_s)
-        self._refusing = ThreadPoolExecutor(_REFUSING_THREADS, thread_name_prefix="otlp-grpc-refusing")
+        self._completions = Completions(asyncio.get_running_loop())
+        self._threads = ThreadPoolExecutor(receiver.bounds.max_requests, thread_name_prefix="otlp-grpc")
+        answers: dict[str, Answer] = {
+            method: partial(self._stored, signal) for method, signal in _OTLP.items()
+        }
+        answers |= {arrow.METHOD: partial(self._stored, None), health.METHOD: self._health_report}
+        self._handlers = {
+            method: grpc.stream_unary_rpc_method_handler(self._handler(answer))
+            for method, answer in answers.items()
+        }
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        signal = _OTLP.get(call.method)
-        if signal is None and call.method not in (arrow.METHOD, health.METHOD):
-            return None
-        headers = {key: value for key, value in call.invocation_metadata if isinstance(value, str)}
-        try:
-            tenant = self._receiver.sender(headers).tenant
-            self._receiver.requests.take(tenant)
-        except Exception as error:  # noqa: BLE001 (the boundary: the refusing handler reports it)
-            return grpc.stream_unary_rpc_method_handler(self._refusal(error))
-        handler = self._health(tenant) if call.method == health.METHOD else self._export(signal, tenant)
-        return grpc.stream_unary_rpc_method_handler(handler)
+        return self._handlers.get(call.method)
 
-    def _refusal(self, error: Exception) -> Handler:
-        """A handler that returns an error without reading a message."""
+    def _handler(
+        self, answer: Answer
+    ) -> Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[bytes]]:
+        requests = self._receiver.requests
 
-        def refuse(_: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-            return self._abort(context, error)
-
-        refuse.experimental_thread_pool = self._refusing  # type: ignore[attr-defined]
-        return refuse
-
-    def _export(self, signal: str | None, tenant: str) -> Handler:
-        def export(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        async def handle(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
             try:
-                answer = self._answer(signal, tenant, messages, context)
+                headers = {
+                    key: value for key, value in context.invocation_metadata() if isinstance(value, str)
+                }
+                tenant = self._receiver.sender(headers).tenant
+                requests.take(tenant)
             except Exception as error:  # noqa: BLE001 (the boundary: a sender gets one line, never a traceback)
-                if not context.is_active():
-                    return b""  # the sender has disconnected
-                return self._abort(context, error)
-            finally:
-                self._receiver.requests.give(tenant)
-            packed: bytes = json.dumps(answer).encode() if signal is None else answer.SerializeToString()
-            return packed
-
-        return export
-
-    def _health(self, tenant: str) -> Handler:
-        """A handler of a report on a machine's health, which stores no rows."""
-
-        def report(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+                return await self._abort(context, error)
             try:
-                body = self._message(tenant, messages, context) or b""
-                return json.dumps(self._receiver.cohorts.report(body, tenant)).encode()
-            except Exception as error:  # noqa: BLE001 (the boundary: a sender gets one line, never a traceback)
-                return self._abort(context, error)
+                return await answer(tenant, await self._message(tenant, context))
+            except Exception as error:  # noqa: BLE001 (as above)
+                return await self._abort(context, error)
             finally:
-                self._receiver.requests.give(tenant)
+                requests.give(tenant)
 
-        return report
+        return handle
 
-    def _answer(
-        self, signal: str | None, tenant: str, messages: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Any:
-        receiver = self._receiver
-        body = self._message(tenant, messages, context)
-        if body is None:
-            raise BadInput("the request has no message")
-        accepted: Accepted
-        with receiver.bodies.held(tenant, len(body)):
-            accepted = receiver.arrow(body, tenant) if signal is None else receiver.otlp(signal, body, tenant)
-            del body
+    async def _message(self, tenant: str, context: grpc.aio.ServicerContext) -> bytes:
+        """The message of a call. Bounds the messages that are arriving, and the time that each may take."""
+        bounds, reading = self._receiver.bounds, self._receiver.reading
+        await reading.take_in_loop(tenant, patience_s=bounds.patience_s)
         try:
-            receipt = accepted.future.result(timeout=receiver.bounds.max_waiting_s)
-        except FutureTimeout:
-            raise Overloaded("the hub did not store the rows in time; send again later", 2.0) from None
-        return accepted.answer(receipt)
-
-    def _message(self, tenant: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
-        """The message of a call; None if the sender closes without one. Bounds the messages that are arriving."""
-        receiver = self._receiver
-        with (
-            receiver.reading.held(tenant, patience_s=receiver.bounds.patience_s),
-            self._deadlines.of(context),
-        ):
-            return next(messages, None)
-
-    def _abort(self, context: grpc.ServicerContext, error: Exception) -> bytes:
-        refusal = self._receiver.refused(error, peer=_address(context.peer()))
-        context.abort_with_status(rpc_status.to_status(status(refusal)))
-        raise AssertionError("abort_with_status raises")
-
-
-class _Deadlines:
-    """Cancels calls whose message does not arrive in time, so that a sender cannot hold a slot for long."""
-
-    def __init__(self, limit_s: float):
-        self._limit_s = limit_s
-        self._lock = threading.Lock()
-        self._until_s: dict[grpc.ServicerContext, float] = {}
-        threading.Thread(target=self._run, name="otlp-grpc-deadlines", daemon=True).start()
-
-    @contextmanager
-    def of(self, context: grpc.ServicerContext) -> Iterator[None]:
-        """The call is cancelled if the with block takes longer than the limit."""
-        with self._lock:
-            self._until_s[context] = time.monotonic() + self._limit_s
-        try:
-            yield
+            async with asyncio.timeout(bounds.max_reading_s):
+                message: bytes = await context.read()
+        except TimeoutError:
+            raise Overloaded("the message did not arrive in time; send again later", 2.0) from None
         finally:
-            with self._lock:
-                del self._until_s[context]
+            reading.give(tenant)
+        if message is grpc.aio.EOF:
+            raise BadInput("the request has no message")
+        return message
 
-    def _run(self) -> None:
-        while True:
-            time.sleep(_CHECK_EVERY_S)
-            with self._lock:
-                now_s = time.monotonic()
-                late = [context for context, until_s in self._until_s.items() if until_s < now_s]
-            for context in late:
-                context.cancel()
+    async def _stored(self, signal: str | None, tenant: str, body: bytes) -> bytes:
+        """The answer to a request once its rows are on disk. signal: None is the Arrow endpoint."""
+        receiver = self._receiver
+        store = partial(receiver.arrow, body, tenant)
+        if signal is not None:
+            store = partial(receiver.otlp, signal, body, tenant)
+        accepted: Accepted
+        if receiver.is_queued(signal, len(body)):
+            accepted = store()
+        else:
+            accepted = await self._in_thread(store, tenant, len(body))
+        del body, store
+        try:
+            async with asyncio.timeout(receiver.bounds.max_waiting_s):
+                receipt = await self._completions.result(accepted.future)
+        except TimeoutError:
+            raise Overloaded("the hub did not store the rows in time; send again later", 2.0) from None
+        answer = accepted.answer(receipt)
+        packed: bytes = json.dumps(answer).encode() if signal is None else answer.SerializeToString()
+        return packed
+
+    async def _health_report(self, tenant: str, body: bytes) -> bytes:
+        """The answer to a report on a machine's health, which stores no rows."""
+        report = partial(self._receiver.cohorts.report, body, tenant)
+        return json.dumps(await self._in_thread(report, tenant, len(body))).encode()
+
+    async def _in_thread(self, work: Callable[[], Any], tenant: str, n_bytes: int) -> Any:
+        """The result of work with a body, whose bytes are held until the end even if the sender disconnects."""
+        bodies = self._receiver.bodies
+        bodies.take(tenant, n_bytes)
+        future = self._threads.submit(work)
+        future.add_done_callback(lambda _: bodies.give(tenant, n_bytes))
+        return await asyncio.wrap_future(future)
+
+    async def _abort(self, context: grpc.aio.ServicerContext, error: Exception) -> bytes:
+        refusal = self._receiver.refused(error, peer=_address(context.peer()))
+        answer = rpc_status.to_status(status(refusal))
+        await context.abort(answer.code, answer.details, answer.trailing_metadata)
+        raise AssertionError("abort raises")
 
 
 def _address(peer: str) -> str:

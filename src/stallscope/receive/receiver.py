@@ -161,11 +161,20 @@ class Receiver:
         """Raises Overloaded while the store accepts no more rows, before a message is decoded."""
         self._store.check_room()
 
+    def is_queued(self, signal: str | None, n_bytes: int, *, is_json: bool = False) -> bool:
+        """Whether a request is queued and decoded later together with others, so that accepting it takes no time.
+
+        signal: None is the Arrow endpoint.
+        """
+        if signal is None:
+            return n_bytes <= _SMALL_ARROW_BYTES
+        return signal == "logs" and not is_json and n_bytes <= SMALL_BYTES
+
     def otlp(self, signal: str, body: bytes, tenant: str, *, is_json: bool = False) -> Accepted:
         """An OTLP request, decompressed. Raises StallscopeError."""
         self._check_size(body)
         self.check_room()
-        if signal == "logs" and not is_json and len(body) <= SMALL_BYTES:
+        if self.is_queued(signal, len(body), is_json=is_json):
             request = _SmallLogs(body)
             future = self._small_logs.submit(request, tenant, n_bytes=len(body))
             return Accepted(future, lambda _receipt: otlp_requests.response(signal, request.n_rejected))
@@ -186,7 +195,7 @@ class Receiver:
         self._check_size(body)
         self.check_room()
         cluster = arrow.cluster_of(body) if self._owner_of else ""
-        if len(body) <= _SMALL_ARROW_BYTES:
+        if self.is_queued(None, len(body)):
             future = self._small_arrow.submit(body, tenant, n_bytes=len(body))
         else:
             with self._store.announced(), self._at_work():
