@@ -4,9 +4,9 @@ The hub is a process of its own (its gRPC port, tokens, store on disk, housekeep
 another, each with its own connection. Requests are encoded before the clock starts: a few of them, and each is sent
 many times under an identity of its own, so that the sender costs what sending costs. At the end every row is counted in
 the hub. Both forms of the wire, at 100, 1,000 and 5,000 rows a request, with 1 and 16 senders, and small requests with
-128, because each sender waits for its answer. Then the real command with 500 agents, each with a request of 100 rows a
-second, and with twice the rate of rows that it stored before, which senders offer whether or not they get answers.
-About four minutes.
+128 and 512, as many as agents of a cluster: each sender waits for its answer. Then the real command with 500 agents,
+each with a request of 100 rows a second, and with twice the rate of rows that it stored before, which senders offer
+whether or not they get answers. About four minutes.
 
 With --only some of the loads, agents:FORM, or twice:FORM:ROWS_PER_S: that is printed, and no result is kept.
 
@@ -40,7 +40,7 @@ from stallscope.exporters import hub_arrow
 from stallscope.serve.tokens import bearer
 
 SIZES = (100, 1_000, 5_000)
-SENDERS = {100: (1, 16, 128), 1_000: (1, 16), 5_000: (1, 16)}
+SENDERS = {100: (1, 16, 128, 512), 1_000: (1, 16), 5_000: (1, 16)}
 LARGE = "arrow:20000:16"
 """A request of 20,000 rows, what an agent sends that was away from its hub for a while."""
 
@@ -64,15 +64,15 @@ store = HubStore.open(Path(sys.argv[1]))
 tokens = Tokens(Path(sys.argv[1]) / "tokens.json", recheck_s=0.5)
 print(tokens.create(["ingest"], "bench"), flush=True)
 receiver = Receiver(store, lambda headers: tokens.identity(headers.get("authorization")))
-server, port = grpc_port.server(receiver, "127.0.0.1:0")
+server = grpc_port.Server(receiver, "127.0.0.1:0")
 server.start()
-print(port, flush=True)
+print(server.port, flush=True)
 for line in sys.stdin:
     snapshot = store.snapshot("bench")
     n_sealed = sum(s.n_rows for found in snapshot.segments.values() for s in found)
     n_hot = sum(len(rows) for name, rows in snapshot.hot.items() if name in ("events", "collectives"))
     print(json.dumps({**receiver.numbers(), "n_rows": n_sealed + n_hot}), flush=True)
-server.stop(2).wait()
+server.stop(2)
 store.close()
 """
 
