@@ -231,3 +231,12 @@ def test_jobs_of_two_machines_that_were_attached_late_are_two():
         dict.fromkeys([(0, 10), (0, 11), (1, 10), (1, 11), (1, 12)], np.zeros(0, np.int64)),
     )
     assert sorted(map(sorted, jobs)) == [[(0, 10), (0, 11)], [(1, 10), (1, 11), (1, 12)]]
+
+
+def test_the_most_severe_verdict_of_several_jobs_is_the_first():
+    slight = another(dp_trace(every(1, 10, 4 * MS)), pids_from=100, later_ns=-5 * MS)
+    verdicts = report_of(side_by_side(slight, dp_trace(every(2, 2, 90 * MS)))).verdicts
+    assert [(verdict.severity, verdict.evidence.job.number) for verdict in verdicts] == [
+        ("critical", 2),
+        ("low", 1),
+    ]

@@ -10,6 +10,7 @@ from stallscope.diagnose.report.evidence import joined
 from stallscope.diagnose.report.verdict import Report, Verdict, wall_text
 from stallscope.diagnose.timeline.job_separation import call_times
 from stallscope.events.trace import Trace
+from stallscope.events.verdict_fields import SEVERITIES
 
 _COUNTS = (
     "n_ranks",
@@ -24,7 +25,7 @@ _COUNTS = (
 
 
 def together(reports: list[Report]) -> Report:
-    """One report on several jobs."""
+    """One report on several jobs: the most severe verdicts first, whichever job they concern."""
     if len(reports) == 1:
         return reports[0]
     examined: dict[str, float] = dict.fromkeys(_COUNTS, 0)
@@ -35,12 +36,16 @@ def together(reports: list[Report]) -> Report:
     return Report(
         source=next((report.source for report in reports if report.source), ""),
         examined={"n_jobs": len(reports), **examined},
-        verdicts=[verdict for report in reports for verdict in report.verdicts],
+        verdicts=sorted((verdict for report in reports for verdict in report.verdicts), key=_order),
         benign=[remark for report in reports for remark in report.benign],
         evidence=joined([report.evidence for report in reports if report.evidence]),
         gaps=tuple(dict.fromkeys(gap for report in reports for gap in report.gaps)),
         budget=combined([report.budget for report in reports if report.budget]),
     )
+
+
+def _order(verdict: Verdict) -> int:
+    return -SEVERITIES.index(verdict.severity) if verdict.severity in SEVERITIES else 0
 
 
 def numbered(reports: list[Report], traces: list[Trace]) -> Report:
