@@ -2,7 +2,8 @@
 
 The markers `bpf`, `compiler`, `gpu`, `kernels` and `shared` name a requirement. Where the requirement is missing, the
 test is skipped with the reason, and the summary counts the reasons. The marker `live` permits two reruns of a test that
-waits for events of another process; the summary lists each rerun.
+waits for events of another process; the summary lists each rerun. The marker `pure` excludes a test of a live module
+that waits for nothing.
 """
 
 import ctypes
@@ -148,7 +149,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(left_out)]
         config.hook.pytest_deselected(items=left_out)
     for item in items:
-        if item.get_closest_marker("live"):
+        if item.get_closest_marker("live") and not item.get_closest_marker("pure"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 

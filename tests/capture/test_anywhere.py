@@ -312,6 +312,7 @@ def test_an_image_that_two_containers_share_is_hooked_once(agent: Agent, child, 
     assert agent.counted() == {entry.pid: N for entry in children}
 
 
+@pytest.mark.pure
 def test_attaching_to_a_directory_is_refused(program: Program, tmp_path: Path):
     path = tmp_path / "libnccl.so.2"
     path.mkdir()

@@ -384,11 +384,13 @@ def test_costs_are_counted_while_measured(tracing: Callable[..., Program], puppe
     assert cost.n_runs >= 200 and cost.run_ns > 0 and cost.n_verified > 0
 
 
+@pytest.mark.pure
 def test_a_missing_bpf_object_is_reported_with_a_remedy(bpf_object: Path, tmp_path: Path):
     with pytest.raises(CannotTrace, match="make bpf"):
         Program.load(Options(), tmp_path / "nothing.o")
 
 
+@pytest.mark.pure
 def test_an_object_of_another_version_is_refused(
     bpf_object: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -408,6 +410,7 @@ def test_tables_have_the_columns_of_the_layout(tracing: Callable[..., Program], 
     assert len(tables["collectives"]) == len(tables["communicators"]) == 1
 
 
+@pytest.mark.pure
 def test_a_change_half_done_is_mended():
     now, moved_at = 10_000_000, 9_999_000
     rows = np.zeros(2, kernel.PROCESS)

@@ -88,6 +88,7 @@ def exported_names(path: Path) -> set[str]:
     return {word.partition("@")[0] for word in words if word.startswith("nccl")}
 
 
+@pytest.mark.pure
 def test_every_exported_function_is_hooked_or_left_out_for_a_reason(library: Path):
     left_out = {name for names in LEFT_OUT.values() for name in names.split()}
     unknown = exported_names(library) - set(operations.names()) - left_out

@@ -65,6 +65,7 @@ def test_drained_records_outlive_the_ring(tracing: Callable[..., Program], puppe
     assert kept["count"].tolist() == list(range(250))
 
 
+@pytest.mark.pure
 def test_a_record_that_straddles_the_end_is_refused():
     with pytest.raises(ValueError, match="do not divide"):
         Ring(-1, np.dtype([("a", "u1", (100,))]), 4096)

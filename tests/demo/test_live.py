@@ -168,6 +168,7 @@ def test_a_job_that_is_never_let_go_ends():
     assert not job.folder.exists()
 
 
+@pytest.mark.pure
 def test_wrong_scenarios_are_refused():
     with pytest.raises(BadInput, match="no scenario 'slep'"):
         live_demo.plan_for("slep")

@@ -103,6 +103,7 @@ def test_an_agent_that_cannot_trace_is_quoted(tmp_path: Path):
         )
 
 
+@pytest.mark.pure
 def test_a_scenario_is_described_in_a_line():
     assert traced.described(live_demo.plan_for("healthy")) == "4 ranks, none disturbed"
     assert traced.described(live_demo.plan_for("sleep")) == "rank 2 of 4 sleeps 290 ms every 14 steps"

@@ -456,6 +456,7 @@ def test_large_batches_are_cut_before_they_are_sent(line, monkeypatch):
     assert sorted(_values(far, "collectives", "seq")) == list(range(500))
 
 
+@pytest.mark.pure
 def test_a_wrong_authority_file_is_refused_at_once(tmp_path):
     (tmp_path / "ca").write_text("no certificate")
     for ca, words in ((tmp_path / "ca", "contains no certificate"), (tmp_path / "none", "cannot be read")):
@@ -464,6 +465,7 @@ def test_a_wrong_authority_file_is_refused_at_once(tmp_path):
             HubOutput.open(target, tmp_path / "spool", max_spool_bytes=10**6)
 
 
+@pytest.mark.pure
 def test_a_port_with_tls_that_is_not_grpc_is_named():
     details = (
         "failed to connect to all addresses; last error: Cannot check peer: missing selected ALPN property."

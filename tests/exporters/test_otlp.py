@@ -42,6 +42,7 @@ OWNED = INCIDENT._replace(
 )
 
 
+@pytest.mark.pure
 def test_an_owner_is_a_resource_of_its_own():
     request = spans_request([INCIDENT, OWNED, OWNED._replace(incident_id="abe")], resource("node-7"))
     names = [
@@ -254,12 +255,14 @@ def test_an_unreachable_receiver_is_reported_once(meter: Meter):
     assert "refused" in message[0]
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("url", ["host:port", "ftp://host", "http://", "4317", "http://[::1", "host:99999"])
 def test_a_url_that_is_none_is_refused(url: str):
     with pytest.raises(BadInput, match=r"HOST:4318 \(HTTP\)"):
         wire(url, {})
 
 
+@pytest.mark.pure
 def test_headers_are_decoded():
     assert headers_from("a=b%2Cc, D = e ,nothing") == {"a": "b,c", "d": "e"}
     assert headers_from("") == {}

@@ -73,6 +73,7 @@ def test_labels_are_bounded(meter: Meter, port: int):
     assert len(scraped(port)["stallscope_records"].samples) == MAX_SERIES + 1
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -161,6 +162,7 @@ def test_a_real_prometheus_stores_native_histograms(prometheus: str):
     assert entry["metric"] | {"node": "host-a", "nccl_operation": "all_reduce"} == entry["metric"]
 
 
+@pytest.mark.pure
 def test_a_value_at_an_edge_belongs_to_the_bucket_below_it(meter: Meter):
     meter.observe(table_of.COLLECTIVE_WAIT, np.array([0.5, 1.0, 1.01, 2.0, 0.0]), "3")
     (series,) = (

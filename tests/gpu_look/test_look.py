@@ -183,6 +183,7 @@ def test_a_newer_cupti_is_refused(start):
     job.ends()
 
 
+@pytest.mark.pure
 def test_a_process_without_cuda_is_reported():
     with pytest.raises(NotFound, match="has not loaded CUDA"):
         kernel_window(os.getpid(), seconds=0.2)
@@ -220,6 +221,7 @@ def test_the_window_states_its_wall_time_and_rank(start):
     assert (window.rank, window.process) == (1, "job")
 
 
+@pytest.mark.pure
 def test_a_timeline_has_a_track_for_each_stream_and_for_nccl_on_each_gpu():
     rows = np.zeros(5, KERNEL)
     rows["start_ns"], rows["end_ns"] = [0, 10, 20, 30, 40], [8, 18, 38, 50, 44]
@@ -237,6 +239,7 @@ def test_a_timeline_has_a_track_for_each_stream_and_for_nccl_on_each_gpu():
     assert all(track.parent == 2 for track in tracks.tracks[2:])
 
 
+@pytest.mark.pure
 def test_busy_shares_count_overlapping_kernels_once():
     rows = np.zeros(4, KERNEL)
     rows["start_ns"], rows["end_ns"] = [0, 100, 150, 800], [100, 300, 250, 1200]

@@ -82,6 +82,7 @@ def test_without_certificates_the_hub_names_the_flags_and_opens_no_port(tmp_path
         socket.create_connection(("127.0.0.1", port), timeout=5)
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize(
     "more", [["--tls-cert", "a"], ["--tls-key", "b"], ["--insecure-no-tls", "--tls-cert", "a"]]
 )

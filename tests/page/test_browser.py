@@ -145,6 +145,7 @@ def problems(hub: Served) -> Iterator[Problems]:
     assert noted.found == []
 
 
+@pytest.mark.pure
 def test_the_built_files_are_within_their_budgets():
     script, style = script_and_style()
     assert len(gzip.compress(script.encode(), 9)) < 40_000

@@ -98,6 +98,7 @@ def test_a_node_is_named_in_conditions_and_groups(nodes: Fleet):
     assert [row[0] for row in result.rows] == ["node0000", "node0001", "node0002"]
 
 
+@pytest.mark.pure
 def test_aggregates_are_computed_on_the_nodes_where_possible():
     assert split("SELECT op, count(*), avg(seq) FROM collectives GROUP BY op").kind == "groups"
     sorted_ = split("SELECT seq FROM collectives ORDER BY ts_ns LIMIT 5 OFFSET 2")
@@ -105,6 +106,7 @@ def test_aggregates_are_computed_on_the_nodes_where_possible():
     assert split("SELECT median(seq) FROM collectives").kind == "all"
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize(
     ("statement", "error", "says"),
     [

@@ -235,6 +235,7 @@ def test_the_quick_certificate_serves_and_is_kept(tmp_path: Path):
     assert self_signed(tmp_path / "tls", ["other"]).cert.read_bytes() == before
 
 
+@pytest.mark.pure
 def test_a_self_signed_key_replaces_a_world_readable_key(tmp_path: Path):
     left = tmp_path / "hub.key"
     left.touch(mode=0o644)
@@ -318,12 +319,14 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("text", ["8081", "a", ":x", "127.0.0.1:", "::1:8081", "1.2.3.4:70000", ""])
 def test_an_invalid_address_is_refused_with_the_expected_form(text: str):
     with pytest.raises(BadInput, match="ADDR:PORT"):
         server.address(text, "--api")
 
 
+@pytest.mark.pure
 def test_addresses_are_read_as_they_are_written():
     assert server.address(":8081", "--api") == ("", 8081)
     assert server.address("[::1]:0", "--api") == ("::1", 0)
@@ -338,6 +341,7 @@ def test_addresses_are_read_as_they_are_written():
     ]
 
 
+@pytest.mark.pure
 def test_an_address_in_use_is_one_clear_line():
     with (
         closing(bound("127.0.0.1:0", "--api")) as first,
