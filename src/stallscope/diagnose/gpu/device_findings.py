@@ -88,10 +88,14 @@ def on_device(case: Case, late_steps: list[LateStep]) -> DeviceFindings:
             table, more, usual=case.pace, limits=limits, host_late_steps=late_steps
         )
         often_last = steadily | at_times
-    if not slow and not often_last and case.pace.noise_ns >= min_device_ns(case.pace, limits):
+    if not slow and case.pace.noise_ns >= min_device_ns(case.pace, limits):
         longer = longer_ns(table, more.own_ns, case.programs.program, limits)
-        slow = slow_at_even_work(table, more, longer, limits=limits, host_late_steps=late_steps)
-        differing = {process: device for process, device in differing.items() if process not in slow}
+        even = slow_at_even_work(table, more, longer, limits=limits, host_late_steps=late_steps)
+        slow = {process: device for process, device in even.items() if not device.is_at_times}
+        differing = {process: device for process, device in differing.items() if process not in even}
+        often_last = {
+            process: device for process, device in (even | often_last).items() if process not in slow
+        }
     stage = slow_stage(
         timeline,
         case.programs,

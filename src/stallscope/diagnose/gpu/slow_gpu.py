@@ -272,7 +272,7 @@ def slow_at_even_work(
     )
     counts = np.bincount(table.process[is_late], minlength=len(more.error_ns))
     slow: dict[int, SlowDevice] = {}
-    for process in np.flatnonzero(counts >= limits.steady_steps).tolist():
+    for process in np.flatnonzero(counts >= _FEW_AT_TIMES).tolist():
         cells = np.flatnonzero(table.process == process)
         by_step = {
             int(table.step[i]): _late(table, i, min(float(longer_ns[i]), float(least_ns[i])))
@@ -281,7 +281,7 @@ def slow_at_even_work(
         device = _slow_device(
             table, more, by_step, cells=cells, counts=counts, process=process, is_clear=False, limits=limits
         )
-        if device is not None and not device.is_at_times:
+        if device is not None:
             slow[process] = device
     return slow
 
