@@ -10,6 +10,7 @@ from stallscope.diagnose.hangs.mismatched_rounds import Mismatch, mismatches
 from stallscope.diagnose.lateness.blocked_steps import with_host_delays
 from stallscope.diagnose.lateness.late_steps import LateStep, with_states
 from stallscope.diagnose.lateness.recurrence import recurring
+from stallscope.diagnose.lateness.together import with_whole_nodes
 from stallscope.diagnose.lateness.uneven_work import MovingLateness, SlowStage, moving, slow_stage
 from stallscope.diagnose.timeline.case import Case
 
@@ -60,6 +61,7 @@ def findings(case: Case) -> Findings:
         node=timeline.node,
         seen=case.table.seen(timeline.n_processes),
     )
+    named = with_whole_nodes(named, all_late, timeline.node)
     gpus = with_costly_gpus(case, on_device(case, all_late))
     absorbed = absorption(case, named, slow_gpus={process: gpu.late for process, gpu in gpus.slow.items()})
     named = {process: late for process, late in named.items() if not absorbed.has(process)}

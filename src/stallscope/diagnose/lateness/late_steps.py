@@ -32,6 +32,10 @@ _WIDE, _DEVIATIONS = (
     1.645,
 )  # quantile of the distances from the median; its value for a normal distribution
 _PASSED_ON_ERRORS = 3.0  # standard errors by which the steps with longer delays must be longer
+_LATE_NODE = 3.0  # times the lateness of nodes in time from which all ranks of a late node are late ...
+_LATE_NODE_SHARE = (
+    0.1  # ... and share of a step: hosts of a node that runs other software are later by some per cent
+)
 _FAR = 2.0  # times the differences between all ranks
 _WANDERING = 2.5  # 1.25 for a median, doubled since 60 % of a deviation persists in the next step
 
@@ -137,9 +141,27 @@ def _steady_noise_ns(timeline: Timeline, table: Cells, noise: float, limits: Thr
     known = n_cells >= limits.steady_steps
     if known.sum() < 3:
         return noise
-    each = np.abs(by_group(table.process, table.rise_ns, timeline.n_processes, medians))[known]
+    each = by_group(table.process, table.rise_ns, timeline.n_processes, medians)
     left = _WANDERING * noise / float(np.median(n_cells[known])) ** 0.5
-    return max(float(np.sort(each)[-2]), left)
+    counted = known & ~_on_late_nodes(timeline, each, known, median_step_ns(timeline, table))
+    return max(float(np.sort(np.abs(each[counted]))[-2]), left)
+
+
+def _on_late_nodes(timeline: Timeline, late_ns: Array, known: Array, step_ns: float) -> Array:
+    """The processes of nodes that are late together by much of a step: bool (p,); none unless half of the nodes or more
+    are in time.
+
+    late_ns: float64 (p,), the median lateness of each process. known: bool (p,).
+    """
+    nodes = np.unique(timeline.node[known])
+    on_node = [known & (timeline.node == node) for node in nodes.tolist()]
+    in_time_ns = np.sort([float(np.abs(late_ns[here]).max()) for here in on_node])[(len(nodes) - 1) // 2]
+    least_ns = max(_LATE_NODE * in_time_ns, _LATE_NODE_SHARE * step_ns)
+    out = np.zeros(len(late_ns), bool)
+    for here in on_node:
+        if np.count_nonzero(here) > 1 and float(late_ns[here].min()) >= least_ns:
+            out |= here
+    return out if np.count_nonzero(known & ~out) >= 2 else np.zeros(len(late_ns), bool)
 
 
 def late_steps(

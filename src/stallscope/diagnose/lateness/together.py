@@ -9,10 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.events.layout import Array
 from stallscope.events.names import Category
 
 _SAME_STEPS = 0.6  # share of the late steps of two processes in which both must be late
+_MOST_OF_NODE, _FEWEST_OF_NODE = 0.75, 4  # share of a node's ranks that are named, and ranks of a node
 _OF_NODE = 0.5  # share of a node's ranks from which the node is late
 
 
@@ -46,6 +48,33 @@ def companions(
         return none
     mates = np.flatnonzero(is_mate & is_known & is_late_node[node])
     return mates[mates != candidate]
+
+
+def with_whole_nodes(
+    named: dict[int, list[LateStep]], late_steps: list[LateStep], node: Array
+) -> dict[int, list[LateStep]]:
+    """The named processes, and the other processes of a node of which most are named, if they are late together.
+
+    Each of their late steps, at least two, must be a late step of a named process of the node. node: int64 (p,), by
+    process.
+    """
+    if not len(node) or node.min() == node.max():
+        return named
+    of_process: dict[int, list[LateStep]] = {}
+    for late in late_steps:
+        of_process.setdefault(late.process, []).append(late)
+    whole = dict(named)
+    for number in np.unique(node[node >= 0]).tolist():
+        own = np.flatnonzero(node == number).tolist()
+        known = [process for process in own if process in named]
+        if len(own) < _FEWEST_OF_NODE or len(known) < _MOST_OF_NODE * len(own):
+            continue
+        steps = {late.step for process in known for late in named[process]}
+        for process in own:
+            late = of_process.get(process, [])
+            if process not in named and len(late) > 1 and all(each.step in steps for each in late):
+                whole[process] = late
+    return dict(sorted(whole.items()))
 
 
 def in_groups(steps: Mapping[int, Array], node: Array, category: Mapping[int, Category]) -> list[list[int]]:

@@ -19,6 +19,7 @@ from stallscope.diagnose.cost.step_growth import Baseline
 from stallscope.diagnose.findings import Findings, findings
 from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.lateness.recurrence import incidents, recurring, unique_delays
+from stallscope.diagnose.lateness.together import with_whole_nodes
 from stallscope.diagnose.lateness.uneven_work import moving
 from stallscope.diagnose.stream.history import History, Tracks
 from stallscope.diagnose.stream.job_members import ProcessKey
@@ -276,6 +277,7 @@ def _named(case: Case, everything: list[LateStep], limits: Thresholds) -> dict[i
     n_processes = max([case.timeline.n_processes, *(late_step.process + 1 for late_step in everything)])
     node = _nodes(case, everything)
     named = recurring(everything, n_processes, min_ns=case.pace.min_ns, limits=limits, node=node)
+    named = with_whole_nodes(named, everything, node)
     return {process: late for process, late in named.items() if process < case.timeline.n_processes}
 
 
