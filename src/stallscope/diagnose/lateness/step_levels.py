@@ -15,8 +15,8 @@ from stallscope.events.layout import Array
 
 _LIKE = 0.035  # difference of logarithms up to which two steps have a similar length: GPUs vary by 1.5 %
 _MAX_STEPS = 400  # steps that are compared, each with each
-_MAX_COMMON = 0.55
-"""Share of the steps of a part with a similar length in the other part; 0.77 without a change."""
+_MAX_COMMON = 0.62
+"""Share of the steps with a similar length in the other part; 0.77 and more without a change."""
 _MIN_LIKE = 0.85
 """Share of the steps with a similar length in their own part, and in the other part times the factor."""
 _MIN_SHIFTED = 0.5  # share of the earlier steps that occur later with the factor: some lengths are rare
@@ -43,7 +43,7 @@ def shifted_levels(duration_ns: Array, limits: Thresholds) -> LevelShift | None:
     cut = _cut(is_like, n_least)
     parts = slice(0, cut), slice(cut, len(logs))
     own = min(float(is_like[part, part].any(axis=1).mean()) for part in parts)
-    common = max(float(is_like[one, other].any(axis=1).mean()) for one, other in (parts, parts[::-1]))
+    common = sum(float(is_like[one, other].any(axis=1).mean()) for one, other in (parts, parts[::-1])) / 2
     if own < _MIN_LIKE or common > _MAX_COMMON:
         return None
     shift = _shift(logs[:cut], logs[cut:], least=float(np.log1p(limits.change_share)))
