@@ -139,8 +139,8 @@ def _of_quiet_steps(case: Case, late: list[LateStep], factor: float) -> Slowdown
     factor = max(factor, 1 if n_kept >= (1 - _FEW_LATE) * n_steps else _PARTLY)
     limits = replace(case.limits, change_share=factor * case.limits.change_share)
     quiet = StepTimes.of(case.timeline, kept, limits)
-    found = slowdown(case.timeline, quiet, limits, is_whole=False)
-    return found or part_slowdown(case.timeline, case.step_times, limits)
+    found = slowdown(case.timeline, quiet, limits, is_whole=not late)
+    return found or part_slowdown(case.timeline, case.step_times, limits if late else case.limits)
 
 
 def of_other_steps(findings: Findings) -> list[Verdict]:
