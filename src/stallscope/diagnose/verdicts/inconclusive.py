@@ -1,5 +1,6 @@
 """Verdicts that name no rank: late steps that chance may have chosen, or that may cost nothing."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -8,12 +9,14 @@ import numpy as np
 from stallscope.diagnose.cost.delays import delays_in_all, device_cost
 from stallscope.diagnose.findings import Findings
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
-from stallscope.diagnose.lateness.late_steps import LateStep
-from stallscope.diagnose.lateness.recurrence import with_unproven_delays
+from stallscope.diagnose.lateness.late_steps import LateStep, late_steps
+from stallscope.diagnose.lateness.recurrence import beyond_chance, with_unproven_delays
 from stallscope.diagnose.report.verdict import Verdict
 from stallscope.diagnose.timeline.case import Case
 from stallscope.diagnose.verdicts import device, imbalance
 from stallscope.diagnose.verdicts._late import ExaminedTotals
+
+_SLIGHTLY = 0.6  # times the threshold of a late step: 3.6 deviations
 
 
 def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
@@ -28,10 +31,44 @@ def doubtful(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
         limits=case.limits,
     )
     if not unproven:
-        return []
+        return _slightly_late(findings, examined)
     because = "with this many ranks, the few late steps may be coincidence"
     advice = "Examine more steps: a rank with a fault of its own will be late again."
     return [_suspected(case, unproven, because=because, advice=advice, examined=examined)]
+
+
+def _slightly_late(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
+    """The verdict on ranks that are late again and again by less than the threshold, which the variation of steps sets.
+
+    Each has more such steps than chance gives, in which no other rank is late, and they took much of the time.
+    """
+    case, pace, limits = findings.case, findings.case.pace, findings.case.limits
+    least_ns = max(limits.min_late_ns, limits.late_step_share * pace.step_ns, _SLIGHTLY * pace.min_ns)
+    if least_ns >= pace.min_ns:
+        return []
+    late = late_steps(
+        case.timeline,
+        case.matched,
+        case.judged,
+        program=case.programs.program,
+        usual=replace(pace, min_ns=least_ns),
+        limits=limits,
+    )
+    late = [step for step in late if not step.is_usual and not findings.absorption.has(step.process)]
+    n_in_step = Counter(step.step for step in late)
+    counts = np.bincount([step.process for step in late], minlength=case.timeline.n_processes)
+    suspects = {}
+    for process in np.flatnonzero(counts >= limits.min_unclear_steps).tolist():
+        alone = [step for step in late if step.process == process and n_in_step[step.step] == 1]
+        cost_ns = sum(step.excess_ns for step in alone)
+        is_often = beyond_chance(len(alone), np.delete(counts, process), limits.chance)
+        if is_often and cost_ns >= limits.change_share * examined.observed_ns:
+            suspects[process] = alone
+    if not suspects:
+        return []
+    because = "a rank is late again and again by as much as the steps of all ranks vary at most"
+    advice = "Examine more steps, and compare this rank's host with the others (CPU clock, other programs)."
+    return [_suspected(case, suspects, because=because, advice=advice, examined=examined)]
 
 
 def often_last(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
@@ -103,16 +140,16 @@ def absorbed(findings: Findings, examined: ExaminedTotals) -> list[Verdict]:
 
 def _suspected(
     case: Case,
-    late_steps: Mapping[int, Sequence[LateStep]],
+    suspects: Mapping[int, Sequence[LateStep]],
     *,
     because: str,
     advice: str,
     examined: ExaminedTotals,
 ) -> Verdict:
     """The verdict on late steps, by process, that do not prove which ranks cause them."""
-    delays = delays_in_all(case, [late for steps in late_steps.values() for late in steps])
+    delays = delays_in_all(case, [late for steps in suspects.values() for late in steps])
     verdict = imbalance.moving_ranks(case, delays, examined=examined)
-    ranks = sorted(int(case.timeline.rank[process]) for process in late_steps)
+    ranks = sorted(int(case.timeline.rank[process]) for process in suspects)
     return replace(
         verdict,
         kind="inconclusive",
