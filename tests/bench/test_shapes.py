@@ -78,6 +78,7 @@ from shape_runs import Case, ran  # noqa: E402
         ("experts", "slower_job", 725_006),  # in a job whose uneven work makes a rank late in every step
         ("gpus_differ", "slower_job", 740_002),  # steps of 6 ms, by 9 %
         ("rollouts", "slow_gpu", 725_006),  # even work after rollouts of random length
+        ("rollouts", "slow_gpu", 710_004),  # rollouts differ by more than the GPU is slower
         ("rollouts", "slow_gpu", 721_002),  # among the slowest also by its order in each step
         ("gan", "late_node", 746_001),  # half of all ranks, late in nearly all steps
         ("host_end", "late_node", 740_022),  # one of eight ranks is late in three steps only
@@ -97,7 +98,6 @@ def test_the_fault_is_named(shape: str, fault: str, seed: int) -> None:
     [
         ("rollouts", "periodic_delay", 500_013),  # two delays of 150 ms and more in 28 steps
         ("elastic", "periodic_delay", 500_019),
-        ("rollouts", "slow_gpu", 710_004),  # rollouts differ by more than the GPU is slower
         ("lengths", "slow_gpu_at_times", 720_001),  # the slowest GPU in 26 of 75 steps
         ("host_end", "host_compute", 745_001),  # every fifth step, just below the threshold
         ("rollouts", "slow_gpu_at_times", 721_004),  # even work, eight slow steps

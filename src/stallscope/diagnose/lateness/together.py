@@ -71,9 +71,9 @@ def with_whole_nodes(
             continue
         steps = {late.step for process in known for late in named[process]}
         for process in own:
-            late = of_process.get(process, [])
-            if process not in named and len(late) > 1 and all(each.step in steps for each in late):
-                whole[process] = late
+            delays = of_process.get(process, [])
+            if process not in named and len(delays) > 1 and all(late.step in steps for late in delays):
+                whole[process] = delays
     return dict(sorted(whole.items()))
 
 
