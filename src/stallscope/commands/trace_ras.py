@@ -50,7 +50,7 @@ def watch(
 
 
 def _with_next(answers: list[Answer], address: str) -> list[Answer]:
-    """The answers with a new one; a failed poll is reported, and the next one may succeed."""
+    """The answers with a new answer; a failed poll is reported, and the next poll may succeed."""
     from stallscope.errors import BadTrace, Unreachable
     from stallscope.importers.ras_client import ask
 

@@ -194,7 +194,7 @@ def _send(pipe: Connection, packed: Array) -> None:
 
 
 def _received(pipe: Connection, n_bytes: Mapping[str, int], memory: _Memory) -> dict[str, pa.Table]:
-    """The tables that follow a message; valid until the next ones are received."""
+    """The tables that follow a message; valid until the next tables are received."""
     block = memory.part(sum(n_bytes.values()))
     rest = block.data
     while rest:

@@ -334,7 +334,7 @@ class CauseEvidence:
 
 
 def merged(first: Facts, *others: Facts) -> Facts:
-    """The known facts of several structs of a type; the last one wins where several know a fact."""
+    """The known facts of several structs of a type; the last struct wins where several know a fact."""
     for other in others:
         known = {name: value for name, value in vars(other).items() if value is not None}
         first = replace(first, **known)

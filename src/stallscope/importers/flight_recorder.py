@@ -2,8 +2,8 @@
 
 The dumps (see rank_dump) state neither host nor process: the rank is used as the process id. Times are when the host
 made the calls, by the wall clocks of hosts that cannot be distinguished. A rank that the groups name and that left no
-becomes a process without a snapshot. Incomplete dumps, for example of a process killed while writing, are left out and
-counted, and so are dumps of earlier attempts of a restarted job.
+dump becomes a process without a snapshot. Incomplete dumps, for example of a process killed while writing, are left out
+and counted, and so are dumps of earlier attempts of a restarted job.
 
 Dumps of PyTorch 2.1 and 2.2 list no members of groups. There the ranks that left a dump are the members of group 0; a
 group with another number has its rank as the only known member, because each rank numbers its groups by itself.
@@ -207,9 +207,9 @@ def _communicators(
 
 
 def _progress(dump: Dump, group: Group, has_p2p: bool) -> tuple[int, int]:
-    """Seq of the last collective that a rank entered in a group, and of the last one it saw complete.
+    """Seq of the last collective that a rank entered in a group, and of the last collective that completed on it.
 
-    In a group that also sends point to point the counters count either; only the entries distinguish them.
+    In a group that also sends point to point, the counters count both; only the entries distinguish them.
     """
     if not has_p2p:
         return dump.counters.get(group.name, (UNKNOWN, UNKNOWN))

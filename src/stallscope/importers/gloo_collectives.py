@@ -100,7 +100,7 @@ class GlooCollectives:
 
 
 def _next(begins_ns: Array, call: _Span, end_ns: int) -> int:
-    """When the calling thread goes on. begins_ns: of its recorded work, sorted."""
+    """When the calling thread continues. begins_ns: of its recorded work, sorted."""
     own_end_ns = call.end_ns if call.name.startswith(CALL_PREFIX) else call.begin_ns
     at = int(np.searchsorted(begins_ns, own_end_ns, side="right"))
     return min(end_ns, int(begins_ns[at])) if at < len(begins_ns) else end_ns

@@ -1,11 +1,12 @@
 """Logs of NCCL's Inspector plugin: one JSON object for each collective of a communicator, a file per process.
 
-The exact part of a record is how long the rank was inside a collective. All ranks leave a synchronising one together,
-so the rank that was inside for the shortest time entered last: arrivals are laid backwards from a common end, and no
-clock of a host matters. The end is when the collective was logged, which orders rounds but is late by the plugin's
-dump interval. coll_sn counts per operation of a communicator: rounds are matched by operation and coll_sn, and ordered
-as the processes logged them. Where a rank spent the time between two collectives is not recorded (other_off).
-The format, v4.0 to v5.1, is described in the plugin's README (NVIDIA/nccl, plugins/profiler/inspector, 5067397c).
+The exact part of a record is how long the rank was inside a collective. All ranks leave a synchronising collective
+together, so the rank that was inside for the shortest time entered last: arrivals are computed backwards from a common
+end, without any clock of a host. The end is the time at which the collective was logged, which orders rounds but is
+late by the plugin's dump interval. coll_sn counts per operation of a communicator: rounds are matched by operation and
+coll_sn, and ordered as the processes logged them. Where a rank spent the time between two collectives is not recorded
+(other_off). The format, v4.0 to v5.1, is described in the plugin's README (NVIDIA/nccl, plugins/profiler/inspector,
+5067397c).
 """
 
 import json
@@ -111,8 +112,9 @@ def _logs(files: Sequence[Path]) -> _Logs:
 
 
 def _objects(file: Path) -> Iterator[Any]:
-    """The JSON objects of a file one by one, None for a damaged one. An unfinished last one is left out: a killed job
-    leaves it.
+    """The JSON objects of a file one by one, None for a damaged object.
+
+    An unfinished last object, as of a killed job, is left out.
     """
     text, depth = "", 0
     for line in lines_of(file):

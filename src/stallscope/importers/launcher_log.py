@@ -51,7 +51,7 @@ def _accepts(file: Path, head: bytes) -> bool:
 
 
 def _has_words_later(file: Path, head: bytes) -> bool:
-    """For a log with an irrelevant beginning: examine its end if its name is a log's name."""
+    """Whether the end of a long log has words of a failure; only for a file with the name of a log."""
     is_long = len(head) >= HEAD_BYTES and _LOG_NAME.search(file.name) is not None
     return is_long and any(word in tail_of(file, HEAD_BYTES) for word in _WORDS)
 

@@ -38,7 +38,7 @@ _PREFIXES = (
 
 @dataclass(frozen=True)
 class Line:
-    """text: without prefixes. rank: of the job, or None. source: what else names the writer. ts_ns: 0 where unknown."""
+    """text: without prefixes. rank: of the job, or None. source: other names of the writer. ts_ns: 0 where unknown."""
 
     text: str
     rank: int | None

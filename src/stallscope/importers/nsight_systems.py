@@ -1,9 +1,9 @@
 """Nsight Systems reports as SQLite (nsys export --type sqlite): CUDA calls, kernels, NVTX ranges of one or more ranks.
 
-The tables follow the exporter of 2023.1 to 2026.1 (docs: SQLite Schema Reference); columns that a version lacks
-are unknown. A report may hold several processes: each that launched a communication kernel is a rank, numbered by the
-file's name if it is the only one, otherwise by its device. NCCL kernels name no group: see profile_rounds. NVTX ranges
-with a text such as "step 12" or "iteration 12" are steps.
+The tables follow the exporter of 2023.1 to 2026.1 (docs: SQLite Schema Reference); columns that a version lacks are
+unknown. A report may hold several processes: each that launched a communication kernel is a rank, numbered by the
+file's name if it is the only process, otherwise by its device. NCCL kernels name no group: see profile_rounds. NVTX
+ranges with a text such as "step 12" or "iteration 12" are steps.
 """
 
 import re
@@ -170,7 +170,7 @@ def _host(db: sqlite3.Connection) -> str:
 
 
 def _ranks(file: Path, processes: Sequence[int], devices: dict[int, int]) -> list[int]:
-    """The rank of each process: the rank in the file's name if it is the only one, otherwise by device."""
+    """The rank of each process: the rank in the file's name if it is the only process, otherwise by device."""
     if len(processes) == 1:
         named = named_rank(file)
         numbers = ranks_in_name(file)

@@ -1,8 +1,8 @@
 """Rounds across the profiles of several ranks: which kernels belong together, and the offsets of the hosts' clocks.
 
-A profile begins anywhere, so the n-th collective of two ranks need not be the same one. All ranks leave a synchronising
-collective together: of all shifts between two ranks, the right one is that at which the ends of their kernels differ by
-the same amount in every round. That amount is the difference of their clocks; it may be seconds. Where no shift fits,
+A profile begins anywhere, so the n-th collectives of two ranks may belong to different rounds. All ranks leave a
+synchronising collective together: with the right shift between two ranks, the ends of their kernels differ by the same
+amount in every round. That amount is the difference of their clocks; it may be seconds. Where no shift fits,
 rounds stay unmatched here, and the diagnosis matches them by their rhythm (timeline/late_attach).
 
 Kernels without arguments (PyTorch before 2.2, CUDA graphs) name no group: the n-th NCCL stream of all ranks is taken as
@@ -43,8 +43,8 @@ class Series:
 
 @dataclass(frozen=True)
 class Match:
-    """shift: the other's n-th call is the first one's (n + shift)-th. offset_ns: first one's clock minus the other's.
-    spread_ns: median deviation from it. n: rounds compared.
+    """shift: the n-th call of the second rank is the (n + shift)-th call of the first rank. offset_ns: clock of the
+    first rank minus clock of the second rank. spread_ns: median deviation from it. n: rounds compared.
     """
 
     shift: int

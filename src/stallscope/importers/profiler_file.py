@@ -87,7 +87,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def _metadata(before: str, after: str) -> dict[str, Any]:
-    """The fields around the events; nested ones of a wrapper too. Damaged fields are left out."""
+    """The fields around the events, and the nested fields of a wrapper. Damaged fields are left out."""
     fields: dict[str, Any] = {}
     for text in (before.rstrip().rstrip(",") + "}", "{" + after.lstrip("] \r\n\t,")):
         try:

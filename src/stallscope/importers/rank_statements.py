@@ -19,7 +19,7 @@ _AFTER_TIMEOUT_NS = 1800 * 10**9  # the watchdog and the heartbeat monitor end t
 
 @dataclass
 class Progress:
-    """Collectives of one rank in one group. open_seq: one that timed out; words: its operation and size."""
+    """Collectives of one rank in one group. open_seq: the collective that timed out; words: its operation and size."""
 
     group: str
     enqueued: int = UNKNOWN

@@ -41,8 +41,8 @@ _Comm = list[Member]
 
 @dataclass(frozen=True)
 class _Change:
-    """The last answer, compared with the latest one at least ten seconds before it. still: communicators whose counts
-    are the same in both; moved: those whose counts differ. still_s: seconds between the two, 0 where unknown.
+    """The last answer, compared with the latest answer that is ten seconds older or more. still: communicators whose
+    counts are the same in both; moved: those whose counts differ. still_s: seconds between the two, 0 where unknown.
     """
 
     last: Answer

@@ -59,7 +59,7 @@ class NodeFiles:
 
 
 def prepare_tls(files: NodeFiles, names: Sequence[str], *, now: datetime.datetime | None = None) -> bool:
-    """Create missing files and renew expiring ones. True if the certificate is new. Raises StorageFailed.
+    """Create missing files and renew expiring files. True if the certificate is new. Raises StorageFailed.
 
     names: further names by which clients reach this machine, in addition to its host names.
     """

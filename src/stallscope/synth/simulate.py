@@ -79,7 +79,7 @@ def batches(
     capture: Capture = Capture(),
     n_rounds: int | None = None,
 ) -> Iterator[Array]:
-    """The `collectives` rows of a job, some steps at a time, so that a large one needs little memory.
+    """The `collectives` rows of a job, some steps at a time, so that a large job needs little memory.
 
     Rows of one rank are in order. n_rounds: stop after the step in which every rank has entered n_rounds collectives.
     """

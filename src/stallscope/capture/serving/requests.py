@@ -72,7 +72,7 @@ def iteration_rows(events: Array, now_ns: int, node: int) -> Array:
     """Rows of ITERATIONS from rows of kernel.TOKEN.
 
     An iteration sends at most one token of a response: a token whose predecessor belongs to the current iteration
-    begins the next one.
+    begins the next iteration.
     """
     pids = np.unique(events["pid"])
     rows = layout.empty(layout.ITERATIONS, len(pids))
@@ -91,7 +91,7 @@ def iteration_rows(events: Array, now_ns: int, node: int) -> Array:
 
 
 def _iterations(times_ns: list[int], gaps_ns: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Begin and size of each iteration, and the time from each begin to the next one; the last has none."""
+    """Begin and size of each iteration, and the time from each begin to the next begin; the last iteration has none."""
     begins, sizes = [times_ns[0]], [0]
     for ts_ns, gap_ns in zip(times_ns, gaps_ns, strict=True):
         if sizes[-1] and ts_ns - gap_ns >= begins[-1]:

@@ -233,7 +233,7 @@ def _frame_rule(low: int, program: bytes, at: int, state: _State, cie: _Cie) -> 
 
 
 def _register_rule(low: int, program: bytes, at: int, *, state: _State, initial: _State, cie: _Cie) -> int:
-    """An instruction about a register, or without effect. Returns the start of the next one. Raises NoRules."""
+    """An instruction about a register, or without effect. Returns the start of the next instruction. Raises NoRules."""
     if low == 0x00:
         return at
     number, at = _uleb128(program, at)

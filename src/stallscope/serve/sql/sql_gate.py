@@ -193,7 +193,7 @@ def _check_kind(node: Mapping[str, Any], names: Names) -> None:
 
 
 def _with_ctes(node: Mapping[str, Any], walk: _Walk, ctes: frozenset[str]) -> frozenset[str]:
-    """Check the node's common table expressions; each sees the previous ones, a recursive one sees itself."""
+    """Check the node's CTEs: each sees the CTEs before it, a recursive CTE also itself."""
     for entry in node["cte_map"].get("map") or ():
         name, body = str(entry["key"]).lower(), entry["value"]
         query = body.get("query_node") or body.get("query", {}).get("node") or {}

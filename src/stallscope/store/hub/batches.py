@@ -13,7 +13,7 @@ from stallscope.store.hub.journal import Entry
 from stallscope.store.hub.packing import packed
 
 _PACKED_EARLY = 2_000
-"""Larger tables are packed by the thread that delivers them; smaller ones are combined with others first."""
+"""Larger tables are packed by the thread that delivers them; smaller tables are first combined with others."""
 
 
 @dataclass(frozen=True)

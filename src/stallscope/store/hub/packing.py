@@ -69,7 +69,7 @@ def shared_text(texts: pa.Array) -> pa.Array | None:
     length, begin, n_bytes = int(lengths[0]), int(offset_array[0]), int(offset_array[-1] - offset_array[0])
     if n_bytes != length * len(texts) or (lengths != length).any():
         return None
-    if n_bytes > length:  # each text equals the previous one
+    if n_bytes > length:  # each text equals the previous text
         before, after = data.slice(begin, n_bytes - length), data.slice(begin + length, n_bytes - length)
         if not after.equals(before):
             return None

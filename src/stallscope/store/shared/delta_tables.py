@@ -104,7 +104,7 @@ def _listed(postgres: Postgres) -> _Listed:
         ):
             segment = Segment(*row)
             folder = segment.path.rpartition("/")[0]
-            if folder in files:  # a later one is for the next run
+            if folder in files:  # a later file is for the next run
                 files[folder].append(segment)
         dropped = [
             path
