@@ -79,7 +79,7 @@ class Options(NamedTuple):
     slow_call_ns, slow_off_ns: calls and intervals off the CPU from this length on become events.
     pids: trace only these processes; None: all processes that make a traced call. own_pid: is left out.
     modes: the attach methods to try, best first.
-    ioctl_ways: of optional.IOCTL_WAYS, to trace calls into the GPU driver; empty: such calls are not traced.
+    ioctl_ways: of optional_programs.IOCTL_WAYS, to trace calls into the GPU driver; empty: such calls are not traced.
     features: to load if the kernel supports them.
     """
 
@@ -131,7 +131,7 @@ class Program:
     """The loaded programs, attached to the scheduler; attach() adds probes on functions.
 
     mode: "session", "multi" or "perf". missing: events that this kernel cannot report, in words. ioctl_way: the way to
-    trace calls into the GPU driver, of optional.IOCTL_WAYS; empty: they are not traced.
+    trace calls into the GPU driver, of optional_programs.IOCTL_WAYS; empty: they are not traced.
     """
 
     def __init__(self, library: Library, loaded: Object, mode: str, options: Options):
