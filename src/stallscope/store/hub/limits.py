@@ -60,7 +60,7 @@ class Limits:
         return cls(
             max_queue_bytes=min(cls.max_queue_bytes, eighth // 2),
             max_hot_bytes=min(4 << 30, 2 * eighth),
-            max_memory_bytes=memory_bytes * 17 // 20,
+            max_memory_bytes=memory_bytes * 4 // 5,
             max_batch_ids=min(cls.max_batch_ids, eighth // _BATCH_ID_BYTES),
             max_age_s=max_age_s,
             owner_max_age_s=owner_max_age_s,
