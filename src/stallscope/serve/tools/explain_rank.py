@@ -181,8 +181,9 @@ def _each_round(row: dict[str, Any], category: str) -> float:
 def _summary(rank: int, rounds: Rounds | None, rows: list[LedgerRow], named: list[dict[str, Any]]) -> str:
     parts = []
     if rounds:
+        direction = "earlier" if rounds.lag_ms < 0 else "later"
         parts.append(
-            f"Rank {rank} is {rounds.lag_ms:g} ms later than the median rank, in {rounds.n_rounds} rounds."
+            f"Rank {rank} is {abs(rounds.lag_ms):g} ms {direction} than the median rank, in {rounds.n_rounds} rounds."
         )
     if rows and rows[0].excess_ms > 0:
         parts.append(
