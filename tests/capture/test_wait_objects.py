@@ -236,3 +236,33 @@ def test_the_workers_of_a_fork_server_are_workers_of_the_process():
 
     with waiting("forkserver", "") as pid:
         until(lambda: CLOCK_NANOSLEEP in calls(), seconds=20)
+
+
+def test_locks_are_read_more_rarely_where_reading_takes_long(tmp_path: Path):
+    data, process = tmp_path / "data.db", tmp_path / "1"
+    data.touch()
+    for name in ("task/1", "fd", "fdinfo"):
+        (process / name).mkdir(parents=True)
+    (process / "task/1/syscall").write_text(f"{CLOCK_NANOSLEEP} 0 0 0 0 0 0 0 0\n")
+    (process / "fd/3").symlink_to(data)
+    (process / "fdinfo/3").write_text("pos:\t0\nmnt_id:\t5\n")
+    (process / "mountinfo").write_text("5 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    (tmp_path / "locks").write_text(f"1: POSIX ADVISORY WRITE 999 08:01:{data.stat().st_ino} 0 EOF\n")
+    now_ns = 0
+
+    def slow_clock() -> int:
+        nonlocal now_ns
+        now_ns += 10**6
+        return now_ns
+
+    def is_locked() -> bool:
+        call = objects.blocked_call(1, 1)
+        return bool(call and call.object == f"lock on {data} held by process 999")
+
+    objects = WaitObjects(slow_clock, tmp_path)
+    assert is_locked()
+    (tmp_path / "locks").write_text("")
+    now_ns += 150 * 10**6
+    assert is_locked()
+    now_ns += 100 * 10**6
+    assert not is_locked()
