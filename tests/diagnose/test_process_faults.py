@@ -220,6 +220,17 @@ def test_a_thread_that_waits_for_a_cpu_while_it_touches_new_memory_is_in_page_fa
     )
 
 
+def test_launches_that_wait_for_a_cpu_do_not_wait_for_the_gpu():
+    counts = [(Op.SYNC, 20, 0.0, {}), (Op.LAUNCH, 200, 2_500.0, {})]
+    compute = gpu(Category.ON_CPU, "/job/train.py:30 encode", n=2)
+    (activity,) = activities(
+        process({Category.ON_CPU: 0.2, Category.PREEMPTED: 0.6, Category.DEVICE: 0.2}, [compute], counts)
+    )
+    in_launches = activity.budget["launches"] + activity.budget["gpu_wait"] - 0.2
+    assert in_launches == pytest.approx(0.5 * 0.2 / 0.8, abs=0.01)
+    assert activity.budget["on_cpu"] == pytest.approx(0.2 - in_launches, abs=0.01)
+
+
 def test_other_programs_do_not_hide_a_fault():
     budget = {Category.SLEEP: 0.05, Category.PREEMPTED: 0.6, Category.DEVICE: 0.35}
     sleep = gpu(Category.SLEEP, "/job/train.py:40 back_off", "/job/train.py:13 main", nr=230, n=3)

@@ -465,23 +465,21 @@ def _covered_s(rows: Array, seconds: float) -> float:
 def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
     """Shares by item. Launches without ledger time get their time from the counts; it is subtracted from on_cpu.
 
-    A launch that waits for room in the queue counts as a wait for the GPU.
+    A launch that waits for room in the queue counts as a wait for the GPU. The time of the counts includes waits for a
+    CPU, which the ledger has apart: their part is assumed to be that of all running time.
     """
     whole = max(float(spent_ns[:N_CATEGORIES].sum()), 1.0)
     shares = {
         name: float(sum(spent_ns[category - 1] for category in categories)) / whole
         for name, categories in BUDGET.items()
     }
+    runs = shares["on_cpu"] / max(shares["on_cpu"] + shares["preempted"], 1e-9)
     for name in ("launch", "graph_launch"):
         launches = calls[name]
         if not launches.is_supported or spent_ns[Category.LAUNCH - 1]:
             continue
-        share = min(launches.share, shares["on_cpu"])
-        full = (
-            share * (1 - _TYPICAL_LAUNCH_NS / 1e3 / launches.mean_us)
-            if launches.mean_us > _BLOCKED_LAUNCH_NS / 1e3
-            else 0.0
-        )
+        share, mean_us = min(launches.share * runs, shares["on_cpu"]), launches.mean_us * runs
+        full = share * (1 - _TYPICAL_LAUNCH_NS / 1e3 / mean_us) if mean_us > _BLOCKED_LAUNCH_NS / 1e3 else 0.0
         shares["on_cpu"] -= share
         shares["gpu_wait"] += full
         shares["launches"] += share - full
