@@ -109,7 +109,7 @@ class Thresholds:
     change_share: float = 0.05
     """A slowdown of the whole job is reported when its steps take this share longer until the end ..."""
 
-    slowdown_factor: float = 1.07
+    slowdown_factor: float = 1.1
     """... by at least half of `min_late_ns`, or by this factor where steps are short: the median of all ranks over ten
     steps or more varies far less than one step of one rank ..."""
 

@@ -37,6 +37,9 @@ _ERRORS = (
     4.5  # standard errors that a shift of random steps must exceed: one healthy job in 3,000 at its best cut
 )
 _UNCLEAR_ERRORS = 3.0  # ... from which it may be a change: one healthy job in 40
+_SURE_ERRORS = 8.0  # ... from which a small change of short steps counts, beyond the drift of hosts
+_MIN_SHARE = 0.15  # of a shift of short steps: hosts drift by 12 % in a recording of a healthy job
+_MEMORY_STEPS = 4  # steps after which a step is taken not to resemble it
 _MAX_MEMORY = 0.25  # correlation of successive steps up to which they vary at random
 _OUTLIER_SPREADS = 3.0  # robust deviations beyond which a random step is clipped
 _COARSE_CUTS = 32  # cuts tried in a first pass; the second pass tries all cuts near the best
@@ -128,7 +131,7 @@ def slowdown(
         return _of_levels(timeline, steps, limits) if is_whole and together == 1 else None
     cut, summed = found
     before, after = _medians_ns(cut, summed, together)
-    if not _is_enough(before, after, limits):
+    if not _is_enough(before, after, limits) and not _is_sure(steps, together, limits):
         return None
     whole = _summed(steps.duration_ns, together)
     kind = steps.kind if together == 1 else np.zeros(len(whole), np.int64)
@@ -347,6 +350,12 @@ def _is_enough(before_ns: float, after_ns: float, limits: Thresholds) -> bool:
     return after_ns - before_ns >= limits.min_late_ns / 2 or after_ns >= limits.slowdown_factor * before_ns
 
 
+def _is_sure(steps: StepTimes, together: int, limits: Thresholds) -> bool:
+    """Whether steps that vary at random have become longer by many standard errors."""
+    shift = _shift(steps.like_ns, limits) if together == 1 else None
+    return shift is not None and shift.n_errors >= _SURE_ERRORS
+
+
 def _slowdown(
     timeline: Timeline,
     steps: StepTimes,
@@ -463,11 +472,19 @@ def _shift(values: Array, limits: Thresholds) -> Shift | None:
     best = int(np.argmax(n_errors))
     cut, more = int(cuts[best]), float(after[best] - before[best])
     left = np.concatenate([logs[:cut] - before[best], logs[cut:] - after[best]])
-    memory = float((left[1:] * left[:-1]).mean()) / float(variance[best])
-    if more < np.log1p(limits.change_share) or memory > _MAX_MEMORY:
+    if more < np.log1p(limits.change_share) or _memory(left, 1) > _MAX_MEMORY:
         return None
-    memory = max(memory, 0.0)
-    return Shift(cut, float(np.expm1(more)), float(n_errors[best]) * ((1 - memory) / (1 + memory)) ** 0.5)
+    weights = 1 - np.arange(1, _MEMORY_STEPS + 1) / (_MEMORY_STEPS + 1)
+    longer = sum(w * _memory(left, k) for k, w in enumerate(weights.tolist(), 1))
+    shift = Shift(cut, float(np.expm1(more)), float(n_errors[best]) / max(1 + 2 * longer, 1.0) ** 0.5)
+    growth_ns = shift.share * float(np.median(values[:cut]))
+    is_enough = growth_ns >= limits.min_late_ns / 2 or shift.share >= _MIN_SHARE
+    return shift if is_enough or shift.n_errors >= _SURE_ERRORS else None
+
+
+def _memory(values: Array, n_steps: int) -> float:
+    """The correlation of values, whose mean is 0, with the values n_steps before."""
+    return float((values[n_steps:] * values[:-n_steps]).mean()) / max(float((values * values).mean()), 1e-12)
 
 
 def _block_medians(values: Array, size: int) -> Array:
