@@ -10,7 +10,7 @@ from stallscope.events.trace import Trace
 
 from .builders import MS, Gone, Job, data_parallel, dp_trace, every, trace_of
 from .cutting import Cut, Hand, batches
-from .test_jobs import another, attached_late, side_by_side
+from .test_job_separation import another, attached_late, side_by_side
 
 
 def with_claim(trace: Trace) -> Trace:

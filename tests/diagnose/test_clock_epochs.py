@@ -11,7 +11,7 @@ from stallscope.events.names import Category
 from stallscope.exporters.hub_batches import ON_MONOTONIC
 
 from .builders import MS, Gone, Job, data_parallel, dp_trace, every, trace_of
-from .test_device import slow_gpu
+from .test_slow_gpu import slow_gpu
 
 SINCE_1970_NS = 1_795_985_333_000_000_000
 TRACES = {

@@ -12,7 +12,7 @@ from stallscope.events.trace import Trace
 
 from .builders import MS, dp_trace
 from .cutting import Cut, Hand, batches, told
-from .test_failures import failing, with_calls
+from .test_cuda_errors import failing, with_calls
 
 SECOND = 1_000 * MS
 

@@ -3,7 +3,7 @@
 import queue
 from contextlib import closing
 
-from tests.diagnose.test_already_still import SLEEPS, WAITS, trace
+from tests.diagnose.test_earlier_hang import SLEEPS, WAITS, trace
 
 from stallscope.diagnose.thresholds import Thresholds
 from stallscope.exporters.incident_finder import incident_finder

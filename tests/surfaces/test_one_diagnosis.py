@@ -36,10 +36,10 @@ from stallscope.store.hub.store import HubStore
 from ..diagnose.builders import MS, Call, Delay, Gone, Job, data_parallel, dp_trace, every, trace_of
 from ..diagnose.cutting import Cut, Hand, batches
 from ..diagnose.test_claimed_rank import with_claim
-from ..diagnose.test_device import slow_gpu
-from ..diagnose.test_failures import failing, with_calls
-from ..diagnose.test_jobs import another, side_by_side
-from ..diagnose.test_mismatch import changed
+from ..diagnose.test_cuda_errors import failing, with_calls
+from ..diagnose.test_job_separation import another, side_by_side
+from ..diagnose.test_mismatched_rounds import changed
+from ..diagnose.test_slow_gpu import slow_gpu
 from ..patience import until
 
 TENANT = "a"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.diagnose.builders import dp_trace
-from tests.diagnose.test_jobs import another, side_by_side
+from tests.diagnose.test_job_separation import another, side_by_side
 
 from stallscope.diagnose import diagnose
 from stallscope.events.names import Category
