@@ -104,9 +104,13 @@ class RemoteThread:
                 raise CannotTrace(f"a call in process {self.pid} did not return in {_CALL_S:.0f} s")
             if os.WSTOPSIG(status) == signal.SIGSEGV:
                 return
-            if status >> 16 != _EVENT_STOP:
-                self._pending.append(os.WSTOPSIG(status))
+            self.note_signal(status)
             _request(_CONTINUE, self.tid)
+
+    def note_signal(self, status: int) -> None:
+        """Keep the signal of a stop that a signal caused, to deliver it at the end."""
+        if status >> 16 != _EVENT_STOP:
+            self._pending.append(os.WSTOPSIG(status))
 
     def save(self) -> bool:
         """Keep the registers. Returns whether the thread waits in a system call that is restarted."""
@@ -164,7 +168,10 @@ def _attach(thread: RemoteThread) -> bool:
     try:
         _request(_SEIZE, thread.tid)
         _request(_INTERRUPT, thread.tid)
-        return _stopped(thread.tid, time.monotonic() + 1) is not None
+        status = _stopped(thread.tid, time.monotonic() + 1)
+        if status is not None:
+            thread.note_signal(status)
+        return status is not None
     except ProcessLookupError:
         return False
     except PermissionError as error:
