@@ -119,6 +119,7 @@ def test_rows_from_an_agent_are_stored_value_by_value_after_shutdown(
     line.offer(
         {"collectives": sent, "calls": calls}, clock=CLOCK, symbols=("", "cudaMalloc"), lost={"ring": 2}
     )
+    until(lambda: "hub has 53" in line.status(), state=line.status)  # with a loss and a reading of the clock
     line.close()
     assert process.ended(signal.SIGTERM) == 0
     got = rows_of(folder, "collectives")
