@@ -1,7 +1,7 @@
 """The hub's verdicts, `explain` and the truth, on simulated jobs of 8 to 256 ranks.
 
-Each job is sent as its nodes' agents send it, in requests of half a second of the job's time, and the verdicts are
-those of the hub's tool: while the job runs (after its last collective), and after its processes ended. `explain` reads
+Each job is sent as its nodes' agents send it, in requests of half a second of the job's time, and the verdicts come
+from the hub's tool: while the job runs (after its last collective), and after its processes ended. `explain` reads
 the same rows at once. The truth comes from the simulator, which runs each job again without its fault.
 
     python bench/bench_hub_truth.py [--only PART_OF_NAME]

@@ -4,7 +4,7 @@ Real processes: PostgreSQL, an S3 server, two hubs and then four, and jobs that 
 the jobs are late by turns, and some jobs are healthy. Faults: hubs killed with SIGKILL at random moments, an owner
 stopped for longer than its lease, PostgreSQL killed, the bucket away. Each batch in ten goes to two hubs at once, and
 the clocks of the third and the fourth hub are wrong. At the end all batches are sent again to the hubs by turns, and
-the stored rows and verdicts are compared with what the senders know.
+the stored rows and verdicts are compared with the senders' own records.
 
 A takeover is the time from the kill or the stop to the first acknowledgement of every job whose slot the hub owned;
 it includes the time for which a sender waits for an answer before it asks another hub (1 s).
@@ -158,7 +158,7 @@ class Proof:
         return {"away_s": self._arguments.postgres_s, "acknowledged_again_after_s": self._all_again(begin_s)}
 
     def bucket(self) -> dict[str, Any]:
-        """Stop the S3 server, and start it again. Rows are acknowledged meanwhile."""
+        """Stop the S3 server, and start it again. Rows are acknowledged in that time."""
         begin_s = time.monotonic()
         self._servers.s3.stop()
         time.sleep(self._arguments.bucket_s)
@@ -289,7 +289,7 @@ def main() -> None:
     parser.add_argument("--no-result", action="store_true", help="do not write bench/results")
     parser.add_argument("--logs", type=Path, help="copy the logs of the hubs into this folder")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the servers end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the servers end as well
     with ExitStack() as stack:
         proof = Proof(arguments, stack)
         if arguments.logs:

@@ -87,7 +87,7 @@ def servers(folder: Path) -> Iterator[Servers]:
 class HubProcess:
     """A hub as a user starts it.
 
-    skew_s: added to its clock, as the product reads it. limits: replace those of the store; object_bytes: replaces the
+    skew_s: added to its clock, as the product reads it. limits: replace the store's limits; object_bytes: replaces the
     size of journal objects, 0 keeps it. So a short run also has sealed files and journal objects. cpu: the only
     processor of the hub and its processes; None: all.
     """

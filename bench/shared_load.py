@@ -1,4 +1,4 @@
-"""Jobs with known faults that send rows to several hubs, and a ledger of what the hubs acknowledged.
+"""Jobs with known faults that send rows to several hubs, and a ledger of the acknowledged rows.
 
 A job's rank is late in some periods and on time between them; the periods are the truth for the verdicts. Each job
 sends its batches in order, to any hub that answers, one batch in ten to two hubs at the same moment.

@@ -1,7 +1,7 @@
 """Waiting for a state that another thread or process reaches: never for a length of time.
 
 A machine that runs other work can be slow by any factor, so the limit is generous: it costs time only in a test that
-fails. A condition is asked again and again; it must not change what it asks for.
+fails. A condition is evaluated repeatedly, so it must not change the state that it tests.
 """
 
 import time

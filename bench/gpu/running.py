@@ -176,7 +176,7 @@ def tracing(db: Path, *, words: Sequence[str] = (), awaits: str = ATTACHED) -> I
 
 
 def wait_until_said(agent: Program, awaited: str = ATTACHED) -> None:
-    """Until the agent traces, and then for a while until it prints what is awaited. Raises Failed.
+    """Until the agent traces, and then for a while until it prints the expected text. Raises Failed.
 
     Goes on without: NCCL may be linked into a library of another name.
     """

@@ -1,4 +1,4 @@
-/* Calls a hooked function over and over: prints ns per call of the best of some batches, whenever told to.
+/* Calls a hooked function over and over: prints ns per call of the best of some batches, on each request.
  * hook_loop NAME: for each line on standard input one number on standard output. */
 #include <stddef.h>
 #include <stdio.h>

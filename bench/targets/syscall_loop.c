@@ -1,4 +1,4 @@
-/* Makes one system call over and over: prints ns per call of the best of some batches, whenever told to.
+/* Makes one system call over and over: prints ns per call of the best of some batches, on each request.
  * syscall_loop getpid|FILE: for each line on standard input one number on standard output. A file is asked by an ioctl
  * that it does not know. */
 #include <fcntl.h>

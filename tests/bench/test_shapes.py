@@ -53,7 +53,11 @@ from shape_runs import Case, ran  # noqa: E402
         ),  # the hosts' time grows by 16 %, the means of the steps are unclear
         ("experts", "slower_job", 500_018),  # steps resemble the step before
         ("agent_died", "late_nodes", 500_023),  # one node is seen in three of the eight late steps
-        ("gan", "slower_job", 600_007),  # the steps of one model grow by 12 %, those of the other by 2 %
+        (
+            "gan",
+            "slower_job",
+            600_007,
+        ),  # the steps of one model grow by 12 %, the steps of the other model by 2 %
         ("gan", "host_compute", 600_007),  # a GPU that is late by 2 % of the steps of the longer model
         ("accumulation", "lock", 710_007),  # a GPU that is a little behind in each of many overlapping calls
         ("gan", "slower_job", 710_003),  # 16 rounds of five steps each, of which the trace cuts the last

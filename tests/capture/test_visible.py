@@ -43,7 +43,7 @@ def process(
         ((0, 1, 2, 3), "3,1", (3, 1)),
         ((2, 5), None, (2, 5)),
         ((2, 5), "1", (5,)),  # a container that was given two of eight
-        ((2, 5), "1,2,0", (5,)),  # there is no third GPU: CUDA hides all entries after it
+        ((2, 5), "1,2,0", (5,)),  # the third GPU does not exist: CUDA hides all entries after it
         ((0, 1, 5), "GPU-11c, GPU-00aa", (5, 0)),
         ((0, 1, 5), "MIG-77", (5,)),
         ((0, 1, 5), "GPU-11", ()),  # two begin so

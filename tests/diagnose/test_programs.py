@@ -1,4 +1,4 @@
-"""Programs and steps: who does the same, and what repeats."""
+"""Programs and steps: ranks that make the same calls, and calls that repeat."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rounds: who belongs together, and how late each is."""
+"""Rounds: the calls that belong together, and how late each rank is."""
 
 import numpy as np
 import pytest

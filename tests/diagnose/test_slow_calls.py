@@ -1,4 +1,4 @@
-"""Slow-call chains: like is compared with like, and only what held the calling thread explains."""
+"""Slow-call chains: similar calls are compared, and only the wait of the calling thread explains a call."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A slow GPU among GPUs whose work is drawn anew for each rank and step, by its order among the GPUs of a step."""
+"""A slow GPU among GPUs whose work is random for each rank and step, by its order among the GPUs of a step."""
 
 import numpy as np
 import pytest

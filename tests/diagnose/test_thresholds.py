@@ -1,4 +1,4 @@
-"""One way from the settings to the thresholds, whoever diagnoses."""
+"""All programs derive the thresholds from the settings in the same way."""
 
 from stallscope.diagnose.thresholds import Thresholds, thresholds_of
 from stallscope.settings import Settings

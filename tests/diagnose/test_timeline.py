@@ -1,4 +1,4 @@
-"""The timeline: intervals, waits, gaps, communicators and who is who."""
+"""The timeline: intervals, waits, gaps, communicators, and the processes of ranks."""
 
 import numpy as np
 

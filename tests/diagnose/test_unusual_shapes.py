@@ -1,4 +1,4 @@
-"""Simulated jobs of unusual make: long steps, hosts far ahead, a rank a node, few ranks, lost last records."""
+"""Simulated jobs of unusual shapes: long steps, hosts far ahead, a rank a node, few ranks, lost last records."""
 
 from dataclasses import replace
 

@@ -1,10 +1,11 @@
 /*
- * A management library (libnvidia-ml.so.1) whose GPUs stand in a file, $FAKE_NVML, read anew for each question.
+ * A management library (libnvidia-ml.so.1) whose GPUs are described in a file, $FAKE_NVML, which each call reads.
  *
- * A line of it: WHICH KEY VALUE, where WHICH is the number of a GPU, or GPU.PARTITION. What has no line is not
- * supported. `process` may come several times (PID BYTES), and so may `use` (PID PERCENT), and so may `busy` (MICROSECONDS PERCENT), the samples of the
- * utilisation; each `xid` is told once, in order. A GPU with
- * `lost` answers nothing. `counter ID VALUE` is a hardware counter, and a GPU without one does not support them. Signatures are those of nvml.h (CUDA 13).
+ * A line of the file: WHICH KEY VALUE, where WHICH is the number of a GPU, or GPU.PARTITION. Values without a line are
+ * not supported. `process` (PID BYTES), `use` (PID PERCENT) and `busy` (MICROSECONDS PERCENT, the samples of the
+ * utilisation) may have several lines; each `xid` is reported once, in order. A GPU with `lost` answers no call.
+ * `counter ID VALUE` is a hardware counter; a GPU without such a line does not support counters. Signatures as in
+ * nvml.h (CUDA 13).
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -50,7 +50,7 @@ def rounds(n: int, **names: str) -> dict[str, pa.Array]:
 
 
 def send(attacked: Attacked, *bodies: bytes) -> None:
-    """Send requests; a refusal is a good answer, too."""
+    """Send requests; a refusal is a good answer as well."""
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(attacked.address, options) as channel:
         for body in bodies:

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef V7 /* phases of kernels, but not their channels: NCCL reports the channels, too */
+#ifdef V7 /* phases of kernels, but not their channels: NCCL also reports the channels */
 enum { COLL = 2, KERNEL_CH = 64, KERNEL_PHASE = 1 << 15, WANTED = COLL | KERNEL_PHASE };
 #else
 enum { COLL = 2, KERNEL_CH = 64, KERNEL_PHASE = 1 << 15, WANTED = COLL | KERNEL_CH };

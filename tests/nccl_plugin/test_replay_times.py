@@ -233,7 +233,7 @@ def test_a_long_group_of_one_kernel_keeps_its_times():
 
 
 def test_a_graph_with_one_operation_has_the_times_of_other_kernels():
-    """Equal times without other operations between them, as those of a group, but noticed before later calls."""
+    """Equal times without other operations between them, as in a group, but noticed before later calls."""
     rows = recorded("ahead")
     rows = rows[(rows["seq"] - rows["seq"].min()) % PER_REPLAY == 1]
     rows = rows[np.lexsort((rows["seq"], rows["comm_rank"]))]

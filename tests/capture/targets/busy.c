@@ -1,6 +1,6 @@
 /* Busy intervals between two collectives, as the thread's own CPU clock sees them.
- * busy N MS NAP_US HOG: N intervals of MS wall ms; HOG 1: beside a process that spins on the same core, 2: one that
- * also sleeps. Prints for each: wall ns, CPU ns. */
+ * busy N MS NAP_US HOG: N intervals of MS wall ms; HOG 1: next to a process that spins on the same core, 2: next to
+ * a process that also sleeps. Prints for each: wall ns, CPU ns. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
-/* Functions with the names and calling conventions of NCCL and CUDA that only spend time: what probes are put on.
- * They start with a push, like the real ones. The first two arguments of the CUDA ones say how long, in us: asleep, on
- * the CPU. */
+/* Functions with the names and calling conventions of NCCL and CUDA that only spend time: the targets of probes.
+ * They start with a push, like the real functions. The first two arguments of the CUDA functions are times in us:
+ * asleep, on the CPU. */
 #include <stddef.h>
 #include <string.h>
 #include <time.h>

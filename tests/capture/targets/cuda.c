@@ -1,5 +1,5 @@
-/* Functions with the names and signatures of CUDA's that succeed at once: memory at made-up addresses, no work. What is
- * put in by the caller is not looked at. `fail_with` is returned by whatever can fail. */
+/* Functions with the names and signatures of CUDA's that succeed at once: memory at invented addresses, no work.
+ * Arguments are ignored. Every function that can fail returns `fail_with`. */
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
@@ -85,7 +85,7 @@ DOES(cudaHostUnregister, void *p)
 DOES(cuMemRelease, unsigned long long handle)
 API int cuMemRetainAllocationHandle(unsigned long long *handle, void *address)
 {
-	*handle = (uintptr_t)address; /* as if it were mapped where its number says */
+	*handle = (uintptr_t)address; /* as if it were mapped at the address of its number */
 	return done();
 }
 

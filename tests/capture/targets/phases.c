@@ -1,6 +1,6 @@
 /* Phases in which one thing takes the time, each between two collectives of the main thread.
  * Three threads: the main one on core 0; a second GPU thread on core 1; one that makes no GPU call, on core 1.
- * Prints for each phase: name begin_ns end_ns category=ns ... (what the phase should have cost). */
+ * Prints for each phase: name begin_ns end_ns category=ns ... (the expected cost of the phase). */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -70,7 +70,7 @@ static void pin(int core)
 	sched_setaffinity(0, sizeof(set), &set);
 }
 
-/* ---- workers: told what to do through a futex word ---- */
+/* ---- workers: they get their tasks through a futex word ---- */
 
 enum job { NOTHING, QUIT, SPIN30, SPIN25_SLEEP15, SLEEP30_WRITE, SYNC60, MALLOC20, FAULT25 };
 
@@ -237,7 +237,7 @@ static void leave_a_sync_without_return(void)
 		cudaStreamSynchronize(1000000, 0);
 }
 
-/* Gives in *argument when its call began: until then a busy core may have kept it waiting, and it is nobody known. */
+/* Gives in *argument when its call began: until then a busy core may have kept it waiting, and it is not a known thread. */
 static void *brief(void *argument)
 {
 	pin(1);

@@ -170,7 +170,7 @@ def test_a_process_that_works_while_a_request_waits_for_it_is_named():
 
 
 def test_a_thread_that_the_ledger_does_not_follow_hides_the_next_process():
-    """The path ends in the server at a thread without rows; a thread of the model's process runs meanwhile."""
+    """The path ends in the server at a thread without rows; a thread of the model's process runs in that time."""
     engine = EngineTrace()
     engine.server(SECOND, pid=CORE)
     model = {"pid": CORE, "tid": CORE_THREAD}

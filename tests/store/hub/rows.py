@@ -14,7 +14,7 @@ from stallscope.store.hub.row_bounds import NO_BOUNDS, RowBounds
 from stallscope.store.hub.store import Batch, HubStore
 
 STILL = Limits(maintenance_s=3600, settle_s=0)
-"""No housekeeping but what a test asks for."""
+"""No housekeeping unless a test requests it."""
 NOW_NS = 1_795_000_000 * 10**9
 
 

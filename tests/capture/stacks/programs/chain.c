@@ -1,4 +1,4 @@
-/* Waits in a place that it says in advance: a chain of functions, with frames of all kinds. Usage: chain WAY */
+/* Waits at a location that it prints in advance: a chain of functions, with frames of all kinds. Usage: chain WAY */
 #include <alloca.h>
 #include <pthread.h>
 #include <signal.h>
