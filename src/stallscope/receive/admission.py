@@ -80,7 +80,7 @@ class SharedLimit:
             raise self._overloaded()
 
     async def take_in_loop(self, tenant: str, n: int = 1, *, patience_s: float) -> None:
-        """take() for a request in an event loop, which goes on meanwhile."""
+        """take() for a request in an event loop, without blocking the loop."""
         with self._lock:
             if self._took(tenant, n):
                 return

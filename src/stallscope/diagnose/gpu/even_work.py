@@ -21,7 +21,7 @@ def longer_ns(table: Cells, own_ns: Array, program: Array, limits: Thresholds) -
     """By how much the work of a GPU in a step is longer than its peers': float64 (c,), 0 within their variation.
 
     own_ns: float64 (c,), the work of each GPU in a step between the same calls. program: int64 (p,), by process; peers
-    have the same program. The variation is that of the ratio to the peers, from step to step and between the GPUs; 0
+    have the same program. The variation is of the ratio to the peers, from step to step and between the GPUs; 0
     everywhere with fewer than four GPUs.
     """
     out, n_processes = np.zeros(len(own_ns)), len(program)

@@ -27,10 +27,8 @@ from stallscope.events.names import CollectiveFlag
 
 _ALONE = 4  # times as many slow steps as any other GPU
 _HIDDEN = 2.0  # work of a GPU, as a multiple of its work between calls: the host may wait for the rest before a call
-_OFTEN, _OFTEN_IN_RUNS = (
-    0.3,
-    0.15,
-)  # shares of the steps; the second of a GPU whose slow steps follow each other
+_OFTEN, _OFTEN_IN_RUNS = 0.3, 0.15
+"""Shares of the steps; the second of a GPU whose slow steps follow each other."""
 _IN_RUNS = 0.5  # share of the slow steps that follow or precede a slow step; work of every k-th step is rarely in runs
 _FEW_AT_TIMES = 5  # slow steps in runs that make the answer inconclusive
 _FEWEST_PEERS = 3  # other GPUs of a node that suffice for the node's median
@@ -468,11 +466,11 @@ def _now_and_then(is_late: Array, limits: Thresholds) -> slice | None:
 
 def _is_in_runs(is_late: Array) -> bool:
     """Whether several slow steps follow each other, as most of them do."""
-    beside = np.zeros(len(is_late), bool)
-    beside[1:] |= is_late[:-1]
-    beside[:-1] |= is_late[1:]
+    has_late_neighbour = np.zeros(len(is_late), bool)
+    has_late_neighbour[1:] |= is_late[:-1]
+    has_late_neighbour[:-1] |= is_late[1:]
     n = int(np.count_nonzero(is_late))
-    return n >= _FEW_AT_TIMES and int(np.count_nonzero(is_late & beside)) >= _IN_RUNS * n
+    return n >= _FEW_AT_TIMES and int(np.count_nonzero(is_late & has_late_neighbour)) >= _IN_RUNS * n
 
 
 def _with_more(is_late: Array, *stretches: slice | None) -> slice | None:

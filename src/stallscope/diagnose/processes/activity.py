@@ -466,7 +466,7 @@ def _budget(spent_ns: Array, calls: dict[str, Calls]) -> dict[str, float]:
     """Shares by item. Launches without ledger time get their time from the counts; it is subtracted from on_cpu.
 
     A launch that waits for room in the queue counts as a wait for the GPU. The time of the counts includes waits for a
-    CPU, which the ledger has apart: their part is assumed to be that of all running time.
+    CPU, which the ledger has apart: their part is assumed to be the same as of all running time.
     """
     whole = max(float(spent_ns[:N_CATEGORIES].sum()), 1.0)
     shares = {

@@ -2,7 +2,7 @@
 
 Input: the stacks of samples with their shares of the wall clock. A wait counts for the work with the same stack,
 otherwise for the work with the longest common path from the outermost call: another line of the same function, or
-another call at the same line of the loop. Accuracy: that of the samples.
+another call at the same line of the loop. Accuracy: as good as the samples.
 """
 
 from collections import defaultdict

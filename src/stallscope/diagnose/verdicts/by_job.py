@@ -25,7 +25,7 @@ _COUNTS = (
 
 
 def together(reports: list[Report]) -> Report:
-    """One report on several jobs: the most severe verdicts first, whichever job they concern."""
+    """One report on several jobs: the most severe verdicts of all jobs first."""
     if len(reports) == 1:
         return reports[0]
     examined: dict[str, float] = dict.fromkeys(_COUNTS, 0)
