@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 
+from stallscope.diagnose.gpu.even_work import longer_ns
 from stallscope.diagnose.report.verdict import Report
+from stallscope.diagnose.thresholds import Thresholds
+from stallscope.diagnose.timeline.step_table import Cells
 from stallscope.events.layout import Array
 
 from .builders import MS, Job, data_parallel, trace_of
 from .reports import report_of
 
 N_RANKS, N_STEPS, SLOW_SINCE = 8, 60, 20
+LIMITS = Thresholds()
 
 
 def report_on(late_ns: Array) -> Report:
@@ -75,3 +79,22 @@ def test_work_that_moves_once_names_no_gpu(more_ms: int) -> None:
     report = report_on(late_ns)
     assert not accused(report)
     assert not report.healthy
+
+
+@pytest.mark.parametrize(("scatter", "is_found"), [(0.02, True), (0.3, False)])
+def test_longer_work_shows_only_where_the_work_is_even(scatter: float, is_found: bool) -> None:
+    table = cells_of(N_RANKS, N_STEPS)
+    own_ns = 10 * MS * np.exp(scatter * np.random.default_rng(1).standard_normal(N_RANKS * N_STEPS))
+    slow = (table.process == 3) & (table.step >= SLOW_SINCE)
+    own_ns[slow] *= 1.3
+    longer = longer_ns(table, own_ns, np.zeros(N_RANKS, np.int64), LIMITS)
+    assert not longer[~slow].any()
+    assert (np.count_nonzero(longer[slow]) >= 0.9 * np.count_nonzero(slow)) == is_found
+
+
+def cells_of(n_ranks: int, n_steps: int) -> Cells:
+    """Cells with their process and step only."""
+    names = [name for name in Cells.__dataclass_fields__ if name not in ("process", "step")]
+    nothing = {name: np.zeros(n_ranks * n_steps) for name in names}
+    process, step = np.repeat(np.arange(n_ranks), n_steps), np.tile(np.arange(n_steps), n_ranks)
+    return Cells(process=process, step=step, **nothing)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from stallscope.diagnose.lateness.together import companions, in_groups
+from stallscope.diagnose.lateness.late_steps import LateStep
+from stallscope.diagnose.lateness.together import companions, in_groups, with_whole_nodes
 from stallscope.events.names import Category
 from stallscope.synth import HostStall, Schedule, simulate
 from stallscope.synth import Job as SimulatedJob
@@ -97,6 +98,21 @@ def test_companions_are_the_ranks_of_late_nodes():
     process, step = np.repeat([0, 1, 2, 3, 6], 5), np.tile(np.arange(10, 60, 10), 5)
     assert companions(0, process, step, node).tolist() == [1, 2, 3, 6]
     assert companions(0, process[:10], step[:10], node).tolist() == [1]
+
+
+def test_a_rank_late_in_some_steps_of_its_late_node_belongs_to_the_node():
+    node = np.repeat(np.arange(2), 4)
+    named = {rank: [late_in(rank, step) for step in range(0, 60, 10)] for rank in range(3)}
+    of_node = [late_in(3, step) for step in (10, 40)]
+    elsewhere = [*of_node, late_in(3, 11)]
+    others = [late for delays in named.values() for late in delays]
+    assert with_whole_nodes(named, [*others, *of_node], node) == {**named, 3: of_node}
+    assert with_whole_nodes(named, [*others, *elsewhere], node) == named
+    assert with_whole_nodes({0: named[0]}, [*others, *of_node], node) == {0: named[0]}
+
+
+def late_in(process: int, step: int) -> LateStep:
+    return LateStep(process, step, 0, 0, 50 * MS, 50 * MS, 1)
 
 
 def test_nodes_with_other_steps_are_other_groups():

@@ -7,7 +7,7 @@ from stallscope.diagnose.cost.absorption import Absorption, absorption
 from stallscope.diagnose.gpu.device_findings import on_device, with_costly_gpus
 from stallscope.diagnose.gpu.slow_gpu import SlowDevice
 from stallscope.diagnose.hangs.mismatched_rounds import Mismatch, mismatches
-from stallscope.diagnose.lateness.blocked_steps import with_host_delays
+from stallscope.diagnose.lateness.host_delays import with_host_delays
 from stallscope.diagnose.lateness.late_steps import LateStep, with_states
 from stallscope.diagnose.lateness.recurrence import recurring
 from stallscope.diagnose.lateness.together import with_whole_nodes
