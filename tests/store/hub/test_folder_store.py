@@ -163,3 +163,20 @@ def test_the_permissions_of_a_shared_folder_are_not_changed(tmp_path: Path):
     with closing(HubStore.open(tmp_path, STILL)):
         assert tmp_path.stat().st_mode & 0o777 == 0o755
         assert (tmp_path / "hub.duckdb").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["hub.duckdb", "hub.duckdb.wal"])
+def test_rows_are_not_acknowledged_once_the_file_was_deleted(store: HubStore, tmp_path: Path, name: str):
+    """The open file would accept them, and a hub started later would not find them."""
+    appended(store, events=events(["x"]))
+    (tmp_path / name).unlink()
+    with pytest.raises(StorageFailed, match=f"{name} was deleted"):
+        appended(store, events=events(["y"]))
+
+
+def test_rows_are_not_acknowledged_once_the_file_was_replaced(store: HubStore, tmp_path: Path):
+    appended(store, events=events(["x"]))
+    (tmp_path / "copy").write_bytes((tmp_path / "hub.duckdb").read_bytes())
+    (tmp_path / "copy").rename(tmp_path / "hub.duckdb")
+    with pytest.raises(StorageFailed, match="was deleted or replaced"):
+        appended(store, events=events(["y"]))

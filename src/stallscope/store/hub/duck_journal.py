@@ -32,6 +32,8 @@ _REPLAY_BYTES = 16 << 20
 limit is larger until then: a hub must start with every log that it has written.
 """
 
+_AFTER_DELETION = "no more rows are accepted; stop the hub, restore a copy, and start it again"
+
 _READ_BYTES = 8 << 20
 """Bytes of commits that are read together at a start."""
 
@@ -53,6 +55,7 @@ class DuckJournal:
         self.folder = folder
         self._db = connection
         self._lock = lock
+        self._inode = _inode(folder / FILE_NAME)
 
     @classmethod
     def open(
@@ -133,7 +136,7 @@ class DuckJournal:
 
         The rows are on disk when this returns. Raises StorageFailed; then nothing is stored.
         """
-        with self.transaction() as db:
+        with self._in_place(), self.transaction() as db:
             for begin in range(0, len(entries), _AT_ONCE):
                 some = entries[begin : begin + _AT_ONCE]
                 rows = [
@@ -154,6 +157,18 @@ class DuckJournal:
             for name, pieces in (kept or {}).items():
                 for rows in pieces:
                     replace(db, name, rows)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """Raises StorageFailed if the file or its log was deleted or replaced: rows in it would not be found again."""
+        with _storage(self.folder):
+            path = self.folder / FILE_NAME
+            if _inode(path) != self._inode:
+                raise OSError(f"{path} was deleted or replaced while the hub ran; {_AFTER_DELETION}")
+            yield
+            log = path.with_name(f"{FILE_NAME}.wal")
+            if _inode(log) is None and _is_open_but_deleted(log):
+                raise OSError(f"{log} was deleted while the hub ran; {_AFTER_DELETION}")
 
     def entries(self) -> Iterator[Entry]:
         """The unsealed rows, oldest first. Raises StorageFailed.
@@ -335,6 +350,23 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _inode(path: Path) -> int | None:
+    """The number of a file, None for a missing file."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _is_open_but_deleted(path: Path) -> bool:
+    """Whether this process has a file open that is no longer in its folder (proc(5), /proc/pid/fd)."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if str(link.readlink()) == f"{path.resolve()} (deleted)":
+                return True
+    return False
 
 
 def _commits_at_once(sizes: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
