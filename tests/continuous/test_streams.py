@@ -1,9 +1,10 @@
 """The streams of one process: their number is bounded, in total and for each tenant, and the rows that they keep."""
 
+import pyarrow as pa
 import pytest
 
 from stallscope.continuous import streams
-from stallscope.diagnose import Retention, Stream
+from stallscope.diagnose import SKIPPED, Retention, Stream
 
 from ..diagnose.builders import dp_trace, where
 from .test_continuous_diagnosis import as_arrow
@@ -31,6 +32,25 @@ def test_rows_that_wait_for_a_silent_rank_are_bounded_and_kept_in_whole_rounds()
     assert advance.n_left_out == len(waiting.collectives) - len(kept)
     assert advance.every > 1 and (kept["seq"] % advance.every == 0).all()
     assert made.tick()[key].n_left_out == 0, "each row is reported once"
+
+
+@pytest.mark.parametrize("column", ["ts_ns", "wait_leave_ns", "sleep_ns", "seq"])
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**63)])
+def test_a_row_with_a_number_too_large_to_compute_with_is_left_out_and_stated(column: str, value: int):
+    """Once each later tick failed, so the cluster had no verdict again."""
+    trace = dp_trace(n_ranks=4, n_steps=60)
+    tables = dict(as_arrow(trace, "b1").tables)
+    rows = tables["collectives"]
+    numbers = rows[column].to_pylist()
+    numbers[-7] = value
+    odd = rows.set_column(rows.column_names.index(column), column, pa.array(numbers, pa.int64()))
+    made, key = streams.Streams(Stream), ("a", "c1")
+    made.feed(key, tables | {"collectives": odd.slice(0, len(odd) // 2)})
+    made.feed(key, {"collectives": odd.slice(len(odd) // 2)})
+    advance = made.tick()[key]
+    assert advance.failure == ""
+    (job,) = made._streams[key]._jobs.values()
+    assert job.lost == {SKIPPED: 1}
 
 
 def test_the_largest_stream_gives_its_rows_up_first():

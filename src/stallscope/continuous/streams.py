@@ -79,6 +79,9 @@ class Streams:
             stream = self._streams[key] = self._make_stream()
             self._share_rows()
         trace = traces.trace(tables)
+        n_left_out += sum(
+            len(tables[name]) - len(getattr(trace, name)) for name in traces.TABLES if name in tables
+        )
         if n_left_out:
             trace = replace(trace, lost={SKIPPED: n_left_out})
         changes = stream.feed(trace, lost=traces.losses(tables), is_behind=is_behind)

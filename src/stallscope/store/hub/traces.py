@@ -34,6 +34,11 @@ _HASHES = ("comm_hash", "parent_hash")
 _COLUMNS = {"node": ("node_id",), "ledger_ns": tuple(f"{name}_ns" for name in CATEGORY_NAMES)}
 """The columns of the hub's tables for fields with another name; other fields have their own name."""
 
+_MAX_INTEGER, _MAX_LEDGER_NS = 1 << 62, 1 << 58
+"""Rows with larger numbers are left out: the difference of two numbers, and the sum of a time ledger, must be an int64.
+They are times after 2116, and states that lasted nine years.
+"""
+
 _FOREIGN_PIDS = 1 << 30
 """Above the kernel's largest pid (4,194,304), so that a synthetic pid never equals a real one."""
 
@@ -65,7 +70,10 @@ def _columns_read() -> dict[str, tuple[str, ...]]:
 
 
 def trace(tables: Mapping[str, pa.Table]) -> Trace:
-    """The rows of one cluster, by table of events/layout.py, as a trace."""
+    """The rows of one cluster, by table of events/layout.py, as a trace.
+
+    Without rows that have no time, or numbers that are too large to compute with.
+    """
     names = sorted(
         {name for rows in tables.values() for name in pc.unique(rows["node_id"]).to_pylist() if name}
     )
@@ -128,7 +136,20 @@ def _array(table: layout.Table, rows: pa.Table, nodes: dict[str, int], symbols: 
             out[field.name] = _integers(_whole(rows, field.name), unknown)
     if table is layout.COLLECTIVES:
         _complete(out, rows)
-    return out
+    return _computable(out)
+
+
+def _computable(rows: Array) -> Array:
+    """The rows whose numbers leave room for differences and sums."""
+    is_left_out = np.zeros(len(rows), bool)
+    for name in rows.dtype.names or ():
+        values = rows[name]
+        if values.dtype == np.int64 and values.size:
+            limit = _MAX_LEDGER_NS if values.ndim > 1 else _MAX_INTEGER
+            if values.min() <= -limit or values.max() >= limit:
+                is_large = (values <= -limit) | (values >= limit)
+                is_left_out |= is_large if values.ndim == 1 else is_large.any(axis=1)
+    return rows[~is_left_out] if is_left_out.any() else rows
 
 
 def _whole(rows: pa.Table, name: str) -> pa.Array:
