@@ -147,8 +147,10 @@ def _split(body: bytes) -> tuple[dict[str, Any], memoryview]:
     if end < 0:
         raise BadInput("an Arrow request must begin with one line of JSON")
     try:
-        head = json.loads(body[:end])
-        json.dumps(head, ensure_ascii=False).encode()  # fails for unpaired surrogates, which cannot be stored
+        text = body[:end].decode()
+        head = json.loads(text)
+        if "\\u" in text:  # an escape may be an unpaired surrogate, which cannot be stored
+            json.dumps(head, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the first line of an Arrow request is not valid JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict) or (unknown := sorted(set(head) - _HEAD_KEYS)):
