@@ -1,1 +1,1 @@
-"""Slow GPUs: GPU clocks, device-side lateness, driver state."""
+"""Slow GPUs: GPU clocks, rounds on the GPUs, driver state."""

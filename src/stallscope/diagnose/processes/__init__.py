@@ -1,4 +1,4 @@
-"""Single processes: steps without peers, CUDA errors, exits."""
+"""Single processes: time budget, faults, steps without peers, CUDA errors, exits."""
 
 from stallscope.diagnose.causes.on_host import STOPS, sender
 from stallscope.diagnose.processes.exit_reason import end, signal_name
