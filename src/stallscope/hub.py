@@ -180,9 +180,12 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
                 store,
                 sign_in,
                 confirmed_ns=diagnosis.confirmed_ns,
-                health=lambda identity: _health(
-                    identity, receiver, diagnosis, certificates, caveat=shared.caveat() if shared else ""
-                ),
+                health=lambda identity: {
+                    **_health(
+                        identity, receiver, diagnosis, certificates, caveat=shared.caveat() if shared else ""
+                    ),
+                    "otlp_grpc_port": grpc_port_number,
+                },
             )
         )
         parts, lifespan = stack.enter_context(

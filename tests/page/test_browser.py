@@ -111,7 +111,8 @@ def fed(hub: Served) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("hub")) as running, fed(running):
+    health = {"otlp_grpc_port": 14317}
+    with served(tmp_path_factory.mktemp("hub"), health=lambda _: health) as running, fed(running):
         named = {"cluster_id": "llama-70b", "comm_hash": LARGE_COMM, "rank": CULPRIT, "ranks": f"[{CULPRIT}]"}
         victims = json.dumps([rank for rank in range(N_RANKS) if rank != CULPRIT])
         summary = f"Rank {CULPRIT} slows down the job: 60 ms late."
@@ -496,7 +497,7 @@ def test_an_inconclusive_answer_shows_its_reasons_and_the_data_that_would_decide
 def test_a_new_hub_shows_how_to_connect_the_first_agent(hub: Served, browser, problems):
     page = signed_in(context(browser), hub, problems, hub.token(tenant="empty"))
     page.wait_for_selector("text=No job has sent data yet")
-    assert "stallscope trace --hub 127.0.0.1:4317 --token-file" in page.locator("pre").inner_text()
+    assert "stallscope trace --hub 127.0.0.1:14317 --token-file" in page.locator("pre").inner_text()
 
 
 def test_a_slow_and_a_failing_hub_keep_the_page_usable(hub: Served, browser, problems):

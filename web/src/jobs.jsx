@@ -89,15 +89,16 @@ function JobRow({ row, hasOwners, hasPrices }) {
   )
 }
 
-const COMMANDS = `stallscope hub token create --scope ingest > agent.token      # on the hub
-sudo stallscope trace --hub ${location.hostname || 'HOST'}:4317 --token-file agent.token      # on each GPU machine`
-
 function FirstAgent() {
+  const { otlp_grpc_port: port, tls } = health.value ?? {}
+  const address = `${location.hostname || 'HOST'}:${port ?? 4317}`
+  const commands = `stallscope hub token create --scope ingest > agent.token      # on the hub
+sudo stallscope trace --hub ${address}${tls === 'none' ? ' --hub-insecure' : ''} --token-file agent.token      # on each GPU machine`
   return (
     <section class="card" aria-label="Connect the first agent">
       <h2>Connect the first agent</h2>
       <p>Create a token for agents, copy it to a GPU machine, and start the agent there. Its jobs appear here after their first rounds.</p>
-      <pre tabIndex={0}>{COMMANDS}</pre>
+      <pre tabIndex={0}>{commands}</pre>
     </section>
   )
 }
