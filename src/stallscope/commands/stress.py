@@ -71,7 +71,8 @@ def stress(
     interval_ns = int(ranks / rate * 1e9) if rate else max(50_000_000, int(late_ms * 3e6))
     if straggler is not None and late_ms * 1e6 > interval_ns / 2:
         raise BadInput(
-            f"--late-ms {late_ms:g} exceeds the round time of {interval_ns / 1e6:.3g} ms; lower it, or lower --rate"
+            f"--late-ms {late_ms:g} exceeds half of the time of a round ({interval_ns / 1e6:.3g} ms for {ranks} ranks "
+            f"at --rate {rate:g}); give --rate {int(ranks / late_ms * 500)} or less, or a lower --late-ms"
         )
     token_in(token_file)
     target = Target(
