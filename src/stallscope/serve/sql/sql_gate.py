@@ -217,7 +217,8 @@ def _check_table_function(function: Mapping[str, Any], walk: _Walk, ctes: frozen
     path = [str(part).lower() for part in function["qualified_name"]["path"]]
     if path[-1] not in walk.names.table_functions or len(path) != 1:
         raise RefusedQuery(
-            f"{'.'.join(path)[:80]} is not allowed in FROM; {', '.join(sorted(walk.names.table_functions))} are"
+            f"{'.'.join(path)[:80]} is not allowed in FROM; the functions allowed there are "
+            f"{', '.join(sorted(walk.names.table_functions))}"
         )
     for key, value in function.items():
         if key != "function_name":

@@ -25,7 +25,7 @@ def locked(folder: Path) -> int:
     except BlockingIOError:
         os.close(lock)
         raise StorageFailed(
-            f"another stallscope hub uses {folder}; stop it, or choose another path with --db"
+            f"another stallscope hub uses {folder}; stop it, or name another folder"
         ) from None
     return lock
 
