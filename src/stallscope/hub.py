@@ -184,7 +184,7 @@ def started(options: Options, *, out: TextIO = sys.stderr) -> Iterator[Ports]:
                     **_health(
                         identity, receiver, diagnosis, certificates, caveat=shared.caveat() if shared else ""
                     ),
-                    "otlp_grpc_port": grpc_port_number,
+                    "otlp_grpc_port": grpc.port,
                 },
             )
         )

@@ -12,6 +12,7 @@ import typer
 from stallscope.commands.hub_status import Shared
 from stallscope.commands.options import HubDb, SettingsFile, settings_from
 from stallscope.errors import BadInput, StorageFailed
+from stallscope.events.counted import counted
 
 if TYPE_CHECKING:
     from stallscope.settings import Settings
@@ -71,8 +72,8 @@ def _check_bucket(settings: Settings, *, is_repair: bool) -> None:
     for problem in findings.problems:
         typer.echo(problem)
     typer.echo(
-        f"{findings.n_segments:,} segments, {findings.n_rows:,} readable rows, {len(findings.problems)} problems,"
-        f" {findings.n_unlisted} objects that no list names"
+        f"{counted(findings.n_segments, 'segment')}, {counted(findings.n_rows, 'readable row')}, "
+        f"{counted(len(findings.problems), 'problem')}, {counted(findings.n_unlisted, 'object')} that no list names"
     )
     if findings.problems:
         raise StorageFailed("the bucket is damaged; restore the objects from a copy")
@@ -108,5 +109,6 @@ def _print(findings: FolderProblems) -> None:
         typer.echo(problem)
     repaired = f", {findings.n_repaired} repaired" if findings.n_repaired else ""
     typer.echo(
-        f"{findings.n_rows:,} rows, {findings.n_segments} segments, {len(findings.problems)} problems{repaired}"
+        f"{counted(findings.n_rows, 'row')}, {counted(findings.n_segments, 'segment')}, "
+        f"{counted(len(findings.problems), 'problem')}{repaired}"
     )

@@ -178,6 +178,17 @@ def test_check_names_the_damage_and_repair_keeps_the_rest(tmp_path: Path):
         upkeep.check(tmp_path / "segments")
 
 
+def test_repair_ends_whichever_byte_of_a_file_is_damaged(tmp_path: Path):
+    first, _ = two_files(tmp_path)
+    whole = first.read_bytes()
+    for at in range(4, len(whole) - 8, len(whole) // 12):
+        first.write_bytes(whole[:at] + bytes(each ^ 0xFF for each in whole[at : at + 3]) + whole[at + 3 :])
+        if upkeep.check(tmp_path).problems:
+            assert upkeep.check(tmp_path, repair=True).n_rows >= 7
+            break
+    assert not upkeep.check(tmp_path).problems
+
+
 def test_a_backup_of_a_running_hub_holds_every_acknowledged_row(tmp_path: Path):
     folder, copy, back = tmp_path / "hub", tmp_path / "copy", tmp_path / "back"
     with closing(HubStore.open(folder, STILL)) as store:

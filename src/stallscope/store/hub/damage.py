@@ -185,6 +185,10 @@ def reason_unreadable(folder: Path, segment: Segment) -> str:
     return ""
 
 
+UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
+"""Errors of pyarrow for damaged files: bytes of names that are not UTF-8 raise ValueError, wrong sizes MemoryError."""
+
+
 def reason_unreadable_inside(folder: Path, segment: Segment) -> str:
     """As reason_unreadable(), after reading every row."""
     import pyarrow.parquet as pq
@@ -194,7 +198,7 @@ def reason_unreadable_inside(folder: Path, segment: Segment) -> str:
     try:
         with pq.ParquetFile(folder / segment.path) as file:
             n_rows = sum(batch.num_rows for batch in file.iter_batches())
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except UNREADABLE as error:
         return f"its content is damaged ({(str(error).splitlines() or ['no reason'])[0][:100]})"
     return "" if n_rows == segment.n_rows else f"it has {n_rows:,} rows instead of {segment.n_rows:,}"
 

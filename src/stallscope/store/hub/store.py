@@ -15,7 +15,7 @@ from stallscope.errors import BadInput, Overloaded, StorageFailed
 from stallscope.store.hub import schema
 from stallscope.store.hub.batches import Batch, BatchMember, Receipt, completed
 from stallscope.store.hub.compactor import Compactor, CompactorTotals
-from stallscope.store.hub.damage import Damage, Position
+from stallscope.store.hub.damage import UNREADABLE, Damage, Position
 from stallscope.store.hub.duck_journal import DuckJournal
 from stallscope.store.hub.hot import HotRows, Snapshot
 from stallscope.store.hub.job_filter import JobFilter
@@ -224,7 +224,7 @@ class HubStore:
             path, filters = self.folder / segment.path, [("received_at", ">=", since)]
             try:
                 pieces.append(pq.read_table(path, filters=filters, partitioning=None, schema=wanted))
-            except (pa.ArrowException, OSError):
+            except UNREADABLE:
                 self.set_aside_damaged(tenant)  # the other files are still useful
         hot = data.hot.get(table, wanted.empty_table())
         hot = hot.filter(pc.greater_equal(hot["received_at"], since))

@@ -19,6 +19,7 @@ from stallscope.store.hub import schema, segments
 from stallscope.store.hub.damage import (
     GAPS_NAME,
     POSITION_NAME,
+    UNREADABLE,
     lost_commits,
     read_position,
     reason_unreadable_inside,
@@ -100,11 +101,11 @@ def _readable(path: Path) -> Iterator[pa.Table]:
 
     try:
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError):
+    except UNREADABLE:
         return
     with file:
         for number in range(file.num_row_groups):
-            with suppress(pa.ArrowException, OSError):
+            with suppress(*UNREADABLE):
                 yield file.read_row_group(number)
 
 
