@@ -220,6 +220,15 @@ def test_a_thread_that_waits_for_a_cpu_while_it_touches_new_memory_is_in_page_fa
     )
 
 
+def test_a_thread_that_is_never_sampled_on_the_cpu_runs_where_it_waits_for_a_cpu():
+    touch = "/job/train.py:30 touch", CALL
+    waits = gpu(Category.PREEMPTED, *touch, waits_for="page faults of new memory", n=8)
+    budget = {Category.ON_CPU: 0.1, Category.PREEMPTED: 0.7, Category.DEVICE: 0.2}
+    verdict = only(report_of(process(budget, [waits, gpu(Category.DEVICE, n=2)])))
+    assert (verdict.causes[0].cause.name, verdict.evidence.line) == ("page_fault", touch[0])
+    assert verdict.causes[0].share == pytest.approx(0.8, abs=0.01)
+
+
 def test_launches_that_wait_for_a_cpu_do_not_wait_for_the_gpu():
     counts = [(Op.SYNC, 20, 0.0, {}), (Op.LAUNCH, 200, 2_500.0, {})]
     compute = gpu(Category.ON_CPU, "/job/train.py:30 encode", n=2)

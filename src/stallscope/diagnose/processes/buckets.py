@@ -153,7 +153,8 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
     polls_lock_at = _polls_lock_at(activity)
     is_import_work = _imports_continue(activity)
     waits = CpuWaits()
-    rows = sorted(weighted(activity), key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
+    running = list(_running(activity))
+    rows = sorted([*weighted(activity), *running], key=lambda pair: int(pair[0]["syscall_nr"]) == LEFT)
     for row, weight in rows:
         frames = activity.frames(row)
         name, part = _reason(activity, row, frames, threads, loops)
@@ -181,6 +182,8 @@ def buckets(activity: Activity) -> dict[str, Bucket]:
         if text and not is_other:
             bucket.objects.add(text, weight)
         bucket.parts.add(part, weight)
+        if name == "host_compute" and running:
+            continue  # it does not include waits for a CPU, which may belong to another bucket of its line
         if name != _PREEMPTED:
             waits.add_work(frames, name, user_line(frames), weight)
         elif text.startswith(_NEW_PAGES):
@@ -216,6 +219,7 @@ def _add_variances(activity: Activity, out: dict[str, Bucket]) -> None:
     n_samples: Counter[str] = Counter()
     for row in activity.of_role(SampleRole.GPU):
         n_samples[_stratum(activity, int(row["category"]))] += int(row["n"])
+    n_samples["on_cpu"] = n_samples["on_cpu"] or n_samples["preempted"]
     whole, by_interval = _stratum_shares(activity), _interval_shares(activity)
     length = activity.spent_ns.sum(axis=1)
     for bucket in out.values():
@@ -453,9 +457,28 @@ def _stratum_shares(activity: Activity) -> Shares:
     return shares
 
 
+def _running(activity: Activity) -> Iterator[tuple[Array, float]]:
+    """The samples of a thread that waits for a CPU, as samples of its time on the CPU, if that has no sample.
+
+    On a busy machine a thread is seldom on the CPU, and it is displaced where it runs.
+    """
+    rows = activity.of_role(SampleRole.GPU)
+    if "on_cpu" in _sampled_strata(activity):
+        return
+    rows = rows[(rows["category"] == Category.PREEMPTED) & (rows["stack"] >= 0)].copy()
+    rows["category"] = Category.ON_CPU
+    share = _stratum_shares(activity).of("on_cpu")
+    for row in rows if share > 0 else []:
+        yield row, share * int(row["n"]) / int(rows["n"].sum())
+
+
+def _sampled_strata(activity: Activity) -> set[str]:
+    return {_stratum(activity, int(category)) for category in activity.of_role(SampleRole.GPU)["category"]}
+
+
 def _unsampled(activity: Activity) -> dict[str, float]:
     """The shares of ledger items whose stratum has no sample."""
-    sampled = {_stratum(activity, int(category)) for category in activity.of_role(SampleRole.GPU)["category"]}
+    sampled = _sampled_strata(activity) | {"on_cpu" for _ in _running(activity)}
     missing = {}
     for item, share in activity.budget.items():
         if _stratum_of(activity, item) not in sampled and share > 0:
