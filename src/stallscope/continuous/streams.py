@@ -64,7 +64,6 @@ class Streams:
         self._make_stream = make_stream
         self._streams: dict[Key, Stream] = {}
         self._sizes: dict[Key, int] = {}
-        self._thinned: dict[Key, tuple[int, int]] = {}
         self._max_rows: float = math.inf
 
     def feed(
@@ -91,25 +90,19 @@ class Streams:
 
     def tick(self, keys: Collection[Key] | None = None) -> dict[Key, AdvancedStream]:
         """See Diagnoses. A failure of one stream is part of its answer, and does not end the others."""
-        advances = {
-            key: _advance(stream) for key, stream in self._streams.items() if keys is None or key in keys
-        }
-        for key in advances.keys() & self._thinned.keys():
-            n_left_out, every = self._thinned.pop(key)
-            advances[key] = replace(advances[key], n_left_out=n_left_out, every=every)
-        return advances
+        return {key: _advance(stream) for key, stream in self._streams.items() if keys is None or key in keys}
 
     def forget(self, keys: Iterable[Key]) -> None:
         """See Diagnoses."""
         for key in keys:
-            for of_key in (self._streams, self._sizes, self._thinned):
-                of_key.pop(key, None)
+            self._streams.pop(key, None)
+            self._sizes.pop(key, None)
         self._share_rows()
 
     def close(self) -> None:
         """See Diagnoses."""
-        for of_key in (self._streams, self._sizes, self._thinned):
-            of_key.clear()
+        self._streams.clear()
+        self._sizes.clear()
 
     def _bound_rows(self) -> None:
         """Drop rows of the largest stream while the rows, and an evaluation of these rows, need too much memory."""
@@ -118,9 +111,7 @@ class Streams:
             n_before = self._sizes[key]
             if sum(self._sizes.values()) + _AN_EVALUATION * n_before <= (1 + _AN_EVALUATION) * self._max_rows:
                 return
-            n_dropped, every = self._streams[key].thin_out()
-            n_so_far, every_so_far = self._thinned.get(key, (0, 1))
-            self._thinned[key] = n_so_far + n_dropped, max(every_so_far, every)
+            self._streams[key].thin_out()
             self._sizes[key] = self._streams[key].n_rows
             if self._sizes[key] == n_before:
                 return  # only rows that are always kept
@@ -137,7 +128,15 @@ class Streams:
 
 def _advance(stream: Stream) -> AdvancedStream:
     try:
-        return AdvancedStream(stream.tick(), stream.n_jobs, stream.confirmed_ns(), stream.jobs())
+        n_left_out, every = stream.left_out()
+        return AdvancedStream(
+            stream.tick(),
+            stream.n_jobs,
+            stream.confirmed_ns(),
+            stream.jobs(),
+            n_left_out=n_left_out,
+            every=every,
+        )
     except Exception as error:  # noqa: BLE001 (logged here, and stated in every answer about the cluster)
         _LOG.exception("the continuous diagnosis failed at a tick")
         return AdvancedStream(n_jobs=stream.n_jobs, failure=type(error).__name__)

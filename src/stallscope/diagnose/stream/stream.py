@@ -99,11 +99,17 @@ class Stream:
         with self._lock:
             return self._passed(self.clock() if now_ns is None else now_ns)
 
-    def thin_out(self) -> tuple[int, int]:
+    def thin_out(self) -> None:
         """Keep at most half of the rows of the largest job, see Job.thin_out()."""
         with self._lock:
-            largest = max(self._jobs.values(), key=lambda job: job.rows.n_all, default=None)
-            return largest.thin_out() if largest else (0, 1)
+            if self._jobs:
+                max(self._jobs.values(), key=lambda job: job.rows.n_all).thin_out()
+
+    def left_out(self) -> tuple[int, int]:
+        """The collectives of all jobs that thin_out() has dropped since the last call, and the largest k, see Job."""
+        with self._lock:
+            parts = [job.left_out() for job in self._jobs.values()]
+        return sum(n for n, _ in parts), max((every for n, every in parts if n), default=1)
 
     def report(self) -> Report:
         """The report on all jobs, including recently ended jobs."""

@@ -31,6 +31,7 @@ from stallscope.diagnose.stream.trigger import Trigger
 from stallscope.diagnose.stream.window import (
     Retention,
     Rows,
+    ThinnedRounds,
     before_first_kept,
     chosen,
     complete,
@@ -60,6 +61,7 @@ _MAX_ROWS_WITHOUT_ROUNDS = 1 << 14  # rows of other tables, of a job without col
 _SILENT_LAGS = 2  # times the longest wait for a node that is behind, after which its agent is silent
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
 _MAX_SAMPLE = 64  # the largest k of every k-th round
+_MAX_THINNED = 8  # thinned stretches of rounds whose rows may still arrive: nodes are some seconds apart
 
 SKIPPED = "skipped_by_hub"
 """The kind of lost records that were received, but not examined."""
@@ -106,6 +108,9 @@ class Job:
     _ended_ns: dict[ProcessKey, int] = field(default_factory=dict)
     _enough_rows: int = 0
     _rows_a_step: float = 0.0
+    _thinned: list[ThinnedRounds] = field(default_factory=list)
+    _n_left_out: int = 0
+    _sample: int = 1
 
     def __post_init__(self) -> None:
         self.trigger = Trigger(min_ns=float(self.limits.min_late_ns), enough=self.limits.min_late_steps)
@@ -114,6 +119,7 @@ class Job:
     def add(self, tables: dict[str, Array], at_ns: int) -> None:
         """Take rows of this job."""
         self.latest_at_ns = at_ns
+        tables = tables | {"collectives": self._of_thinned_rounds(tables["collectives"])}
         for name, rows in tables.items():
             if len(rows):
                 self.rows.add(name, rows)
@@ -135,11 +141,11 @@ class Job:
             self._n_arrived += len(arrived)
             self._allowance += self.retention.max_evaluations * len(arrived)
 
-    def thin_out(self) -> tuple[int, int]:
+    def thin_out(self) -> None:
         """Keep at most half of the rows: the rows of every k-th round, or the newest rows if most have no round.
 
         An evaluation drops old rows of complete rounds only. Other rows pile up while nodes send at different times.
-        Returns the number of dropped collectives, and k; 1 if the oldest rows were dropped.
+        Rows of the dropped rounds that arrive later, from nodes that are behind, are dropped, too.
         """
         self.rows.fold()
         rows, every = self.rows.tables["collectives"], 1
@@ -149,12 +155,31 @@ class Job:
             kept = (rows["seq"] % every == 0) | (rows["seq"] == UNKNOWN)
         if 2 * np.count_nonzero(kept) > len(rows):
             every, kept = 1, _newest_half(rows)
+        else:
+            self._thinned = [*self._thinned, ThinnedRounds.of(rows, every)][-_MAX_THINNED:]
         self.rows.keep(kept, max_side_rows=self.rows.n_all // 8)
         self._n_since = min(self._n_since, self.rows.n)
         n_dropped = len(rows) - self.rows.n
         if every == 1:
             self.note_lost({SKIPPED: n_dropped})
-        return n_dropped, every
+        self._n_left_out, self._sample = self._n_left_out + n_dropped, every
+
+    def _of_thinned_rounds(self, rows: Array) -> Array:
+        """Arriving collectives without the rounds that thin_out() has dropped."""
+        if not self._thinned or not len(rows):
+            return rows
+        kept = np.logical_and.reduce([thinned.has(rows) for thinned in self._thinned])
+        if kept.all():
+            return rows
+        self._n_left_out += int(np.count_nonzero(~kept))
+        return chosen(rows, kept)
+
+    def left_out(self) -> tuple[int, int]:
+        """The collectives that were dropped since the last call, because too many were kept, and the k of the rounds
+        that remain; 1 if the oldest were dropped.
+        """
+        n_left_out, self._n_left_out = self._n_left_out, 0
+        return n_left_out, self._sample
 
     def add_host_events(self, rows: Array) -> None:
         """Take host events on this job's processes."""
@@ -179,6 +204,11 @@ class Job:
         ):
             tracks.of.update(other_tracks.of)
         self.history.settled_ns.update(other.history.settled_ns)
+        self._thinned = [*self._thinned, *other._thinned][-_MAX_THINNED:]
+        self._n_left_out, self._sample = (
+            self._n_left_out + other._n_left_out,
+            max(self._sample, other._sample),
+        )
         self.history.is_trimmed |= other.history.is_trimmed
         self.history.over += other.history.over
         self.incidents.open += other.incidents.open

@@ -117,6 +117,33 @@ class Rows:
             self.tables[name] = chosen(side, side["ts_ns"] >= begin)[-max_side_rows:]
 
 
+@dataclass(frozen=True)
+class ThinnedRounds:
+    """Rounds of which every k-th is kept. comm: uint64 (m,), sorted; until: int64 (m,), the last such round of each."""
+
+    comm: Array
+    until: Array
+    every: int
+
+    @staticmethod
+    def of(rows: Array, every: int) -> "ThinnedRounds":
+        """The rounds up to the newest of these collectives."""
+        comm, number = np.unique(rows["comm_hash"], return_inverse=True)
+        until = np.full(len(comm), UNKNOWN, np.int64)
+        np.maximum.at(until, number, rows["seq"])
+        return ThinnedRounds(comm, until, every)
+
+    def has(self, rows: Array) -> Array:
+        """Whether the rounds of collectives are kept: bool (n,)."""
+        seq = rows["seq"].astype(np.int64)
+        if not len(self.comm) or seq.min(initial=0) > self.until.max():
+            return np.ones(len(rows), bool)
+        slot = np.minimum(np.searchsorted(self.comm, rows["comm_hash"]), len(self.comm) - 1)
+        is_newer = (self.comm[slot] != rows["comm_hash"]) | (seq > self.until[slot])
+        kept: Array = is_newer | (seq % self.every == 0) | (seq == UNKNOWN)
+        return kept
+
+
 def joined(parts: list[Array]) -> Array:
     """Rows of one table, one after the other.
 
