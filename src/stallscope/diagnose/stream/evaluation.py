@@ -184,11 +184,14 @@ def summed(
 def measured(evaluation: Evaluation, late: list[LateStep], among: Sequence[LateStep]) -> dict[int, Delays]:
     """The delays of each process in the rows, with the growth of the steps as their cost.
 
-    among: further late steps in the rows, which cause a share of the growth.
+    Delays that take turns between ranks cost the waits for them, as in a report on a whole trace: the growth of a step
+    cannot be divided among many ranks. among: further late steps in the rows, which cause a share of the growth.
     """
-    case = evaluation.case
+    case, named = evaluation.case, evaluation.faults.named
     delays = delays_by_process(case, late, among=among)
     groups = late_together(delays, case.timeline.node)
+    if evaluation.faults.uneven:
+        groups = [group for group in groups if any(process in named for process in group)]
     in_rows = {
         process: replace(each, late=tuple(evaluation.in_rows(each.late))) for process, each in delays.items()
     }
