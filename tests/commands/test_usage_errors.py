@@ -1,5 +1,6 @@
 """A wrong option, argument or command: one line with the complaint, the given value and the command for help."""
 
+import os
 import subprocess
 import sys
 from shlex import quote
@@ -121,6 +122,23 @@ def test_an_empty_value_and_a_stream_as_a_file_are_refused(run, monkeypatch, tmp
     code, out, err = run(*words)
     assert (code, out) == (2, "") and err.startswith(f"stallscope: {named}") and err.count("\n") == 1, err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("explain", "PIPE"),
+        ("merge", "PIPE", "x.db", "-o", "y.db"),
+        ("import", "PIPE", "--db", "y.db"),
+        ("compare", "PIPE", "x.db"),
+        ("query", "SELECT 1", "--db", "PIPE"),
+    ],
+)
+def test_a_pipe_is_refused_instead_of_waiting_for_its_writer(run, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("PIPE")
+    code, _, err = run(*words)
+    assert (code, "PIPE is a pipe; write its content to a file" in err) == (2, True)
 
 
 def test_words_of_a_job_are_not_checked(run):

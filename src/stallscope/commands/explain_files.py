@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # importing these here would slow every command
 def is_node_trace(path: Path) -> bool:
     """Whether a path is a node trace or a damaged SQLite file: the trace reader then reports the damage."""
     from stallscope.events import layout
+    from stallscope.store.node import check_no_pipe
 
+    check_no_pipe(path)
     try:
         with path.open("rb") as stream:
             head = stream.read(72)

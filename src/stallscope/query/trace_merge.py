@@ -66,6 +66,7 @@ def _as_trace(source: Path) -> Iterator[Path]:
 
 def _is_trace(source: Path) -> bool:
     """Whether the file is or claims to be a stallscope trace; a damaged trace is reported when it is read."""
+    node.check_no_pipe(source)
     if not source.is_file():
         return not source.exists()
     with source.open("rb") as file:

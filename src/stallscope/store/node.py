@@ -437,6 +437,12 @@ def _clear_later_ends(processes: Array, last_ns: Mapping[int, int]) -> None:
         processes["ended_ns"][(processes["node"] == node) & (processes["ended_ns"] >= ns)] = UNKNOWN
 
 
+def check_no_pipe(path: Path) -> None:
+    """Raises BadTrace for a named pipe: reading it could wait forever, and a trace is read more than once."""
+    if path.is_fifo():
+        raise BadTrace(f"{path} is a pipe; write its content to a file, and give that file")
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that cannot change the file. Raises NotFound, BadTrace, NewerSchema."""
@@ -448,6 +454,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise BadTrace(
             f"{path} is a folder, not a trace: `stallscope import {path} --db OUT` reads recordings"
         )
+    check_no_pipe(path)
     options = "mode=ro" if _is_live(path) or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
     try:
         db = sqlite3.connect(f"file:{quote(os.fsencode(path.absolute()))}?{options}", uri=True, timeout=10.0)
