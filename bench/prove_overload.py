@@ -35,7 +35,7 @@ MAX_ROWS_OFFERED = 60_000
 """Of an agent at once: its sender holds 64 MB of rows until they are on disk, and drops further rows."""
 
 PROGRESS_S = 60.0
-ROUNDS_A_QUESTION = 100_000
+ROUNDS_A_QUESTION = 25_000
 SPOOL_BYTES = 20 << 30
 MIN_PATIENCE_S, DRAIN_SHARE = 600.0, 3.0
 """The spools must drain within this multiple of the duration."""
