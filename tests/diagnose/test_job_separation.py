@@ -240,3 +240,16 @@ def test_the_most_severe_verdict_of_several_jobs_is_the_first():
         ("critical", 2),
         ("low", 1),
     ]
+
+
+def test_releases_that_a_busy_machine_delays_are_still_of_one_job():
+    """An eighth of them is 9 ms late; the process of the other job has almost the same pace."""
+    step_ns, n = 20 * MS, 200
+    first = np.arange(n) * step_ns
+    second = first + np.where(np.arange(n) % 8 == 0, 9 * MS, MS // 2)
+    other = np.arange(n) * (step_ns + MS // 2)
+    processes = [(0, 10), (0, 11), (0, 12)]
+    jobs = late_jobs(
+        processes, dict.fromkeys(processes, 0), dict(zip(processes, (first, second, other), strict=True))
+    )
+    assert jobs == [[(0, 10), (0, 11)], [(0, 12)]]
