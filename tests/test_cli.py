@@ -294,6 +294,11 @@ def test_a_trace_may_have_a_name_that_is_not_utf_8(run, db, tmp_path):
     assert run("explain", other)[0] == 20
 
 
+def test_a_name_with_control_characters_is_one_line_of_error(run):
+    code, _, err = run("explain", "a\nb\x1b[2J.db")
+    assert code == 3 and err.startswith("stallscope: no trace at a\\nb\\x1b[2J.db: ") and err.count("\n") == 1
+
+
 def test_every_error_has_an_exit_code_and_a_status():
     def leaves(kind):
         yield kind

@@ -194,7 +194,9 @@ def _one_line_errors(output: _Output | None) -> Iterator[None]:
     try:
         yield
     except StallscopeError as error:
-        echo_text(f"stallscope: {error}", err=True)
+        # One line, and no control of the terminal, whatever is in the name of a file.
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(error))
+        echo_text(f"stallscope: {text}", err=True)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
