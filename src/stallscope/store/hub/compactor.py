@@ -172,6 +172,8 @@ class Compactor:
             self._medians[tenant] = medians
         self.numbers.sealed_segments += 1
         self.numbers.sealed_rows += segment.n_rows
+        # While rows wait, seals follow each other.
+        process_memory().return_early(self.limits.max_memory_bytes)
         return segment.n_rows
 
     def _merge_small(self) -> None:
