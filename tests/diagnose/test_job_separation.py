@@ -253,3 +253,11 @@ def test_releases_that_a_busy_machine_delays_are_still_of_one_job():
         processes, dict.fromkeys(processes, 0), dict(zip(processes, (first, second, other), strict=True))
     )
     assert jobs == [[(0, 10), (0, 11)], [(0, 12)]]
+
+
+@pytest.mark.parametrize("missing", [range(100, 130), range(3, 400, 12)], ids=["gap", "single waits"])
+def test_missing_releases_do_not_separate_the_processes_of_a_job(missing: range):
+    whole = np.arange(400) * 20 * MS
+    processes = [(0, 10), (0, 11)]
+    releases_ns = {(0, 10): whole, (0, 11): np.delete(whole + MS // 5, list(missing))}
+    assert late_jobs(processes, dict.fromkeys(processes, 2), releases_ns) == [processes]

@@ -32,6 +32,9 @@ _SAME_NS = (
 _SAME_SHARE = 0.01  # the same, as a share of the time between releases
 _MAX_SHARE = 0.12  # of the time between releases: the median is 0.25 without a relation
 _IN_ORDER = 0.95  # share of releases before which both processes were released equally often
+_NEARBY = (
+    10  # releases before and after a release that show the order: single waits and records may be missing
+)
 
 
 def releases_ns(rows: Array) -> Array:
@@ -61,7 +64,8 @@ def _distance(ns: Array, other_ns: Array) -> _Distance | None:
     apart_ns = np.minimum(np.abs(ns - other_ns[after - 1]), np.abs(ns - other_ns[after]))
     gap_ns, median_ns = float(np.median(np.diff(ns))), float(np.median(apart_ns))
     ahead = np.searchsorted(other_ns, ns) - np.arange(len(ns))
-    in_order = np.count_nonzero(np.abs(ahead - np.median(ahead)) <= 1) / len(ns)
+    nearby = np.lib.stride_tricks.sliding_window_view(np.pad(ahead, _NEARBY, mode="edge"), 2 * _NEARBY + 1)
+    in_order = np.count_nonzero(np.abs(ahead - np.median(nearby, axis=1)) <= 1) / len(ns)
     is_close = median_ns <= min(max(_SAME_NS, _SAME_SHARE * gap_ns), _MAX_SHARE * gap_ns)
     return _Distance(median_ns, is_close and in_order >= _IN_ORDER)
 
