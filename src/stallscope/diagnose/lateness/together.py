@@ -15,6 +15,7 @@ from stallscope.events.names import Category
 
 _SAME_STEPS = 0.6  # share of the late steps of two processes in which both must be late
 _MOST_OF_NODE, _FEWEST_OF_NODE = 0.75, 4  # share of a node's ranks that are named, and ranks of a node
+_FEWEST_LATE = 2  # late steps of a process that belongs to a late node
 _OF_NODE = 0.5  # share of a node's ranks from which the node is late
 
 
@@ -55,8 +56,8 @@ def with_whole_nodes(
 ) -> dict[int, list[LateStep]]:
     """The named processes, and the other processes of a node of which most are named, if they are late together.
 
-    Each of their late steps, at least two, must be a late step of a named process of the node. node: int64 (p,), by
-    process.
+    Each of their late steps must be a late step of a named process of the node, and they must be late at least half as
+    often as the typical named process of the node. node: int64 (p,), by process.
     """
     if not len(node) or node.min() == node.max():
         return named
@@ -70,9 +71,10 @@ def with_whole_nodes(
         if len(own) < _FEWEST_OF_NODE or len(known) < _MOST_OF_NODE * len(own):
             continue
         steps = {late.step for process in known for late in named[process]}
+        n_least = max(_OF_NODE * float(np.median([len(named[process]) for process in known])), _FEWEST_LATE)
         for process in own:
             delays = of_process.get(process, [])
-            if process not in named and len(delays) > 1 and all(late.step in steps for late in delays):
+            if process not in named and len(delays) >= n_least and all(late.step in steps for late in delays):
                 whole[process] = delays
     return dict(sorted(whole.items()))
 
