@@ -204,6 +204,17 @@ def test_communicators_of_the_processes_of_a_job_are_one_row(store: HubStore, jo
     assert cells.comms[cells.comm[0]] == "00000000000000bb" and cells.seq[0] == 5
 
 
+def test_jobs_that_merge_repeatedly_keep_all_their_communicators(store: HubStore, jobs: Jobs):
+    begin_s = recent_s()
+    groups = {f"00000000000000{number:02d}": (number, number + 1) for number in (10, 12, 14, 11, 13)}
+    for comm, ranks in groups.items():
+        appended(store, collectives=arrivals(2, 4, begin_s=begin_s, comm=comm, ranks=ranks))
+    assert jobs.memory.wait_until_current()
+    (job,) = jobs.memory.jobs(TENANT)
+    assert all(jobs.memory.job(TENANT, "c1", comm) is job for comm in groups)
+    assert set(job.comms) == set(groups) and set(job.processes) == set(range(10, 16))
+
+
 def test_another_tenant_sees_no_job(store: HubStore, jobs: Jobs):
     add_job(store, arrivals(4, 30, begin_s=recent_s()))
     key = the_job(jobs).key

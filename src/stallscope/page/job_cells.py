@@ -54,7 +54,11 @@ _COLUMNS = {
 
 @dataclass(eq=False)
 class JobCells:
-    """Processes that share communicators. processes: (machine, pid) by rank. comm: their largest communicator."""
+    """Processes that share communicators. processes: (machine, pid) by rank. comm: their largest communicator.
+
+    keys, process_keys: its communicators and processes in JobMemory. A merge changes only these: a tenant chooses the
+    number of its jobs, and a pass over all jobs for each merge took minutes.
+    """
 
     tenant: str
     cluster: str
@@ -69,6 +73,8 @@ class JobCells:
     first_seq: int = -1
     last_seq: int = -1
     fed_s: float = 0.0
+    keys: list[tuple[str, str, str]] = field(default_factory=list)
+    process_keys: list[tuple[str, str, str, int]] = field(default_factory=list)
 
     @property
     def comms(self) -> list[str]:
@@ -260,6 +266,7 @@ class JobMemory:
         key = (tenant, cluster, comm)
         if key not in self._jobs:
             self._jobs[key] = JobCells(tenant, cluster, comm, n_ranks, op)
+            self._jobs[key].keys.append(key)
         job = self._jobs[key]
         if _comes_first(n_ranks, comm, job):
             job.comm, job.n_ranks, job.op = comm, n_ranks, op
@@ -281,15 +288,20 @@ class JobMemory:
             job.processes[rank] = (node, int(pid[row]))
             if pid[row] <= 0:
                 continue
-            other = self._of_process.setdefault((job.tenant, job.cluster, node, int(pid[row])), job)
-            if other is not job:
+            process = (job.tenant, job.cluster, node, int(pid[row]))
+            other = self._of_process.get(process)
+            if other is None:
+                self._of_process[process] = job
+                job.process_keys.append(process)
+            elif other is not job:
                 job = self._merged(other, job)
         return job
 
     def _merged(self, kept: JobCells, given_up: JobCells) -> JobCells:
         """One job of two that share a process."""
         kept.ring.absorb(given_up.ring)
-        kept.processes = given_up.processes | kept.processes
+        for rank, process in given_up.processes.items():
+            kept.processes.setdefault(rank, process)
         if len(given_up.is_placed) > len(kept.is_placed):
             kept.is_placed, given_up.is_placed = given_up.is_placed.copy(), kept.is_placed
         kept.is_placed[: len(given_up.is_placed)] |= given_up.is_placed
@@ -301,8 +313,10 @@ class JobMemory:
                 given_up.first_seq,
                 given_up.last_seq,
             )
-        self._jobs = {key: kept if job is given_up else job for key, job in self._jobs.items()}
-        self._of_process = {key: kept if job is given_up else job for key, job in self._of_process.items()}
+        self._jobs |= dict.fromkeys(given_up.keys, kept)
+        self._of_process |= dict.fromkeys(given_up.process_keys, kept)
+        kept.keys += given_up.keys
+        kept.process_keys += given_up.process_keys
         return kept
 
 
