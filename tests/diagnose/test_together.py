@@ -103,12 +103,13 @@ def test_companions_are_the_ranks_of_late_nodes():
 def test_a_rank_late_in_some_steps_of_its_late_node_belongs_to_the_node():
     node = np.repeat(np.arange(2), 4)
     named = {rank: [late_in(rank, step) for step in range(0, 60, 10)] for rank in range(3)}
-    of_node = [late_in(3, step) for step in (10, 40)]
+    of_node = [late_in(3, step) for step in (10, 30, 40)]
     elsewhere = [*of_node, late_in(3, 11)]
     others = [late for delays in named.values() for late in delays]
     assert with_whole_nodes(named, [*others, *of_node], node) == {**named, 3: of_node}
     assert with_whole_nodes(named, [*others, *elsewhere], node) == named
     assert with_whole_nodes({0: named[0]}, [*others, *of_node], node) == {0: named[0]}
+    assert with_whole_nodes(named, [*others, *of_node[:2]], node) == named  # two of six may be chance
 
 
 def late_in(process: int, step: int) -> LateStep:
