@@ -90,7 +90,10 @@ class Streams:
 
     def tick(self, keys: Collection[Key] | None = None) -> dict[Key, AdvancedStream]:
         """See Diagnoses. A failure of one stream is part of its answer, and does not end the others."""
-        return {key: _advance(stream) for key, stream in self._streams.items() if keys is None or key in keys}
+        ticked = {key: stream for key, stream in self._streams.items() if keys is None or key in keys}
+        advances = {key: _advance(stream) for key, stream in ticked.items()}
+        self._sizes |= {key: stream.n_rows for key, stream in ticked.items()}
+        return advances
 
     def forget(self, keys: Iterable[Key]) -> None:
         """See Diagnoses."""
@@ -128,15 +131,9 @@ class Streams:
 
 def _advance(stream: Stream) -> AdvancedStream:
     try:
+        advance = AdvancedStream(stream.tick(), stream.n_jobs, stream.confirmed_ns(), stream.jobs())
         n_left_out, every = stream.left_out()
-        return AdvancedStream(
-            stream.tick(),
-            stream.n_jobs,
-            stream.confirmed_ns(),
-            stream.jobs(),
-            n_left_out=n_left_out,
-            every=every,
-        )
+        return replace(advance, n_left_out=n_left_out, every=every)
     except Exception as error:  # noqa: BLE001 (logged here, and stated in every answer about the cluster)
         _LOG.exception("the continuous diagnosis failed at a tick")
         return AdvancedStream(n_jobs=stream.n_jobs, failure=type(error).__name__)

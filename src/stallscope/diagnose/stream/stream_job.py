@@ -61,6 +61,7 @@ _MAX_ROWS_WITHOUT_ROUNDS = 1 << 14  # rows of other tables, of a job without col
 _SILENT_LAGS = 2  # times the longest wait for a node that is behind, after which its agent is silent
 _JUDGED_STEPS = 8  # fewer judged steps show nothing typical
 _MAX_SAMPLE = 64  # the largest k of every k-th round
+_THINNED_NS = 60_000_000_000
 _MAX_THINNED = 8  # thinned stretches of rounds whose rows may still arrive: nodes are some seconds apart
 
 SKIPPED = "skipped_by_hub"
@@ -119,6 +120,7 @@ class Job:
     def add(self, tables: dict[str, Array], at_ns: int) -> None:
         """Take rows of this job."""
         self.latest_at_ns = at_ns
+        self._thinned = [part for part in self._thinned if at_ns - part.at_ns < _THINNED_NS]
         tables = tables | {"collectives": self._of_thinned_rounds(tables["collectives"])}
         for name, rows in tables.items():
             if len(rows):
@@ -156,7 +158,7 @@ class Job:
         if 2 * np.count_nonzero(kept) > len(rows):
             every, kept = 1, _newest_half(rows)
         else:
-            self._thinned = [*self._thinned, ThinnedRounds.of(rows, every)][-_MAX_THINNED:]
+            self._thinned = [*self._thinned, ThinnedRounds.of(rows, every, self.latest_at_ns)][-_MAX_THINNED:]
         self.rows.keep(kept, max_side_rows=self.rows.n_all // 8)
         self._n_since = min(self._n_since, self.rows.n)
         n_dropped = len(rows) - self.rows.n

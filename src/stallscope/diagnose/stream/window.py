@@ -119,24 +119,28 @@ class Rows:
 
 @dataclass(frozen=True)
 class ThinnedRounds:
-    """Rounds of which every k-th is kept. comm: uint64 (m,), sorted; until: int64 (m,), the last such round of each."""
+    """Rounds of which every k-th is kept, since at_ns.
+
+    comm: uint64 (m,), sorted; until: int64 (m,), the last such round of each communicator.
+    """
 
     comm: Array
     until: Array
     every: int
+    at_ns: int
 
     @staticmethod
-    def of(rows: Array, every: int) -> "ThinnedRounds":
+    def of(rows: Array, every: int, at_ns: int) -> "ThinnedRounds":
         """The rounds up to the newest of these collectives."""
         comm, number = np.unique(rows["comm_hash"], return_inverse=True)
         until = np.full(len(comm), UNKNOWN, np.int64)
         np.maximum.at(until, number, rows["seq"])
-        return ThinnedRounds(comm, until, every)
+        return ThinnedRounds(comm, until, every, at_ns)
 
     def has(self, rows: Array) -> Array:
         """Whether the rounds of collectives are kept: bool (n,)."""
         seq = rows["seq"].astype(np.int64)
-        if not len(self.comm) or seq.min(initial=0) > self.until.max():
+        if not len(self.comm) or seq.min() > self.until.max():
             return np.ones(len(rows), bool)
         slot = np.minimum(np.searchsorted(self.comm, rows["comm_hash"]), len(self.comm) - 1)
         is_newer = (self.comm[slot] != rows["comm_hash"]) | (seq > self.until[slot])

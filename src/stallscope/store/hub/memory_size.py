@@ -17,6 +17,9 @@ _MAX_AGE_S, _CHILDREN_MAX_AGE_S = 0.2, 2.0
 """Listing the children reads a file for each thread of the hub, so it is done less often than the sum."""
 
 _EARLY_SHARE = 0.85
+_PAUSE = 20
+"""The pause after returning memory, as a multiple of the time that it took."""
+
 _RETURN_S = 1.0
 """Freed memory is returned at most this often, not for each refused request: it takes some 100 ms for each GB."""
 
@@ -29,6 +32,7 @@ class ProcessMemory:
         self._changing = threading.Lock()
         self._summed_s = self._listed_s = self._returned_s = -_CHILDREN_MAX_AGE_S
         self._n_bytes = 0
+        self._pause_s = _RETURN_S
         self._children: list[int] = []
 
     def total(self) -> int:
@@ -64,10 +68,11 @@ class ProcessMemory:
             self._return_freed()
 
     def _return_freed(self) -> None:
-        now_s = self._clock_s()
-        if now_s - self._returned_s >= _RETURN_S:
-            self._returned_s = now_s
+        begin_s = self._clock_s()
+        if begin_s - self._returned_s >= self._pause_s:
             return_freed_memory()
+            self._returned_s = self._clock_s()
+            self._pause_s = max(_RETURN_S, _PAUSE * (self._returned_s - begin_s))
 
 
 @cache
