@@ -53,6 +53,18 @@ def test_a_row_with_a_number_too_large_to_compute_with_is_left_out_and_stated(co
     assert job.lost == {SKIPPED: 1}
 
 
+def test_rows_of_jobs_that_have_ended_do_not_count():
+    now_ns = [0]
+    made = streams.Streams(lambda: Stream(retention=ROWS, clock=lambda: now_ns[0]))
+    for number in range(8):
+        made.feed(("a", f"ended{number}"), as_arrow(dp_trace(n_steps=12), f"b{number}").tables)
+    now_ns[0] = 3600 * 10**9
+    made.tick()
+    assert sum(stream.n_rows for stream in made._streams.values()) == 0
+    made.feed(("a", "new"), as_arrow(dp_trace(n_steps=24), "new").tables)
+    assert made.tick()["a", "new"].n_left_out == 0
+
+
 def test_the_largest_stream_gives_its_rows_up_first():
     made = streams.Streams(lambda: Stream(retention=ROWS))
     small, large = (dp_trace(n_steps=n_steps) for n_steps in (12, 600))
