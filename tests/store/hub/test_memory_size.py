@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Event
 
 import pyarrow as pa
 import pytest
 
 from stallscope.errors import Overloaded
+from stallscope.store.hub import memory_size
 from stallscope.store.hub.batches import Batch
 from stallscope.store.hub.limits import Limits
 from stallscope.store.hub.memory_size import ProcessMemory, process_memory, resident_bytes
@@ -59,6 +62,43 @@ def test_the_sum_is_not_read_again_for_each_request(tmp_path):
     assert memory.total() == 0
     now_s[0] = 1.0
     assert memory.total() == 5 * PAGE
+
+
+def test_threads_do_not_wait_while_another_thread_returns_memory(tmp_path, monkeypatch):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("9 5 0 1 0 9 0\n")
+    memory, begun, may_end, n_returned = ProcessMemory(proc=tmp_path), Event(), Event(), [0]
+
+    def slow_return() -> None:
+        n_returned[0] += 1
+        begun.set()
+        assert may_end.wait(20)
+
+    monkeypatch.setattr(memory_size, "return_freed_memory", slow_return)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(memory.is_above, 1)
+        assert begun.wait(20)
+        assert threads.submit(memory.is_above, 1).result(10)
+        may_end.set()
+        assert first.result(20)
+    assert n_returned == [1]
+
+
+def test_memory_is_returned_during_a_small_part_of_the_time(tmp_path, monkeypatch):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("9 5 0 1 0 9 0\n")
+    now_s, begun_s = [100.0], []
+    memory = ProcessMemory(clock_s=lambda: now_s[0], proc=tmp_path)
+
+    def slow_return() -> None:
+        begun_s.append(now_s[0])
+        now_s[0] += 2.0
+
+    monkeypatch.setattr(memory_size, "return_freed_memory", slow_return)
+    while now_s[0] < 200.0:
+        memory.return_early(1)
+        now_s[0] += 0.5
+    assert begun_s == [100.0, 142.0, 184.0]
 
 
 def test_rows_are_refused_while_a_child_takes_the_memory(tmp_path, child):

@@ -29,7 +29,7 @@ class ProcessMemory:
 
     def __init__(self, *, clock_s: Callable[[], float] = time.monotonic, proc: Path = _PROC):
         self._clock_s, self._proc = clock_s, proc
-        self._changing = threading.Lock()
+        self._changing, self._returning = threading.Lock(), threading.Lock()
         self._summed_s = self._listed_s = self._returned_s = -_CHILDREN_MAX_AGE_S
         self._n_bytes = 0
         self._pause_s = _RETURN_S
@@ -68,11 +68,16 @@ class ProcessMemory:
             self._return_freed()
 
     def _return_freed(self) -> None:
-        begin_s = self._clock_s()
-        if begin_s - self._returned_s >= self._pause_s:
-            return_freed_memory()
-            self._returned_s = self._clock_s()
-            self._pause_s = max(_RETURN_S, _PAUSE * (self._returned_s - begin_s))
+        if not self._returning.acquire(blocking=False):
+            return  # another thread does it
+        try:
+            begin_s = self._clock_s()
+            if begin_s - self._returned_s >= self._pause_s:
+                return_freed_memory()
+                self._returned_s = self._clock_s()
+                self._pause_s = max(_RETURN_S, _PAUSE * (self._returned_s - begin_s))
+        finally:
+            self._returning.release()
 
 
 @cache
