@@ -215,6 +215,34 @@ def test_jobs_that_merge_repeatedly_keep_all_their_communicators(store: HubStore
     assert set(job.comms) == set(groups) and set(job.processes) == set(range(10, 16))
 
 
+def test_a_small_job_becomes_part_of_a_large_job(store: HubStore, jobs: Jobs):
+    """Otherwise each of many small jobs would move all keys of the large job."""
+    begin_s, small = recent_s(), "00000000000000aa"
+    appended(store, collectives=arrivals(4, 4, begin_s=begin_s))
+    appended(store, collectives=arrivals(2, 4, begin_s=begin_s, comm=small, ranks=(8, 9)))
+    assert jobs.memory.wait_until_current()
+    large = jobs.memory.job(TENANT, "c1", COMM)
+    appended(store, collectives=arrivals(2, 4, begin_s=begin_s, ranks=(3, 8)))
+    assert jobs.memory.wait_until_current()
+    assert jobs.memory.jobs(TENANT) == [large]
+    assert jobs.memory.job(TENANT, "c1", small) is large
+    assert set(large.processes) == {0, 1, 2, 3, 8, 9}
+
+
+def test_a_job_that_was_merged_is_forgotten_with_all_its_keys(store: HubStore):
+    begin_s, now_s = recent_s(), [0.0]
+    with closing(JobMemory(store, clock_s=lambda: now_s[0])) as memory:
+        for comm, ranks in {"00000000000000aa": (0, 1), "00000000000000bb": (2, 3), COMM: (1, 2)}.items():
+            appended(store, collectives=arrivals(2, 4, begin_s=begin_s, comm=comm, ranks=ranks))
+        assert memory.wait_until_current()
+        assert len(memory.jobs(TENANT)) == 1
+        now_s[0] = 10_000.0
+        appended(store, collectives=arrivals(2, 4, begin_s=begin_s, comm="00000000000000cc", ranks=(7, 8)))
+        assert memory.wait_until_current()
+        assert len(memory._jobs) == 1
+        assert len(memory._of_process) == 2
+
+
 def test_another_tenant_sees_no_job(store: HubStore, jobs: Jobs):
     add_job(store, arrivals(4, 30, begin_s=recent_s()))
     key = the_job(jobs).key

@@ -56,8 +56,8 @@ _COLUMNS = {
 class JobCells:
     """Processes that share communicators. processes: (machine, pid) by rank. comm: their largest communicator.
 
-    keys, process_keys: its communicators and processes in JobMemory. A merge changes only these: a tenant chooses the
-    number of its jobs, and a pass over all jobs for each merge took minutes.
+    keys, process_keys: its communicators and processes in JobMemory. Merging and forgetting a job changes only these: a
+    tenant chooses the number of its jobs, and a pass over all jobs for each change took minutes.
     """
 
     tenant: str
@@ -233,8 +233,10 @@ class JobMemory:
             is_over = n_bytes > _MAX_BYTES or n_jobs > _MAX_JOBS
             if not is_over and now_s - job.fed_s <= _FORGET_S:
                 break
-            self._jobs = {key: other for key, other in self._jobs.items() if other is not job}
-            self._of_process = {key: other for key, other in self._of_process.items() if other is not job}
+            for key in job.keys:
+                self._jobs.pop(key, None)
+            for process in job.process_keys:
+                self._of_process.pop(process, None)
             n_bytes, n_jobs = n_bytes - job.ring.n_bytes, n_jobs - 1
 
     def _add(self, tenant: str, rows: pa.Table) -> None:
@@ -297,11 +299,17 @@ class JobMemory:
                 job = self._merged(other, job)
         return job
 
-    def _merged(self, kept: JobCells, given_up: JobCells) -> JobCells:
-        """One job of two that share a process."""
+    def _merged(self, older: JobCells, newer: JobCells) -> JobCells:
+        """One job of two that share a process: the larger is kept, so that repeated merges move few keys.
+
+        older: its process of a rank is kept.
+        """
+        is_swapped = _n_keys(newer) > _n_keys(older)
+        kept, given_up = (newer, older) if is_swapped else (older, newer)
         kept.ring.absorb(given_up.ring)
         for rank, process in given_up.processes.items():
-            kept.processes.setdefault(rank, process)
+            if is_swapped or rank not in kept.processes:
+                kept.processes[rank] = process
         if len(given_up.is_placed) > len(kept.is_placed):
             kept.is_placed, given_up.is_placed = given_up.is_placed.copy(), kept.is_placed
         kept.is_placed[: len(given_up.is_placed)] |= given_up.is_placed
@@ -318,6 +326,10 @@ class JobMemory:
         kept.keys += given_up.keys
         kept.process_keys += given_up.process_keys
         return kept
+
+
+def _n_keys(job: JobCells) -> int:
+    return len(job.keys) + len(job.process_keys)
 
 
 def _comes_first(n_ranks: int, comm: str, job: JobCells) -> bool:
