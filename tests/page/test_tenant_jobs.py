@@ -217,7 +217,7 @@ def test_jobs_that_merge_repeatedly_keep_all_their_communicators(store: HubStore
 
 def test_a_small_job_becomes_part_of_a_large_job(store: HubStore, jobs: Jobs):
     """Otherwise each of many small jobs would move all keys of the large job."""
-    begin_s, small = recent_s(), "00000000000000aa"
+    begin_s, small = recent_s(), "00000000000000bb"
     appended(store, collectives=arrivals(4, 4, begin_s=begin_s))
     appended(store, collectives=arrivals(2, 4, begin_s=begin_s, comm=small, ranks=(8, 9)))
     assert jobs.memory.wait_until_current()
@@ -232,7 +232,7 @@ def test_a_small_job_becomes_part_of_a_large_job(store: HubStore, jobs: Jobs):
 def test_a_job_that_was_merged_is_forgotten_with_all_its_keys(store: HubStore):
     begin_s, now_s = recent_s(), [0.0]
     with closing(JobMemory(store, clock_s=lambda: now_s[0])) as memory:
-        for comm, ranks in {"00000000000000aa": (0, 1), "00000000000000bb": (2, 3), COMM: (1, 2)}.items():
+        for comm, ranks in {"00000000000000bb": (0, 1), "00000000000000dd": (2, 3), COMM: (1, 2)}.items():
             appended(store, collectives=arrivals(2, 4, begin_s=begin_s, comm=comm, ranks=ranks))
         assert memory.wait_until_current()
         assert len(memory.jobs(TENANT)) == 1
