@@ -1,7 +1,7 @@
 """Results of other threads in an event loop."""
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import pytest
 
@@ -38,3 +38,18 @@ def test_a_cancelled_request_does_not_hold_up_the_others():
         return await waiting[1]
 
     assert asyncio.run(result()) == 2
+
+
+def test_a_cancelled_future_does_not_hold_up_the_others():
+    async def results() -> list[object]:
+        completions = Completions(asyncio.get_running_loop())
+        given_up, kept = Future[int](), Future[int]()
+        waiting = [asyncio.create_task(completions.result(future)) for future in (given_up, kept)]
+        await asyncio.sleep(0)
+        given_up.cancel()
+        kept.set_result(2)
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*waiting, return_exceptions=True)
+
+    error, number = asyncio.run(results())
+    assert isinstance(error, CancelledError) and number == 2

@@ -6,7 +6,7 @@ a system call; this class wakes it once for all futures that resolve before it r
 
 import asyncio
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -41,7 +41,9 @@ class Completions:
             waiting, future = self._resolved.popleft()
             if waiting.done():  # its sender has disconnected
                 continue
-            if error := future.exception():
+            if future.cancelled():
+                waiting.set_exception(CancelledError())
+            elif error := future.exception():
                 waiting.set_exception(error)
             else:
                 waiting.set_result(future.result())
