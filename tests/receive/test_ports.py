@@ -1,9 +1,12 @@
 """The two OTLP ports: other exporters deliver their data, and every refusal has a standard form."""
 
+import asyncio
 import gzip
 import json
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -14,12 +17,14 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from stallscope.receive.receiver import RequestLimits
+from stallscope.receive import grpc_port
+from stallscope.receive.receiver import Receiver, RequestLimits
 from stallscope.store.hub.limits import Limits
+from stallscope.store.hub.store import HubStore
 
 from ..store.hub.rows import without_commits
 from .requests import NOW_NS, logs
-from .senders import ARROW, AS_A, LOGS, METRICS, TRACES, Hub, running
+from .senders import ARROW, AS_A, LOGS, METRICS, TRACES, Hub, authenticate, running
 
 pytestmark = pytest.mark.live
 
@@ -321,3 +326,25 @@ def test_data_from_the_opentelemetry_sdk_is_stored(hub: Hub, way: str):
         f"SELECT max(n), max(value_double) FROM node_metrics WHERE node_id = '{node}' AND name = 'lag'"
     )
     assert (n, total) == (2, 10.5)
+
+
+def test_handlers_end_before_the_loop_of_the_port(tmp_path: Path):
+    """A handler that is destroyed in a closed loop prints a traceback, and keeps its slot."""
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    async def handler() -> None:
+        has_begun.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            has_ended.set()
+            raise
+
+    with closing(HubStore.open(tmp_path)) as store:
+        server = grpc_port.Server(Receiver(store, authenticate), "127.0.0.1:0")
+        server.start()
+        asyncio.run_coroutine_threadsafe(handler(), server._loop)
+        assert has_begun.wait(20)
+        server.stop(0)
+    assert has_ended.is_set()

@@ -34,6 +34,7 @@ _OTLP = {
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export": "traces",
 }
 _OVERHEAD_BYTES = 1 << 16
+_ENDING_S = 5.0
 
 Answer = Callable[[str, bytes], Awaitable[bytes]]
 """From the tenant and the message to the response."""
@@ -62,6 +63,7 @@ class Server:
     def stop(self, grace_s: float) -> None:
         """Accept no more calls, answer the pending calls for this long, then end."""
         self._result(self._server.stop(grace_s))
+        self._result(_ended_calls())
         self._end()
 
     def _result(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -71,6 +73,15 @@ class Server:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _ended_calls() -> None:
+    """Wait until the handlers of cancelled calls have ended: a handler in a closed loop ends with a traceback."""
+    handlers = asyncio.all_tasks() - {asyncio.current_task()}
+    for handler in handlers:
+        handler.cancel()
+    if handlers:
+        await asyncio.wait(handlers, timeout=_ENDING_S)
 
 
 async def _bound(
