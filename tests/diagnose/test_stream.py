@@ -230,6 +230,21 @@ def test_a_job_with_too_many_rows_is_evaluated_although_it_is_behind_or_has_few_
     assert job.is_due(max_rows=40_000)
 
 
+def test_rows_that_were_thinned_out_are_counted_although_the_job_has_ended():
+    trace, clock = dp_trace(n_steps=300), Hand()
+    stream = Stream(clock=clock)
+    stream.feed(trace)
+    n_before = stream.n_rows
+    stream.thin_out()
+    n_dropped = n_before - stream.n_rows
+    clock.now_ns += 3600 * SECOND
+    stream.tick()
+    assert stream.n_jobs == 0 < n_dropped
+    n_left_out, k = stream.left_out()
+    assert 0 < n_left_out <= n_dropped and k == 2
+    assert stream.left_out() == (0, 1)
+
+
 @pytest.mark.parametrize("behind", [0, 1])
 @pytest.mark.parametrize("is_late", [True, False])
 def test_rounds_that_are_thinned_out_while_a_node_is_behind_have_the_rows_of_all_ranks(is_late, behind):

@@ -52,6 +52,7 @@ class Stream:
     _jobs: dict[ProcessKey, Job] = field(default_factory=dict)
     _ended: list[Report] = field(default_factory=list)
     _ended_states: list[JobState] = field(default_factory=list)
+    _ended_left_out: tuple[int, int] = 0, 1
     _passed_ns: int = -(1 << 62)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -106,9 +107,10 @@ class Stream:
                 max(self._jobs.values(), key=lambda job: job.rows.n_all).thin_out()
 
     def left_out(self) -> tuple[int, int]:
-        """The collectives of all jobs that thin_out() has dropped since the last call, and the largest k, see Job."""
+        """The collectives that thin_out() has dropped since the last call, also of ended jobs, and the largest k."""
         with self._lock:
-            parts = [job.left_out() for job in self._jobs.values()]
+            parts = [self._ended_left_out, *(job.left_out() for job in self._jobs.values())]
+            self._ended_left_out = 0, 1
         return sum(n for n, _ in parts), max((every for n, every in parts if n), default=1)
 
     def report(self) -> Report:
@@ -259,6 +261,9 @@ class Stream:
         if job.rows.n_all:
             self._ended = [*self._ended, job.report(self._nodes, at_ns)][-_MAX_ENDED:]
         self._members.forget(job.members)
+        (n_before, every_before), (n_left_out, every) = self._ended_left_out, job.left_out()
+        if n_left_out:
+            self._ended_left_out = n_before + n_left_out, max(every_before, every)
         del self._jobs[group]
         return job.named(changes)
 
