@@ -67,7 +67,7 @@ def _distance(ns: Array, other_ns: Array) -> _Distance | None:
     nearby = np.lib.stride_tricks.sliding_window_view(np.pad(ahead, _NEARBY, mode="edge"), 2 * _NEARBY + 1)
     in_order = np.count_nonzero(np.abs(ahead - np.median(nearby, axis=1)) <= 1) / len(ns)
     is_close = median_ns <= min(max(_SAME_NS, _SAME_SHARE * gap_ns), _MAX_SHARE * gap_ns)
-    return _Distance(median_ns, is_close and in_order >= _IN_ORDER)
+    return _Distance(median_ns, bool(is_close and in_order >= _IN_ORDER))
 
 
 def late_jobs(
