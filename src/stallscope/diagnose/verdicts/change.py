@@ -127,9 +127,10 @@ def _of_change(case: Case, change: Slowdown) -> Verdict:
     )
 
 
-def _is_in_most_steps(case: Case, late: Sequence[LateStep]) -> bool:
-    n_late = len({late_step.step for late_step in late})
-    return n_late > case.limits.steady_share * len(np.unique(case.judged.step))
+def _is_in_most_steps(case: Case, late: Sequence[LateStep], before: float = np.inf) -> bool:
+    """Whether most steps before a step are late steps."""
+    n_late = len({late_step.step for late_step in late if late_step.step < before})
+    return bool(n_late > case.limits.steady_share * np.count_nonzero(np.unique(case.judged.step) < before))
 
 
 def _of_quiet_steps(case: Case, late: list[LateStep], factor: float) -> Slowdown | None:
@@ -151,8 +152,10 @@ def of_other_steps(findings: Findings) -> list[Verdict]:
         late for gpus in (findings.device, findings.gpu_work) for gpu in gpus.values() for late in gpu.late
     ]
     uneven = findings.uneven.late if findings.uneven else []
-    if _is_in_most_steps(case, uneven):  # uneven work is normal in this job, also before the change
+    if _is_in_most_steps(case, uneven):
         found = of_all_ranks(case, known, factor=_PARTLY)
+        # Uneven work that begins with the change is the change.
+        found = [v for v in found if _is_in_most_steps(case, uneven, before=v.evidence.from_step or 0)]
     else:
         found = of_all_ranks(case, [*known, *uneven])
     if not case.hosts_run_ahead:
