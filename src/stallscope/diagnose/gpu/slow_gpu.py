@@ -36,6 +36,9 @@ _FEW = 0.25  # share of the steps in which a small excess must occur, since smal
 _KIND = 0.15  # share of the steps from which a kind of step is examined by itself
 _LIKE = 0.5  # share of a GPU's median excess from which slow steps are similar
 _BY_HOST = 0.5  # share of a host's own delay that shows in the release of a rank held by its host
+_WITH_HOST = (
+    0.25  # share of the steps with longer even work in which the GPU is also late with its host's time
+)
 _FEWEST_ROUNDS = 8
 _QUARTILES = 1.35  # distance of the quartiles in standard deviations
 _IRREGULAR = 0.55  # see _is_irregular(); a slow clock has at most 0.44, shared time 0.67 and more
@@ -260,7 +263,9 @@ def slow_at_even_work(
 ) -> dict[int, SlowDevice]:
     """Processes whose GPU takes longer for even work in most steps of a stretch. longer_ns: see even_work.
 
-    The host's pace must not explain it, see device_excess(); the time of the host outside of this work does not count.
+    The host's pace must not explain it, see device_excess(). The time of the host outside of this work does not count,
+    but in some of the steps the GPU must be later than its peers with it as well: a host that is slow to launch makes
+    the work between two collectives longer too.
     """
     explained = {(late_step.process, late_step.step) for late_step in host_late_steps}
     least_ns = table.sums(more.by_row_ns)
@@ -269,8 +274,11 @@ def slow_at_even_work(
         [key not in explained for key in zip(table.process.tolist(), table.step.tolist(), strict=True)], bool
     )
     counts = np.bincount(table.process[is_late], minlength=len(more.error_ns))
+    with_host = is_late & (more.max_ns >= _LIKE * longer_ns)
+    n_with_host = np.bincount(table.process[with_host], minlength=len(counts))
+    is_candidate = (counts >= _FEW_AT_TIMES) & (n_with_host >= _WITH_HOST * counts)
     slow: dict[int, SlowDevice] = {}
-    for process in np.flatnonzero(counts >= _FEW_AT_TIMES).tolist():
+    for process in np.flatnonzero(is_candidate).tolist():
         cells = np.flatnonzero(table.process == process)
         by_step = {
             int(table.step[i]): _late(table, i, min(float(longer_ns[i]), float(least_ns[i])))
