@@ -36,7 +36,7 @@ clocks = api.Clocks(
 options = api.Options(
     db=Path(db), listen=f"{{address}}:{PORT}", node=name, files=Path(files), clocks=clocks
 )
-api.serve(options, say=lambda text: print(text, flush=True))
+api.serve(options, announce=lambda text: print(text, flush=True))
 """
 
 
