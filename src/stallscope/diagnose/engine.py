@@ -220,7 +220,11 @@ def report(case_findings: Findings) -> Report:
         evidence=evidence,
         budget=budget_of_case(case),
         verdicts=[_worded(verdict) for verdict in verdicts],
-        benign=benign + _absorbed(case_findings) + _differing_gpus(case_findings) + _warm_up(case),
+        benign=benign
+        + _absorbed(case_findings)
+        + _costless(case_findings, late_ranks)
+        + _differing_gpus(case_findings)
+        + _warm_up(case),
     )
 
 
@@ -238,6 +242,22 @@ def _absorbed(case_findings: Findings) -> list[dict[str, object]]:
             "n_steps": len(late),
         }
         for process, late in case_findings.absorption.proved.items()
+    ]
+
+
+def _costless(case_findings: Findings, late_ranks: list[Verdict]) -> list[dict[str, object]]:
+    """Remarks on recurring host delays without a verdict, as they cost little at most."""
+    rank = case_findings.case.timeline.rank
+    in_verdicts = {n for verdict in late_ranks for n in (*verdict.ranks, *(verdict.evidence.more_work or ()))}
+    return [
+        {
+            "what": "host delays that cost little or nothing",
+            "rank": int(rank[process]),
+            "late_ms": round(float(np.median([step.late_ns for step in late])) / 1e6, 3),
+            "n_steps": len(late),
+        }
+        for process, late in case_findings.named.items()
+        if int(rank[process]) not in in_verdicts
     ]
 
 

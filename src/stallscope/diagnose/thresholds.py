@@ -85,6 +85,10 @@ class Thresholds:
     absorbed_share: float = 0.5
     """Lateness of which the victims waited less than this share was absorbed and costs nothing."""
 
+    min_cost_share: float = 0.025
+    """Delays that may have cost nothing, and at most this share of the ranks' time, are a remark: the queues of the
+    GPUs absorb most of them."""
+
     warm_up_steps: int = 3
     """Steps at the start that are never examined: compilers, caches, first use of communicators (200-300 ms)."""
 

@@ -165,7 +165,7 @@ def _ranks(
             verdict = imbalance.more_work(case, group, delays, examined=result.examined)
         else:
             verdict = late_ranks(case, group, delays, examined=result.examined)
-        if straggler.is_nothing(case, verdict) and not known.issuperset(group):
+        if straggler.is_nothing(case, verdict, result.examined) and not known.issuperset(group):
             continue
         steps = total(delays[process] for process in group).steps
         confirm = 0 if result.large.issuperset(group) else _CONFIRM_SMALL_STEPS

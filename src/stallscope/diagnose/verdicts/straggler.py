@@ -38,7 +38,7 @@ def verdicts(case: Case, named: dict[int, list[LateStep]], examined: ExaminedTot
         *([uneven] if more else []),
         *(late_ranks(case, group, delays, examined=examined) for group in groups.late),
     ]
-    return costliest_first([verdict for verdict in late if not is_nothing(case, verdict)])
+    return costliest_first([verdict for verdict in late if not is_nothing(case, verdict, examined)])
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,14 @@ def once_remark(case: Case, late: LateStep) -> dict[str, object]:
     }
 
 
-def is_nothing(case: Case, verdict: Verdict) -> bool:
-    """Whether a verdict is on small delays for which no rank is known to have waited."""
-    if verdict.cost is None or verdict.cost.may_be_gpu_seconds > 0 or verdict.late_ms is None:
+def is_nothing(case: Case, verdict: Verdict, examined: ExaminedTotals) -> bool:
+    """Whether a verdict is on small delays for which no rank is known to have waited, or which cost little at most."""
+    if verdict.cost is None or verdict.late_ms is None:
         return False
+    if verdict.cost.may_be_gpu_seconds > 0:
+        gpu_seconds = examined.observed_ns / 1e9 * case.timeline.n_processes
+        is_little = verdict.cost.may_be_gpu_seconds <= case.limits.min_cost_share * gpu_seconds
+        return is_little and verdict.cost.is_lower_bound and verdict.cost.gpu_seconds == 0
     return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.min_ns
 
 
