@@ -662,6 +662,30 @@ def test_the_share_of_other_processes_on_a_gpu_covers_the_second_before_each_rea
     assert activity.gpu is not None and activity.gpu.others_busy == pytest.approx(0.4)
 
 
+def test_the_next_process_on_the_gpu_does_not_share_it():
+    """The reading after the end of a process is of the process that came next, and covers its last part as well."""
+    trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
+    rows = layout.empty(layout.GPU_USE, N_SECONDS + 1)
+    rows["ts_ns"] = START_NS + SECOND_NS // 2 + np.arange(N_SECONDS + 1) * SECOND_NS
+    rows["pid"] = [PID] * N_SECONDS + [PID + 1]
+    rows["sm_percent"] = 99
+    (activity,) = activities(replace(trace, gpu_use=rows))
+    assert activity.gpu is not None and activity.gpu.others_busy == 0
+
+
+def test_a_process_that_ended_before_does_not_share_the_gpu_although_its_last_row_is_later():
+    """The list of processes on a GPU is read less often than processes end."""
+    trace = process({Category.DEVICE: 0.96, Category.ON_CPU: 0.04}, gpu_busy=96)
+    rows = layout.empty(layout.GPU_PROCESSES, 3)
+    rows["pid"], rows["alive"] = (PID, PID + 1, PID + 1), (1, 1, 0)
+    rows["ts_ns"] = START_NS + np.array([-5, -5, 2]) * SECOND_NS
+    earlier = trace.processes[:1].copy()
+    earlier["pid"], earlier["ended_ns"] = PID + 1, START_NS - SECOND_NS
+    processes = np.concatenate([trace.processes, earlier])
+    (activity, *_) = activities(replace(trace, gpu_processes=rows, processes=processes))
+    assert activity.gpu is not None and activity.gpu.others == ()
+
+
 @pytest.mark.parametrize(
     ("begin_s", "ended_s", "is_named"),
     [(-5, None, True), (-5, -1, False), (-5, 2, True), (-300, None, False)],

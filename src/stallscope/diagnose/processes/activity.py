@@ -545,7 +545,9 @@ def _counters(
 def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array, end_ns: Array) -> float:
     """Share of the time in which the GPU worked for other processes, by its driver; 0 if it is not reported.
 
-    Processes take turns on a GPU, so their shares of a reading add up to 100 at most.
+    Processes take turns on a GPU, so their shares of a reading add up to 100 at most. A reading that also covers time
+    before or after this process may be of another one that does not share the GPU with it: such readings count only
+    where there are few others.
     """
     rows = trace.gpu_use[(trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu)]
     ts_ns, reading = np.unique(rows["ts_ns"], return_inverse=True)
@@ -555,6 +557,11 @@ def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array
     np.add.at(percent, ((rows["pid"] != pid).astype(int), reading), rows["sm_percent"])
     share = percent[1] / np.maximum(percent.sum(axis=0), 100)
     weight = _held_ns(ts_ns, begin_ns, end_ns)
+    since, until = _covered_ns(ts_ns, int(begin_ns[0]))
+    until[-1] = max(int(ts_ns[-1]), int(end_ns[-1]))
+    whole = np.where(weight >= _WHOLE * (until - since), weight, 0.0)
+    if whole.sum() >= _ENOUGH_WHOLE * weight.sum():
+        weight = whole
     return float((share * weight).sum() / max(float(weight.sum()), 1.0))
 
 
@@ -581,6 +588,10 @@ def _gpu_number(trace: Trace, node: int, pid: int) -> tuple[int | None, tuple[st
             names[int(row["pid"])] = f"{row['comm'].item().decode('utf-8', 'replace')} {row['pid']}".strip()
         elif row["ts_ns"] < states.min():
             names.pop(int(row["pid"]), None)
+    seen = trace.processes[trace.processes["node"] == node]
+    is_before = (seen["ended_ns"] != UNKNOWN) & (seen["ended_ns"] < states.min())
+    for ended in seen["pid"][is_before].tolist():
+        names.pop(ended, None)
     return number, tuple(names.values())
 
 
