@@ -7,7 +7,7 @@ import pytest
 
 from stallscope.diagnose.lateness.pauses import _student_tail
 from stallscope.events.names import Category
-from stallscope.synth import HostStall, Schedule, Timing, simulate
+from stallscope.synth import HostStall, Schedule, Timing, fault_scenarios, simulate
 from stallscope.synth import Job as SimulatedJob
 
 from .builders import MS, Delay, dp_trace, every
@@ -62,6 +62,13 @@ def test_of_two_ranks_a_long_save_is_compared_to_the_spread_of_saves():
 def test_a_delay_between_uneven_saves_is_named():
     lengths = [(0.8, 0.3, 0.5, 1.1), (0.4, 0.2, 0.9, 0.3), (0.4, 1.5, 0.7, 0.3)]
     assert accused(dp_trace([*saves(lengths), *every(3, 6, 50 * MS, first=7)])) == {3}
+
+
+@pytest.mark.parametrize("number", [4086, 1617])
+def test_ranks_that_count_a_shared_save_in_the_step_before_or_after_are_not_named(number: int) -> None:
+    """4,086: a rank that was attached late, whose step begins at another call. 1,617: the stages of a pipeline."""
+    trace, _ = fault_scenarios.healthy(number)
+    assert report_of(trace).healthy
 
 
 def test_the_last_rank_of_a_shared_evaluation_is_not_named():

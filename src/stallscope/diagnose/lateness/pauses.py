@@ -24,7 +24,8 @@ def shared_pause_ns(table: Cells, min_ns: float, program: Array) -> Array:
 
     Checkpoints and validations are such steps: ranks differ in them by nature. All ranks are compared, and the ranks of
     each program as well, since the steps of two programs may have different numbers. A pause of one program for which
-    the others wait is a delay. program: int64 (p,), see Programs.
+    the others wait is a delay. Where a rank counts its steps from another call, it pauses one step earlier or later
+    than the others. program: int64 (p,), see Programs.
     """
     shared = _pause_ns(table, np.zeros_like(program))
     is_large = np.bincount(program) >= _LARGE_PROGRAM
@@ -32,7 +33,23 @@ def shared_pause_ns(table: Cells, min_ns: float, program: Array) -> Array:
         alone = _pause_ns(table, program) * is_large[program[table.process]]
         alone[_keeps_waiting(table, alone, program)] = 0.0
         shared = np.maximum(shared, alone)
-    return np.where(shared >= min_ns, shared, 0.0)
+    shared = np.where(shared >= min_ns, shared, 0.0)
+    return np.maximum(shared, _one_step_apart(table, shared)) if shared.any() else shared
+
+
+def _one_step_apart(table: Cells, shared_ns: Array) -> Array:
+    """By cell: the pause of the step before or after, if the process did not pause there but here; otherwise 0."""
+    out = np.zeros(len(shared_ns))
+    width = int(table.step.max(initial=0)) + 3
+    key = table.process.astype(np.int64) * width + table.step + 1
+    order = np.argsort(key, kind="stable")
+    for apart in (-1, 1):
+        at = np.minimum(np.searchsorted(key, key + apart, sorter=order), len(key) - 1)
+        other = order[at]
+        pause_ns = np.where(key[other] == key + apart, shared_ns[other], 0.0)
+        is_here = (table.self_ns[other] < _SIMILAR * pause_ns) & (table.self_ns >= _SIMILAR * pause_ns)
+        out = np.maximum(out, np.where(is_here, pause_ns, 0.0))
+    return out
 
 
 def _pause_ns(table: Cells, group: Array) -> Array:
@@ -49,7 +66,10 @@ def _pause_ns(table: Cells, group: Array) -> Array:
 
 
 def _keeps_waiting(table: Cells, pause_ns: Array, program: Array) -> Array:
-    """Whether the ranks of the other programs wait for a pause of one program, in its step or the next: bool (c,)."""
+    """Whether the ranks of the other programs wait for a pause of one program, in its step or the next: bool (c,).
+
+    Ranks that pause themselves, in a step of about that number, wait for the last of their own program.
+    """
     out = np.zeros(len(pause_ns), bool)
     of_cell = program[table.process]
     n_steps = int(table.step.max(initial=0)) + 2
@@ -57,11 +77,20 @@ def _keeps_waiting(table: Cells, pause_ns: Array, program: Array) -> Array:
         others, own = of_cell != number, np.flatnonzero((of_cell == number) & (pause_ns > 0))
         if not others.any():
             continue
-        waited = by_group(table.step[others], table.wait_ns[others], n_steps, medians)
-        longer = np.nan_to_num(waited - np.nanmedian(waited), nan=0.0)
+        waited, worked = (
+            _longer(table.step[others], ns[others], n_steps) for ns in (table.wait_ns, table.self_ns)
+        )
         step = table.step[own]
-        out[own] = np.maximum(longer[step], longer[step + 1]) >= _SIMILAR * pause_ns[own]
+        out[own] = np.maximum(waited[step], waited[step + 1]) >= _SIMILAR * pause_ns[own]
+        near = [worked[np.maximum(step + apart, 0)] for apart in (-1, 0, 1)]
+        out[own] &= np.max(near, axis=0) < _SIMILAR * pause_ns[own]
     return out
+
+
+def _longer(step: Array, ns: Array, n_steps: int) -> Array:
+    """By step: by how much the median of some cells is longer than in the typical step; 0 without cells."""
+    of_steps = by_group(step, ns, n_steps, medians)
+    return np.asarray(np.nan_to_num(of_steps - np.nanmedian(of_steps), nan=0.0))
 
 
 def _lower_quartiles(values: Array) -> Array:
