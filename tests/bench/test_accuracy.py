@@ -64,6 +64,11 @@ def test_no_rank_of_a_healthy_job_is_accused(number: int) -> None:
     assert entry.n_accused == 0
 
 
+def test_hosts_that_wait_once_in_fifty_steps_are_fast_until_their_launch_queues_are_full() -> None:
+    _, _, entry = simulated.healthy_job(4_111)
+    assert entry.said == "healthy"
+
+
 def test_the_judge_distinguishes_right_wrong_and_abstained() -> None:
     trace, truth = fault_scenarios.scene("dp8", "block_io", 0, has_twin=False)
     report, (answer,) = diagnose(trace), truth.answers

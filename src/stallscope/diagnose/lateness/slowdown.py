@@ -29,6 +29,7 @@ from stallscope.events.names import CATEGORY_NAMES, N_CATEGORIES
 
 _MAX_PROCESSES = 64  # ranks whose ledgers are examined: all ranks changed
 _STEPS_AHEAD = 64  # steps per sum if hosts run ahead: single steps show only the hosts
+_STEPS_BETWEEN_WAITS = 32  # steps without a wait in which hosts run ahead as far as their launch queues allow
 _BLOCK_STEPS, _FEWEST_BLOCKS, _MAX_BLOCKS = 5, 4, 40
 _MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed
@@ -110,9 +111,14 @@ class StepTimes:
             like_ns=_of_one_kind(duration, kind),
             host_ns=_per_step(table, timeline.host_ns, number),
             quiet_host_ns=_per_step(table, timeline.host_ns, number, statistic=_lower_medians),
-            runs_ahead=not _per_step(table, timeline.wait_ns, number)[: limits.run_ahead_steps].any(),
+            runs_ahead=_runs_ahead(_per_step(table, timeline.wait_ns, number)[: limits.run_ahead_steps]),
             n_least=max(-(-limits.slowdown_steps // n_steps_of_job(table, timeline)), _FEWEST_BEFORE),
         )
+
+
+def _runs_ahead(wait_ns: Array) -> bool:
+    """Whether hosts are fast for many steps, until their launch queues are full: a wait empties the queues again."""
+    return bool(np.count_nonzero(wait_ns) * _STEPS_BETWEEN_WAITS <= len(wait_ns))
 
 
 def slowdown(
