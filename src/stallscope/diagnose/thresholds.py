@@ -85,7 +85,7 @@ class Thresholds:
     absorbed_share: float = 0.5
     """Lateness of which the victims waited less than this share was absorbed and costs nothing."""
 
-    min_cost_share: float = 0.025
+    min_cost_share: float = 0.01
     """Delays that may have cost nothing, and at most this share of the ranks' time, are a remark: the queues of the
     GPUs absorb most of them."""
 

@@ -132,13 +132,17 @@ def once_remark(case: Case, late: LateStep) -> dict[str, object]:
 
 
 def is_nothing(case: Case, verdict: Verdict, examined: ExaminedTotals) -> bool:
-    """Whether a verdict is on small delays for which no rank is known to have waited, or which cost little at most."""
+    """Whether a verdict is on small delays for which no rank is known to have waited, or which cost little at most.
+
+    The latter where hosts run ahead of GPUs whose times are unknown: their queues absorb an unknown part.
+    """
     if verdict.cost is None or verdict.late_ms is None:
         return False
     if verdict.cost.may_be_gpu_seconds > 0:
         gpu_seconds = examined.observed_ns / 1e9 * case.timeline.n_processes
         is_little = verdict.cost.may_be_gpu_seconds <= case.limits.min_cost_share * gpu_seconds
-        return is_little and verdict.cost.is_lower_bound and verdict.cost.gpu_seconds == 0
+        is_absorbed = case.hosts_run_ahead and not len(case.trace.gpu_kernels)
+        return is_absorbed and is_little and verdict.cost.is_lower_bound and verdict.cost.gpu_seconds == 0
     return verdict.late_ms["median"] * 1e6 < case.limits.clear_factor * case.pace.min_ns
 
 
