@@ -1,5 +1,6 @@
 """The whole diagnosis, step by step: a trace goes in, a report comes out."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from stallscope.diagnose.cost.delays import device_cost
 from stallscope.diagnose.findings import Findings, findings, mismatch_findings
 from stallscope.diagnose.gpu.gpu_rounds import gpu_trace
 from stallscope.diagnose.hangs.earlier_hang import is_for as is_before_attach
+from stallscope.diagnose.lateness.late_steps import LateStep
 from stallscope.diagnose.processes.activity import activities
 from stallscope.diagnose.processes.budget_summary import as_data
 from stallscope.diagnose.processes.single import is_single
@@ -234,30 +236,37 @@ def _worded(verdict: Verdict) -> Verdict:
 
 def _absorbed(case_findings: Findings) -> list[dict[str, object]]:
     """Remarks on host delays that cost nothing."""
-    return [
-        {
-            "what": "host delays absorbed by the queue of the rank's GPU",
-            "rank": int(case_findings.case.timeline.rank[process]),
-            "late_ms": round(float(np.median([step.late_ns for step in late])) / 1e6, 3),
-            "n_steps": len(late),
-        }
-        for process, late in case_findings.absorption.proved.items()
-    ]
+    return _of_host_delays(
+        case_findings.case,
+        "host delays absorbed by the queue of the rank's GPU",
+        case_findings.absorption.proved,
+    )
 
 
 def _costless(case_findings: Findings, late_ranks: list[Verdict]) -> list[dict[str, object]]:
     """Remarks on recurring host delays without a verdict, as they cost little at most."""
     rank = case_findings.case.timeline.rank
     in_verdicts = {n for verdict in late_ranks for n in (*verdict.ranks, *(verdict.evidence.more_work or ()))}
+    others = {
+        process: late
+        for process, late in case_findings.named.items()
+        if int(rank[process]) not in in_verdicts
+    }
+    return _of_host_delays(case_findings.case, "host delays that cost little or nothing", others)
+
+
+def _of_host_delays(
+    case: Case, what: str, late_steps: Mapping[int, Sequence[LateStep]]
+) -> list[dict[str, object]]:
+    """A remark for each process with late steps."""
     return [
         {
-            "what": "host delays that cost little or nothing",
-            "rank": int(rank[process]),
+            "what": what,
+            "rank": int(case.timeline.rank[process]),
             "late_ms": round(float(np.median([step.late_ns for step in late])) / 1e6, 3),
             "n_steps": len(late),
         }
-        for process, late in case_findings.named.items()
-        if int(rank[process]) not in in_verdicts
+        for process, late in late_steps.items()
     ]
 
 
