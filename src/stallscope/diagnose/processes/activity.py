@@ -545,9 +545,9 @@ def _counters(
 def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array, end_ns: Array) -> float:
     """Share of the time in which the GPU worked for other processes, by its driver; 0 if it is not reported.
 
-    Processes take turns on a GPU, so their shares of a reading add up to 100 at most. A reading that also covers time
-    before or after this process may be of another one that does not share the GPU with it: such readings count only
-    where there are few others.
+    Processes take turns on a GPU, so their shares of a reading add up to 100 at most. A reading that covers
+    time before or after this process as well may be about a process that does not share the GPU with it. Such readings
+    count only if the readings inside cover too little of the time.
     """
     rows = trace.gpu_use[(trace.gpu_use["node"] == node) & (trace.gpu_use["gpu"] == gpu)]
     ts_ns, reading = np.unique(rows["ts_ns"], return_inverse=True)
@@ -557,9 +557,7 @@ def _others_busy(trace: Trace, node: int, gpu: int, pid: int, *, begin_ns: Array
     np.add.at(percent, ((rows["pid"] != pid).astype(int), reading), rows["sm_percent"])
     share = percent[1] / np.maximum(percent.sum(axis=0), 100)
     weight = _held_ns(ts_ns, begin_ns, end_ns)
-    since, until = _covered_ns(ts_ns, int(begin_ns[0]))
-    until[-1] = max(int(ts_ns[-1]), int(end_ns[-1]))
-    whole = np.where(weight >= _WHOLE * (until - since), weight, 0.0)
+    whole = np.where(_inside(ts_ns, weight, int(begin_ns[0]), int(end_ns[-1])) >= _WHOLE, weight, 0.0)
     if whole.sum() >= _ENOUGH_WHOLE * weight.sum():
         weight = whole
     return float((share * weight).sum() / max(float(weight.sum()), 1.0))
@@ -626,6 +624,13 @@ def _covered_ns(ts_ns: Array, first_ns: int) -> tuple[Array, Array]:
     return since, np.append(ts_ns[1:] - _QUERY_NS, np.iinfo(np.int64).max)
 
 
+def _inside(ts_ns: Array, held_ns: Array, begin_ns: int, end_ns: int) -> Array:
+    """The share of the time that each reading covers which lies within the intervals: (n,). held_ns: see _held_ns()."""
+    since, until = _covered_ns(ts_ns, begin_ns)
+    until[-1] = max(int(ts_ns[-1]), end_ns)
+    return np.asarray(held_ns / np.maximum(until - since, 1))
+
+
 def _busy(
     rows: Array, held_ns: Array, begin_ns: int, end_ns: int
 ) -> tuple[float | None, tuple[float, float]]:
@@ -634,13 +639,11 @@ def _busy(
     Readings inside that time are uncertain by their spread. Without enough of them, readings that also cover time
     outside are used: the GPU may have been idle or busy in that part.
     """
-    since, until = _covered_ns(rows["ts_ns"], begin_ns)
-    until[-1] = max(int(rows["ts_ns"][-1]), end_ns)
     is_known = (rows["utilization_percent"] != UNKNOWN) & (held_ns > 0)
     if not is_known.any():
         return _percent(known_mean(rows["utilization_percent"], held_ns)), (0.0, 1.0)
     weight, shares = held_ns[is_known], rows["utilization_percent"][is_known] / 100
-    inside = np.clip(weight / np.maximum(until - since, 1)[is_known], 1e-3, 1.0)
+    inside = np.clip(_inside(rows["ts_ns"], held_ns, begin_ns, end_ns)[is_known], 1e-3, 1.0)
     is_whole = inside >= _WHOLE
     if weight[is_whole].sum() >= _ENOUGH_WHOLE * weight.sum():
         weight, shares, inside = weight[is_whole], shares[is_whole], np.ones(int(is_whole.sum()))
