@@ -29,7 +29,7 @@ from stallscope.events.names import CATEGORY_NAMES, N_CATEGORIES
 
 _MAX_PROCESSES = 64  # ranks whose ledgers are examined: all ranks changed
 _STEPS_AHEAD = 64  # steps per sum if hosts run ahead: single steps show only the hosts
-_STEPS_BETWEEN_WAITS = 32  # steps without a wait in which hosts run ahead as far as their launch queues allow
+_STEPS_BETWEEN_WAITS = 32  # steps without a wait in which hosts fill their launch queues
 _BLOCK_STEPS, _FEWEST_BLOCKS, _MAX_BLOCKS = 5, 4, 40
 _MAX_ODD_SHARE = 0.05  # share of the blocks before that may be as slow as the later blocks, and vice versa
 _SPREADS = 4.0  # robust deviations of blocks that a change must exceed

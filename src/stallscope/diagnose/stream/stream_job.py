@@ -147,7 +147,7 @@ class Job:
         """Keep at most half of the rows: the rows of every k-th round, or the newest rows if most have no round.
 
         An evaluation drops old rows of complete rounds only. Other rows pile up while nodes send at different times.
-        Rows of the dropped rounds that arrive later, from nodes that are behind, are dropped, too.
+        Later rows of the dropped rounds, from nodes that are behind, are dropped as well.
         """
         self.rows.fold()
         rows, every = self.rows.tables["collectives"], 1

@@ -363,7 +363,7 @@ def _inode(path: Path) -> int | None:
 def _is_open_but_deleted(path: Path) -> bool:
     """Whether this process has a file open that is no longer in its folder (proc(5), /proc/pid/fd)."""
     for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed after the listing
             if str(link.readlink()) == f"{path.resolve()} (deleted)":
                 return True
     return False
