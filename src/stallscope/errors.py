@@ -5,6 +5,8 @@ A message never contains a secret: the root masks tokens and the passwords of UR
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,15 @@ class Overloaded(StallscopeError):
     def __init__(self, message: str, retry_after_s: float = 1.0):
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+@contextmanager
+def writing(path: Path, remedy: str) -> Iterator[None]:
+    """Raises StorageFailed with this remedy where the system refuses to write a path."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; {remedy}") from error
 
 
 _IS_BUNDLED = "_bootstrap" in sys.modules or __file__.endswith("/packages/stallscope/errors.py")

@@ -18,7 +18,7 @@ from typing import Any
 
 from stallscope import __version__
 from stallscope.check.gpus import driver_version
-from stallscope.errors import StallscopeError, StorageFailed
+from stallscope.errors import StallscopeError, writing
 from stallscope.settings import Effective, named, shown
 from stallscope.store.file_modes import replace
 from stallscope.store.node import reading
@@ -59,12 +59,8 @@ def write(path: Path, answer: Mapping[str, Any], chosen: Effective, *, with_name
         name: redacted(json.dumps(output, indent=1), words, with_names=with_names)
         for name, output in contents.items()
     }
-    try:
+    with writing(path, "choose another path with --bundle"):
         replace(path, _packed(texts))
-    except OSError as error:
-        raise StorageFailed(
-            f"cannot write {path}: {error.strerror}; choose another path with --bundle"
-        ) from error
     return list(texts)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from stallscope.commands.options import STDOUT
-from stallscope.errors import BadInput, StorageFailed
+from stallscope.errors import BadInput, writing
 from stallscope.events.counted import counted
 from stallscope.store import file_modes
 
@@ -151,12 +151,8 @@ def _parquet(answer: Answer) -> bytes:
 
 def _write(data: bytes, out: Path | None) -> None:
     if out is not None and out != STDOUT:
-        try:
+        with writing(out, "choose another path with --out"):
             file_modes.replace(out, data, 0o644)
-        except OSError as error:
-            raise StorageFailed(
-                f"cannot write {out}: {error.strerror}; choose another path with --out"
-            ) from error
         return
     if data[:4] == b"PAR1" and sys.stdout.isatty():
         raise BadInput(

@@ -28,7 +28,7 @@ from stallscope.commands.fleet import (
 )
 from stallscope.commands.options import STDOUT, Db, SettingsFile, check_output, settings_from
 from stallscope.commands.part import From, Last, Phase, Since, Step, To, only_since, part_from
-from stallscope.errors import BadInput, StorageFailed
+from stallscope.errors import BadInput, writing
 from stallscope.events.counted import counted
 from stallscope.store import file_modes
 
@@ -140,7 +140,7 @@ def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Ite
     from stallscope.exporters.tables import write_table
     from stallscope.query.sql import rows_by_table
 
-    with _writing(folder):
+    with writing(folder, "choose another path with --out"):
         folder.mkdir(parents=True, exist_ok=True)
     for table, columns, rows in rows_by_table(db, part):
         path = folder / f"{table}.{form}"
@@ -152,15 +152,5 @@ def _write_tables(db: Path, form: ExportFormat, folder: Path, part: Part) -> Ite
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """A new file that replaces `target` when it is complete. Raises StorageFailed."""
-    with _writing(target), file_modes.replacing(target) as new:
+    with writing(target, "choose another path with --out"), file_modes.replacing(target) as new:
         yield new
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageFailed(
-            f"cannot write {path}: {error.strerror}; choose another path with --out"
-        ) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stallscope.commands.options import AsJson
-from stallscope.errors import StorageFailed
+from stallscope.errors import writing
 from stallscope.store import file_modes
 
 if TYPE_CHECKING:
@@ -72,11 +72,12 @@ def _write_timeline(window: KernelWindow, pid: int, path: Path) -> None:
         begin_ns=window.begin_ns,
         wall_ns=window.begin_wall_ns,
     )
-    try:
-        with file_modes.replacing(path) as new, new.open("wb") as file:
-            file.writelines(perfetto_bytes(tracks))
-    except OSError as error:
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; choose another --timeline") from error
+    with (
+        writing(path, "choose another --timeline"),
+        file_modes.replacing(path) as new,
+        new.open("wb") as file,
+    ):
+        file.writelines(perfetto_bytes(tracks))
     typer.echo(f"{path}: {len(window.kernels):,} kernels; open it in https://ui.perfetto.dev", err=True)
 
 

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from stallscope.dashboard.trace_store import TENANT, opened
 from stallscope.diagnose import Report
-from stallscope.errors import NotFound, StorageFailed
+from stallscope.errors import NotFound, writing
 from stallscope.events.trace import Trace
 from stallscope.page.job_cells import JobMemory
 from stallscope.page.job_list import Jobs
@@ -34,12 +34,8 @@ def write_html(path: Path, trace: Trace, report: Report, *, name: str) -> int:
                     "the trace contains no process to show; run explain without --html to print the report"
                 )
             html = snapshot(jobs, TENANT, _view(trace_store.end_ns, rows[0]))
-    try:
+    with writing(path, "choose another path with --html"):
         file_modes.replace(path, html.encode(), _FILE_MODE)
-    except OSError as error:
-        raise StorageFailed(
-            f"cannot write {path}: {error.strerror}; choose another path with --html"
-        ) from error
     return len(html)
 
 

@@ -10,19 +10,19 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from stallscope.errors import StorageFailed
+from stallscope.errors import StorageFailed, writing
 from stallscope.store.hub.journal import Segment
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"PAR1"
 _MIN_BYTES = 12
+_REMEDY = "move it aside and start the hub again"
 POSITION_NAME, GAPS_NAME = "hub.position", "gaps.jsonl"
 _POSITION = struct.Struct("<QQ")
 
@@ -98,7 +98,7 @@ class Damage:
         gap = {"from_us": latest_us, "to_us": noted_us, "found_us": time.time_ns() // 1000}
         self._gaps.append(gap)
         path = self._folder / GAPS_NAME
-        with _writing(path), path.open("a") as file:
+        with writing(path, _REMEDY), path.open("a") as file:
             file.write(json.dumps(gap) + "\n")
         _LOG.error("%s", lost_commits(latest_us, noted_us))
 
@@ -117,17 +117,6 @@ class Damage:
         return " ".join(parts)
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Raises StorageFailed where the system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageFailed(
-            f"cannot write {path} ({error.strerror}); move it aside and start the hub again"
-        ) from error
-
-
 class Position:
     """Notes the last commit. Not synced: the note survives the end of the process, as the log itself does."""
 
@@ -135,8 +124,8 @@ class Position:
         """Raises StorageFailed."""
         path = folder / POSITION_NAME
         if path.exists() and not path.is_file():
-            raise StorageFailed(f"{path} is not a file; move it aside and start the hub again")
-        with _writing(path):
+            raise StorageFailed(f"{path} is not a file; {_REMEDY}")
+        with writing(path, _REMEDY):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def note(self, received_us: int) -> None:
